@@ -1,0 +1,160 @@
+"""Hardware as data: every number carries its kind and its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Kind(Enum):
+    """How much a number may be trusted, best first."""
+
+    MEASURED = "measured"
+    FITTED = "fitted"
+    DATASHEET = "datasheet"
+    THIRD_PARTY = "third-party"
+    VENDOR = "vendor"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One hardware quantity in SI base units (bytes, bytes/s, Hz, s) or a plain count."""
+
+    value: float
+    kind: Kind
+    source: str
+    low: float | None = None  # the range that the source or the kind allows; None: take it from the kind
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the package is made of. A block is a resident thread block: one SM, one CU, one core."""
+
+    dies: Number  # dies that carry blocks (XCDs, GPU dies; 1 for monolithic)
+    blocks_per_die: Number
+    io_dies: Number  # dies that carry memory stacks; equal to `dies` where one die does both
+    stacks: Number  # memory stacks (channels groups on a CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUnit:
+    """One SM, CU or core, as the engine uses it."""
+
+    clock_hz: Number
+    on_chip_bytes: Number  # ring and activations live here (shared memory, LDS; L2 slice of a core)
+    load_bytes_per_s: Number  # most that one block can stream alone
+    fp16_bytes_per_s: Number  # consumer throughput, weights on chip, by weight type
+    bf16_bytes_per_s: Number
+    fp32_bytes_per_s: Number
+    row_s: Number  # fixed cost of one output row within a block (reduce, scale, publish)
+    element_s: Number  # one activation element gathered, summed or normed by a block
+    stage_s: Number  # fixed cost of one stage within a block (set-up, block barriers)
+    kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
+    sample_element_s: Number  # one logit examined by the sampling block
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory, all stacks together."""
+
+    capacity_bytes: Number
+    peak_bytes_per_s: Number  # datasheet: the denominator of MBU
+    stream_bytes_per_s: Number  # ceiling: best read-only stream, the denominator of the stream fraction
+    latency_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The last cache before memory that all blocks of a die (L2) or of the package (LLC) share."""
+
+    capacity_bytes: Number  # per die for L2, in all for LLC
+    bytes_per_s: Number  # likewise
+    latency_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Between the dies of one package."""
+
+    die_port_bytes_per_s: Number  # most that one compute die reads over its port
+    io_ingress_bytes_per_s: Number  # most that one I/O die takes in from the others, per direction
+    hop_s: Number  # added latency of one hop between I/O dies
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """Publish to poll inside one GPU."""
+
+    hop_s: Number  # one way, between two blocks of a die, idle
+    cross_die_s: Number  # added one way between dies
+    atomic_s: Number  # service time of one arrival at a counter: arrivals at one counter queue
+    poll_s: Number  # period of a poll, paid half on average
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Kernel borders."""
+
+    stream_s: Number  # kernel after kernel in a stream
+    graph_edge_s: Number  # kernel after kernel in a graph
+    restart_s: Number  # memory pipeline refill at the start of a kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """More blocks than cores (a CPU): blocks of one core take turns."""
+
+    switch_s: Number  # from one block to the next on the same core
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    tdp_w: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One package. `None` for a part that the device does not have; capabilities decide, never names."""
+
+    name: str
+    title: str
+    vendor: str
+    isa: str | None  # what the engine compiles for: sm_90a, gfx942, host; None: the twin only
+    structure: Structure
+    block: BlockUnit
+    memory: Memory
+    l2: Cache
+    handoff: HandOff
+    launch: Launch
+    llc: Cache | None = None
+    fabric: Fabric | None = None
+    sharing: Sharing | None = None
+    power: Power = field(default_factory=Power)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that can be resident, one per SM, CU or core."""
+        return int(self.structure.dies.value * self.structure.blocks_per_die.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between two GPUs of a node."""
+
+    topology: str  # "mesh": a link per pair; "switch": one port per GPU shared by all peers; "memory": emulated
+    bytes_per_s: Number  # per direction: per pair in a mesh, per GPU behind a switch
+    hop_s: Number  # store to remote poll, one way, idle
+    loaded_hop_s: Number  # the same while both ends stream
+    library_allreduce_s: Number  # a vendor library's small all-reduce inside a graph, all GPUs of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """1, 2, 4 or 8 equal devices. `link` is None for a single device."""
+
+    name: str
+    device: Device
+    gpus: int
+    link: Link | None = None
