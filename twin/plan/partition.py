@@ -1,0 +1,44 @@
+"""How work is divided over blocks and how a matrix is cut into tiles."""
+
+from __future__ import annotations
+
+from twin.errors import PlanError
+from twin.plan.types import Matrix, Options, Span
+
+COLUMN_STEP = 8  # a lane loads 8 values (16 bytes of a 16-bit type) at once
+
+
+def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
+    """Contiguous spans in block order; the `count % blocks` longer ones start at block `shift`.
+
+    Stages rotate `shift` so that over a step every block streams the same bytes within one row.
+    """
+    base, longer = divmod(count, blocks)
+    spans, lo = [], 0
+    for block in range(blocks):
+        hi = lo + base + ((block - shift) % blocks < longer)
+        spans.append((lo, hi))
+        lo = hi
+    return tuple(spans)
+
+
+def scatter(count: int, blocks: int) -> tuple[Span, ...]:
+    """Spans of few items spread evenly over many blocks: item i goes near block i * blocks / count."""
+    return tuple((block * count // blocks, (block + 1) * count // blocks) for block in range(blocks))
+
+
+def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Options) -> Matrix:
+    """Choose the tile of a matrix so that one tile fills at most one ring slot."""
+    size = options.weight_dtype.bytes
+    if cols % COLUMN_STEP:
+        raise PlanError(f"a matrix has {cols} columns per rank; the kernel loads {COLUMN_STEP} at a time: use fewer GPUs or lanes")
+    widest = options.slot_bytes // (options.tile_rows * size)
+    if widest >= cols:
+        fitting = options.slot_bytes // (cols * size)
+        tile_rows = fitting - fitting % options.tile_rows
+        return Matrix(rows, cols, unit, tile_rows, cols, owned)
+    tile_cols = widest - widest % COLUMN_STEP
+    if tile_cols == 0:
+        need = options.tile_rows * COLUMN_STEP * size
+        raise PlanError(f"slot_bytes={options.slot_bytes} holds no tile of {options.tile_rows} rows: use at least {need}")
+    return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned)

@@ -1,0 +1,66 @@
+"""Plans that ask one question each: the kernel runs them to be measured, the twin runs them to be fitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twin.plan.build import dies, kv_of
+from twin.plan.partition import cut, scatter, spread
+from twin.plan.resets import with_resets
+from twin.plan.types import (
+    Buffer,
+    HandOffKind,
+    Limits,
+    Options,
+    Parts,
+    Plan,
+    Read,
+    Shard,
+    Stage,
+    StageKind,
+    Value,
+)
+
+NO_SHARD = Shard(0, 0, 0, 0, 0, 0, 1)
+
+
+def stream_probe(options: Options, limits: Limits, *, rows: int, cols: int, stages: int = 1) -> Plan:
+    """Consume `stages` matrices of [rows, cols] a step, with no hand-off. Small ones stay in cache: the consumer's own speed."""
+    owned = spread(rows, options.blocks)
+    matrix = cut(rows=rows, cols=cols, unit=1, owned=owned, options=options)
+    chain = tuple(Stage(i, StageKind.STREAM, i, (), (), None, matrix, 0, ("gemv",)) for i in range(stages))
+    return _plan(f"stream {stages} x {rows} x {cols}", options, limits, NO_SHARD, chain)
+
+
+def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 16) -> Plan:
+    """`stages` hand-offs a step: every block publishes its share of `elements` and gathers all of them."""
+    owned = spread(elements, options.blocks)
+    whole = (((0, elements),),) * options.blocks
+    copies = options.copies
+    values = tuple(Value(i, f"exchange[{i}]", i, 0, i % copies, elements, False, owned) for i in range(stages))
+    chain = tuple(
+        Stage(
+            i, StageKind.EXCHANGE, i, (Read((i - 1) % stages, Parts.OWN, whole, previous_step=i == 0),), (), i, None, 0, ("exchange",)
+        )  # fmt: skip
+        for i in range(stages)
+    )
+    plan = _plan(f"exchange {stages} x {elements}", options, limits, NO_SHARD, chain)
+    plan = replace(plan, buffers=(Buffer(0, "exchange", elements, copies, 1),), values=values)
+    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+
+
+def attention_probe(
+    options: Options, limits: Limits, *, heads: int, kv_heads: int, head_dim: int, stages: int = 1, window: int = 0
+) -> Plan:
+    """Scan `options.context` cached positions `stages` times a step with a constant query; nothing is exchanged."""
+    shard = Shard(0, heads, kv_heads, head_dim, 0, 0, 1)
+    items = scatter(kv_heads * kv_of(options, shard, options.blocks).splits, options.blocks)
+    chain = tuple(Stage(i, StageKind.ATTENTION, i, (), (), None, None, 0, ("attention",), items, window) for i in range(stages))
+    return _plan(f"attention {stages} x {kv_heads} x {head_dim} at {options.context}", options, limits, shard, chain)
+
+
+def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tuple[Stage, ...]) -> Plan:
+    """A single-rank plan without a model."""
+    options = replace(options, delay=0)
+    kv = kv_of(options, shard if shard.kv_heads else replace(shard, kv_heads=1), options.blocks)
+    return Plan(name, None, options, limits, 1, 1, options.blocks, shard, kv, (), (), stages, dies(options, limits.dies))
