@@ -1,3 +1,118 @@
 """Quantities as text in YAML, parsed once into SI base units."""
 
 from __future__ import annotations
+
+import math
+import re
+
+from twin.errors import ConfigError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BYTES = {f"{p}B": scale for p, scale in (_DECIMAL | _BINARY | {"K": 1e3}).items()}
+
+# Spellings that each dimension accepts, with their size in its base unit.
+_SPELLINGS: dict[str, dict[str, float]] = {
+    "B": _BYTES,
+    "B/s": {f"{u}/s": scale for u, scale in _BYTES.items()},
+    "Hz": {f"{p}Hz": scale for p, scale in _DECIMAL.items()},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "ps": 1e-12},
+    "W": {"mW": 1e-3, "W": 1.0, "kW": 1e3, "MW": 1e6},
+    "": {"": 1.0},
+}
+_SHOWN = {  # descending; what people read, not everything that is accepted
+    "B": ("TB", "GB", "MB", "kB", "B"),
+    "B/s": ("PB/s", "TB/s", "GB/s", "MB/s", "kB/s", "B/s"),
+    "Hz": ("GHz", "MHz", "kHz", "Hz"),
+    "s": ("s", "ms", "us", "ns", "ps"),
+    "W": ("MW", "kW", "W", "mW"),
+    "": ("",),
+}
+_SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), ("w", "W"))
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """`text` ("4.8 TB/s", "256 KiB") in the base unit `unit`: "B", "B/s", "Hz", "s", "W", or "" for a count.
+
+    Never negative. GB is 1e9 bytes, GiB is 2**30. Raises ConfigError.
+    """
+    spellings = _spellings(unit)
+    match = _NUMBER.match(text)
+    if not match:
+        raise ConfigError(f"{text!r} is not a quantity: write a finite number and its unit, such as {example(unit)!r}")
+    number, spelling = float(match[1]), match[2]
+    if spelling not in spellings:
+        allowed = ", ".join(s for s in spellings) or "no unit (a plain count)"
+        raise ConfigError(f"unit {spelling!r} of {text!r} is unknown here; allowed: {allowed}")
+    value = number * spellings[spelling]
+    if value < 0 or not math.isfinite(value):
+        raise ConfigError(f"{text!r} is out of range: a quantity is finite and not negative")
+    return value
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """`value` in base units for people, to three digits: "4.61 TB/s", "1.2 us", "256 KiB"."""
+    spellings = _spellings(unit)
+    if not unit:
+        return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    if unit == "B" and (binary := _whole_binary(value)):
+        return binary
+    for spelling in _SHOWN[unit]:
+        if abs(value) >= spellings[spelling] * 0.9995:
+            return f"{_three_digits(value / spellings[spelling])} {spelling}"
+    return f"{_three_digits(value / spellings[_SHOWN[unit][-1]])} {_SHOWN[unit][-1]}" if value else f"0 {unit}"
+
+
+def unit_of(field: str) -> str:
+    """The base unit that a field's name ends in: "stream_bytes_per_s" -> "B/s", "dies" -> "" (a count)."""
+    for suffix, unit in _SUFFIXES:
+        if field == suffix or field.endswith("_" + suffix):
+            return unit
+    return ""
+
+
+def stem(field: str) -> str:
+    """A field's name without its unit: "stream_bytes_per_s" -> "stream"."""
+    for suffix, _ in _SUFFIXES:
+        if field.endswith("_" + suffix):
+            return field[: -len(suffix) - 1]
+    return field
+
+
+def picoseconds(seconds: float) -> int:
+    """The nearest whole picosecond."""
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ConfigError(f"{seconds} s is not a time: it must be finite and not negative")
+    return round(seconds * 1e12)
+
+
+def cycles_to_ps(cycles: int, hz: int) -> int:
+    """Whole picoseconds of `cycles` at `hz`, rounded down once: a rounded period would drift."""
+    if cycles < 0 or hz <= 0:
+        raise ConfigError(f"{cycles} cycles at {hz} Hz is not a time: cycles must be >= 0 and the clock > 0")
+    return cycles * 10**12 // hz
+
+
+def example(unit: str) -> str:
+    """How a quantity of this unit is written."""
+    return {"B": "256 KiB", "B/s": "4.8 TB/s", "Hz": "1.98 GHz", "s": "0.35 us", "W": "750 W", "": "132"}[unit]
+
+
+def _spellings(unit: str) -> dict[str, float]:
+    if unit not in _SPELLINGS:
+        raise ConfigError(f"unknown base unit {unit!r}; allowed: {', '.join(map(repr, _SPELLINGS))}")
+    return _SPELLINGS[unit]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def _whole_binary(value: float) -> str | None:
+    """On-chip sizes read better in binary units, where they are whole."""
+    for spelling in ("GiB", "MiB", "KiB"):
+        count = value / _BYTES[spelling]
+        if count >= 1 and count == int(count):
+            return f"{int(count)} {spelling}"
+    return None

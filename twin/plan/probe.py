@@ -32,8 +32,11 @@ def stream_probe(options: Options, limits: Limits, *, rows: int, cols: int, stag
     return _plan(f"stream {stages} x {rows} x {cols}", options, limits, NO_SHARD, chain)
 
 
-def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 16) -> Plan:
-    """`stages` hand-offs a step: every block publishes its share of `elements` and gathers all of them."""
+def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 15) -> Plan:
+    """`stages` hand-offs a step: every block publishes its share of `elements` and gathers all of them.
+
+    `stages` must be a multiple of `options.copies`, else the step border reuses a copy too early (`validate` refuses it).
+    """
     owned = spread(elements, options.blocks)
     whole = (((0, elements),),) * options.blocks
     copies = options.copies

@@ -1,0 +1,116 @@
+"""Devices and nodes by name, from hwmodels/devices and hwmodels/nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from twin.data import data_dir, did_you_mean, read_yaml
+from twin.errors import ConfigError, HardwareError
+from twin.hardware.host import detect_host
+from twin.hardware.schema import build, check_keys
+from twin.hardware.types import Device, Link, Node
+
+HOST = "host"
+TOPOLOGIES = ("mesh", "switch", "memory")
+_NODE = re.compile(r"(?:(\d+)x)?(.+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One file of hwmodels/nodes: the link between equal devices."""
+
+    device: str
+    aliases: tuple[str, ...]
+    links: dict[int, Link | None]  # by number of GPUs
+
+
+def device_names() -> list[str]:
+    """Every name that load_device knows, without the aliases."""
+    return [HOST, *sorted(p.stem for p in (data_dir("hwmodels") / "devices").glob("*.yaml"))]
+
+
+def node_names() -> list[str]:
+    """Every name that load_node knows, without the aliases."""
+    return [f"{gpus}x{name}" for name, family in _families().items() for gpus in family.links]
+
+
+def load_device(name: str) -> Device:
+    """The device `name`, or an alias such as "h200"; "host" is this computer's CPU."""
+    known = _aliases()
+    canonical = name if name in device_names() else known.get(name)
+    if canonical is None:
+        raise HardwareError(f"unknown device {name!r}; {did_you_mean(name, [*device_names(), *known])}")
+    if canonical == HOST:
+        return detect_host()
+    return read_device(data_dir("hwmodels") / "devices" / f"{canonical}.yaml")
+
+
+def load_node(name: str) -> Node:
+    """The node `name`: "8xh200-sxm", an alias such as "8xh200", or a device's name for one of it."""
+    match = _NODE.match(name)
+    count, device = (match[1], match[2]) if match else (None, name)
+    canonical = _aliases().get(device, device)
+    family = _families().get(canonical)
+    gpus = int(count) if count else 1
+    if family is None or gpus not in family.links:
+        close = [*node_names(), *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links)]
+        raise HardwareError(f"unknown node {name!r}; {did_you_mean(name, close)}")
+    return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])
+
+
+@lru_cache(maxsize=64)
+def read_device(path: Path) -> Device:
+    """One device file. Its name must be the file's, and its ceiling cannot exceed the datasheet."""
+    device = build(Device, _yaml(path), path)
+    if device.name != path.stem:
+        raise HardwareError(f"{path}: name: {device.name!r} must be the file's name {path.stem!r}")
+    memory = device.memory
+    if memory.stream_bytes_per_s.value > memory.peak_bytes_per_s.value:
+        raise HardwareError(f"{path}: memory.stream_bytes_per_s: exceeds memory.peak_bytes_per_s; a stream cannot beat the datasheet")
+    return device
+
+
+def read_family(path: Path) -> _Family:
+    """One node file: device, aliases, gpus, and the link that they share."""
+    keys = ["device", "gpus", "link"]
+    data = check_keys(_yaml(path), path, "", required=keys, allowed=[*keys, "aliases"])
+    gpus, aliases, device = data["gpus"], data.get("aliases", []), data["device"]
+    if device != path.stem:
+        raise HardwareError(f"{path}: device: {device!r} must be the file's name {path.stem!r}")
+    if not isinstance(gpus, list) or not gpus or any(g not in (1, 2, 4, 8) or isinstance(g, bool) for g in gpus):
+        raise HardwareError(f"{path}: gpus: {gpus!r} must be a list out of 1, 2, 4, 8")
+    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
+        raise HardwareError(f"{path}: aliases: {aliases!r} must be a list of names")
+    links = {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
+    return _Family(device, tuple(aliases), links)
+
+
+def _link(data: object, gpus: int, path: Path) -> Link:
+    """The link as `gpus` devices use it; the all-reduce is given by number of GPUs."""
+    names = list(Link.__dataclass_fields__)
+    link = check_keys(data, path, "link", required=names, allowed=names)
+    reduce = link["library_allreduce_s"]
+    if not isinstance(reduce, dict) or gpus not in reduce:
+        raise HardwareError(f"{path}: link.library_allreduce_s: needs one number per count of GPUs, {gpus} is missing")
+    if link["topology"] not in TOPOLOGIES:
+        raise HardwareError(f"{path}: link.topology: {link['topology']!r}; {did_you_mean(str(link['topology']), TOPOLOGIES)}")
+    return build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
+
+
+@lru_cache(maxsize=1)
+def _families() -> dict[str, _Family]:
+    return {p.stem: read_family(p) for p in sorted((data_dir("hwmodels") / "nodes").glob("*.yaml"))}
+
+
+def _aliases() -> dict[str, str]:
+    return {alias: name for name, family in _families().items() for alias in family.aliases}
+
+
+def _yaml(path: Path) -> dict[str, object]:
+    try:
+        return read_yaml(path)
+    except ConfigError as error:
+        raise HardwareError(str(error)) from error

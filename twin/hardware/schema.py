@@ -1,0 +1,123 @@
+"""Hardware YAML into the frozen dataclasses: the nesting is the dataclasses', every leaf is a Number."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from twin.data import did_you_mean
+from twin.errors import ConfigError, HardwareError
+from twin.hardware.types import Kind, Number
+from twin.units import example, format_quantity, parse_quantity, unit_of
+
+T = TypeVar("T")
+_LEAF = ("value", "kind", "source", "low", "high")
+
+
+def build(cls: type[T], data: object, file: Path, path: str = "") -> T:
+    """`data` as the dataclass `cls`. Raises HardwareError naming the file and the dotted key."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    mapping = check_keys(data, file, path, required=[n for n, f in fields.items() if _required(f)], allowed=list(fields))
+    hints = get_type_hints(cls)
+    values = {key: _field(_plain(hints[key]), item, file, _join(path, key)) for key, item in mapping.items()}
+    return cls(**values)
+
+
+def number(data: object, file: Path, path: str) -> Number:
+    """One leaf: value, kind and source; an assumed number must also say its range."""
+    leaf = check_keys(data, file, path, required=["value", "kind", "source"], allowed=list(_LEAF))
+    unit = unit_of(path.rsplit(".", 1)[-1])
+    kind = _kind(leaf["kind"], file, path)
+    source = _text(leaf["source"], file, f"{path}.source")
+    value = _quantity(leaf["value"], unit, file, path)
+    low, high = (_quantity(leaf[end], unit, file, f"{path}.{end}") if end in leaf else None for end in ("low", "high"))
+    if kind is Kind.ASSUMED and (low is None or high is None):
+        raise HardwareError(f"{file}: {path}: an assumed number needs low and high; add the range you believe in")
+    result = Number(value, kind, source, low, high)
+    try:
+        check_number(path, result)
+    except HardwareError as error:
+        raise HardwareError(f"{file}: {error}") from error
+    return result
+
+
+def check_number(path: str, number: Number) -> None:
+    """The laws of a single number: finite, in order, and zero only where zero makes sense (a time)."""
+    unit = unit_of(path.rsplit(".", 1)[-1])
+    for name, value in (("value", number.value), ("low", number.low), ("high", number.high)):
+        if value is None:
+            continue
+        if not math.isfinite(value) or value < 0 or (value == 0 and unit != "s"):
+            limit = "finite and not negative" if unit == "s" else "finite and greater than zero"
+            raise HardwareError(f"{path}: {name} {value:g} must be {limit}, such as {example(unit)!r}")
+        if not unit and value != int(value):
+            raise HardwareError(f"{path}: {name} {value:g} is a count and must be whole")
+    low, high = (number.value if end is None else end for end in (number.low, number.high))
+    if not low <= number.value <= high:
+        shown = ", ".join(format_quantity(x, unit) for x in (low, number.value, high))
+        raise HardwareError(f"{path}: low <= value <= high does not hold for {shown}")
+
+
+def check_keys(data: object, file: Path, path: str, *, required: list[str], allowed: list[str]) -> Mapping[str, Any]:
+    """`data` as a mapping that has all required keys and no unknown one."""
+    where = path or "top level"
+    if not isinstance(data, Mapping):
+        raise HardwareError(f"{file}: {where}: must be a mapping with {', '.join(allowed)}, not {data!r}")
+    for key in data:
+        if key not in allowed:
+            raise HardwareError(f"{file}: {_join(path, str(key))}: unknown key; {did_you_mean(str(key), allowed)}")
+    for key in required:
+        if key not in data:
+            raise HardwareError(f"{file}: {_join(path, key)}: missing; {where} needs {', '.join(required)}")
+    return data
+
+
+def _field(hint: Any, data: object, file: Path, path: str) -> object:
+    if hint is Number:
+        return number(data, file, path)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, data, file, path)
+    return None if data is None and path == "isa" else _text(data, file, path)
+
+
+def _quantity(data: object, unit: str, file: Path, path: str) -> float:
+    if not unit and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, str):
+        raise HardwareError(f"{file}: {path}: {data!r} must be text with its unit, such as {example(unit)!r}")
+    try:
+        return parse_quantity(data, unit)
+    except ConfigError as error:
+        raise HardwareError(f"{file}: {path}: {error}") from error
+
+
+def _kind(data: object, file: Path, path: str) -> Kind:
+    kinds = [k.value for k in Kind]
+    if data not in kinds:
+        raise HardwareError(f"{file}: {path}.kind: {data!r} is not a kind; {did_you_mean(str(data), kinds)}")
+    return Kind(data)
+
+
+def _text(data: object, file: Path, path: str) -> str:
+    if not isinstance(data, str) or not data.strip():
+        raise HardwareError(f"{file}: {path}: {data!r} must be text, not empty")
+    return data
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _plain(hint: Any) -> Any:
+    """The type inside `X | None`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(a for a in get_args(hint) if a is not type(None))
+    return hint
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
