@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from twin.errors import PlanError
 from twin.plan.build import dies, kv_of
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.resets import with_resets
@@ -15,6 +16,7 @@ from twin.plan.types import (
     Parts,
     Plan,
     Read,
+    Reset,
     Shard,
     Stage,
     StageKind,
@@ -67,3 +69,22 @@ def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tup
     options = replace(options, delay=0)
     kv = kv_of(options, shard if shard.kv_heads else replace(shard, kv_heads=1), options.blocks)
     return Plan(name, None, options, limits, 1, 1, options.blocks, shard, kv, (), (), stages, dies(options, limits.dies))
+
+
+def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
+    """One block publishes `vocab` logits to itself and samples a token from them.
+
+    More blocks would need a join between the reset of the logits and their next poll, so they are refused.
+    """
+    if options.blocks != 1:
+        raise PlanError(f"sample_probe runs on 1 block, not {options.blocks}: only one block samples")
+    logits = Value(0, "logits", 0, 0, 0, vocab, False, ((0, vocab),))
+    token = Value(1, "token", 1, 1, 0, 1, False, ((0, 1),))
+    seen = Read(1, Parts.OWN, (((0, 1),),), previous_step=True)
+    everything = Read(0, Parts.OWN, (((0, vocab),),))
+    stages = (
+        Stage(0, StageKind.EXCHANGE, 0, (seen,), (Reset(0, previous_step=True),), 0, None, 0, ("exchange",)),
+        Stage(1, StageKind.SAMPLE, -1, (everything,), (Reset(1, previous_step=True),), 1, None, 0, ("sample",)),
+    )
+    plan = _plan(f"sample {vocab}", options, limits, replace(NO_SHARD, vocab=vocab), stages)
+    return replace(plan, buffers=(Buffer(0, "logits", vocab, 1, 1), Buffer(1, "token", 1, 1, 1)), values=(logits, token))
