@@ -1,0 +1,1 @@
+"""Probe, fit, validate: measured numbers in, hardware numbers with intervals out, engine runs held out."""

@@ -1,0 +1,50 @@
+"""Run the probes of this computer and store what they said."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from twin.calibrate import store
+from twin.calibrate.probes import Probe, host_probes
+from twin.engine.host import run_probe
+from twin.hardware.load import load_node
+from twin.plan.defaults import limits_of
+from twin.plan.validate import validate
+
+Progress = Callable[[str], None]
+
+REPEATS = 7
+QUICK_REPEATS = 3
+WARMUP_STEPS = 3
+
+
+def probe_host(progress: Progress, *, quick: bool = False) -> store.Run:
+    """Measure every probe, in rounds over all of them so that a slow minute touches each alike."""
+    node = load_node("1xhost")
+    probes = host_probes(limits_of(node), node.device.blocks, quick=quick)
+    for probe in probes:
+        validate(probe.plan)
+    meta: dict[str, Any] = {**store.conditions(), "device": "host", "quick": quick, "steps": {p.name: p.steps for p in probes}}
+    rounds = QUICK_REPEATS if quick else REPEATS
+    samples: dict[str, list[float]] = {p.name: [] for p in probes}
+    for turn in range(rounds):
+        for done, probe in enumerate(probes, start=1):
+            progress(f"probing host: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
+            samples[probe.name].append(_once(probe))
+    meta["load_after"] = store.conditions()["load_before"]
+    return store.write_run("host", "quick" if quick else "probes", meta, samples)
+
+
+def _once(probe: Probe) -> float:
+    """Median seconds per step of one call."""
+    seconds: np.ndarray[Any, np.dtype[np.float64]] = run_probe(probe.plan, steps=probe.steps, warmup=WARMUP_STEPS)
+    return float(np.median(seconds))
+
+
+def medians(run: store.Run) -> dict[str, float]:
+    """The middle sample of each probe."""
+    return {name: statistics.median(values) for name, values in run.samples.items()}
