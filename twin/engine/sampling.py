@@ -1,0 +1,92 @@
+"""The next token from logits: the reference that the kernel's sampler must match.
+
+Temperature, then top-k, then top-p on the probabilities of the full softmax; what is kept is renormalised once, at the draw.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.errors import ConfigError, EngineError
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, splitmix64's increment
+MASK = 2**64 - 1
+DRAW_BITS = 24  # what an FP32 holds exactly
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What a user may choose about the next token; the default is greedy."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # most probable tokens kept, 0 keeps all
+    top_p: float = 1.0  # probability that the kept tokens must reach
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature={self.temperature}: must be finite and at least 0 (0 is greedy)")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k}: must be at least 0 (0 keeps every token)")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p}: must lie above 0 and at most 1 (1 keeps every token)")
+        if not 0 <= self.seed <= MASK:
+            raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**64 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def sample(logits: NDArray[Any], params: SamplingParams, step: int) -> int:
+    """The token of generated position `step` (0, 1, ...) from logits [vocab].
+
+    Greedy ties go to the lower index. Raises EngineError when no token has a finite logit or one is NaN.
+    """
+    logits = np.asarray(logits, np.float32)
+    best = int(np.argmax(logits))  # the first NaN, if there is one
+    if not np.isfinite(logits[best]):
+        raise EngineError(f"step {step}: the largest logit is {logits[best]}, no token can be chosen; check the weights")
+    if params.greedy:
+        return best
+    probabilities = _softmax(logits, params.temperature)
+    kept = np.where(_kept(logits, probabilities, params), probabilities, np.float32(0))
+    cumulative = np.cumsum(kept, dtype=np.float64)
+    return int(np.searchsorted(cumulative, uniform(params.seed, step) * cumulative[-1], side="right"))
+
+
+def uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) that depends on (seed, step) alone, a multiple of 2**-24."""
+    return (_splitmix64(seed ^ (step * GOLDEN & MASK)) >> (64 - DRAW_BITS)) / (1 << DRAW_BITS)
+
+
+def _splitmix64(state: int) -> int:
+    z = (state + GOLDEN) & MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
+    return z ^ (z >> 31)
+
+
+def _softmax(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    # The maximum is taken off first: logits / temperature alone overflows at small temperatures.
+    scaled: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(temperature))
+    return scaled * np.float32(1 / scaled.sum(dtype=np.float64))
+
+
+def _kept(logits: NDArray[np.float32], probabilities: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
+    """[vocab] tokens that survive top-k and top-p; among equal logits the lower index ranks first."""
+    count = len(logits)
+    if params.top_p == 1 and (params.top_k == 0 or params.top_k >= count):
+        return np.ones(count, np.bool_)
+    order = np.argsort(-logits, kind="stable")[: params.top_k or count]
+    if params.top_p < 1:
+        cumulative = np.cumsum(probabilities[order], dtype=np.float64)
+        order = order[: int(np.searchsorted(cumulative, params.top_p, side="left")) + 1]  # the crossing one included
+    kept = np.zeros(count, np.bool_)
+    kept[order] = True
+    return kept
