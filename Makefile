@@ -1,0 +1,49 @@
+# make demo   first result: probe this CPU, fit, predict, run, compare
+# make test   everything that needs no GPU
+# make check  the one gate: lint, types, tests, generated files
+# make venv   .venv with everything the above need
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv compiler demo test check lint types generated clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer not found. Install it (Debian: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot create virtual environments. Install them (Debian: apt-get install python3-venv), then run make again" >&2; exit 2; }
+	@echo "make: installing into $(VENV)" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || { echo "make: the packages could not be installed. Check the network or the package index, then run make again" >&2; exit 2; }
+	@touch $@
+
+compiler:
+	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || \
+	  { echo "make: no C++ compiler: the engine is compiled for this CPU. Install one (Debian: apt-get install g++), or name it in CXX" >&2; exit 2; }
+
+demo: $(STAMP) compiler
+	@$(BIN)/twin demo
+
+test: $(STAMP) compiler
+	@$(BIN)/python -m pytest -q -m "not gpu and not slow"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+
+types: $(STAMP)
+	@$(BIN)/mypy --strict -p twin
+
+generated: $(STAMP)
+	@$(BIN)/python -m twin.commands.reference > docs/commands.md
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache
