@@ -26,7 +26,7 @@ def data_dir(name: str) -> Path:
 def read_yaml(path: Path) -> dict[str, object]:
     """A YAML file whose top level is a mapping. A key given twice is an error, not a silent override."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506  (derives from SafeLoader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except yaml.YAMLError as error:

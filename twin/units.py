@@ -113,6 +113,6 @@ def _whole_binary(value: float) -> str | None:
     """On-chip sizes read better in binary units, where they are whole."""
     for spelling in ("GiB", "MiB", "KiB"):
         count = value / _BYTES[spelling]
-        if count >= 1 and count == int(count):
+        if 1 <= count < 10_000 and count == int(count):
             return f"{int(count)} {spelling}"
     return None

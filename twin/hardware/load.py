@@ -19,7 +19,7 @@ _NODE = re.compile(r"(?:(\d+)x)?(.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """One file of hwmodels/nodes: the link between equal devices."""
 
     device: str
@@ -73,7 +73,7 @@ def read_device(path: Path) -> Device:
     return device
 
 
-def read_family(path: Path) -> _Family:
+def read_family(path: Path) -> Family:
     """One node file: device, aliases, gpus, and the link that they share."""
     keys = ["device", "gpus", "link"]
     data = check_keys(_yaml(path), path, "", required=keys, allowed=[*keys, "aliases"])
@@ -85,7 +85,7 @@ def read_family(path: Path) -> _Family:
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
         raise HardwareError(f"{path}: aliases: {aliases!r} must be a list of names")
     links = {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
-    return _Family(device, tuple(aliases), links)
+    return Family(device, tuple(aliases), links)
 
 
 def _link(data: object, gpus: int, path: Path) -> Link:
@@ -101,7 +101,7 @@ def _link(data: object, gpus: int, path: Path) -> Link:
 
 
 @lru_cache(maxsize=1)
-def _families() -> dict[str, _Family]:
+def _families() -> dict[str, Family]:
     return {p.stem: read_family(p) for p in sorted((data_dir("hwmodels") / "nodes").glob("*.yaml"))}
 
 
