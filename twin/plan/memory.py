@@ -1,0 +1,95 @@
+"""The exchange memory of all ranks as the reference sees it: every element knows which publication it holds.
+
+The stamps make a wrong plan fail instead of computing with a stale value: a read must find this step's
+publication, and under the sentinel protocol a publication must find its elements reset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.errors import InvalidPlan
+from twin.plan.types import HandOffKind, Parts, Plan, Read, Reset, Span, Value
+
+Array = NDArray[Any]
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Memory:
+    """Exchange buffers, [ranks][copies][parts][elements] each, with one stamp per element (0: holds the sentinel)."""
+
+    def __init__(self, plan: Plan, dtype: type[np.floating[Any]]) -> None:
+        self.plan = plan
+        self.dtype = dtype
+        shapes = [(plan.ranks, b.copies, b.parts, b.elements) for b in plan.buffers]
+        self.data: list[Array] = [np.full(shape, np.nan, dtype) for shape in shapes]
+        self.stamps = [np.zeros(shape, np.int64) for shape in shapes]
+        self._owners = [_owners(value) for value in plan.values]
+        self._masks: dict[tuple[int, tuple[tuple[Span, ...], ...]], Mask] = {}
+
+    def gather(self, read: Read, rank: int, step: int, reader: str) -> Array:
+        """[n, parts, elements] that the blocks of `rank` see, NaN outside their spans; n is 1 when all see the same."""
+        value = self.plan.values[read.value]
+        parts = self._parts(read, value, rank)
+        mask = self._mask(read, value.elements)
+        seen = mask.any(axis=0)
+        stamps = self.stamps[value.buffer][rank, value.copy, parts, : value.elements]
+        unready = (stamps != self._stamp(value, step - read.previous_step)) & seen
+        if unready.any():
+            part, element = (int(i[0]) for i in np.nonzero(unready))
+            raise InvalidPlan(f"step {step}, {reader}: {value.name}[{element}], part {parts[part]}, is not published on rank {rank}")
+        data = self.data[value.buffer][rank, value.copy, parts, : value.elements]
+        return np.where(mask[:, None, :], data, self.dtype(np.nan))
+
+    def publish(self, value: Value, rank: int, step: int, out: Array) -> None:
+        """Each block writes the elements it owns from its row of `out` ([n, elements])."""
+        elements, blocks = self._owners[value.id]
+        written = out[blocks if len(out) > 1 else 0, elements]
+        part = rank if value.pushed else 0
+        for target in range(self.plan.ranks) if value.pushed else (rank,):
+            stamps = self.stamps[value.buffer][target, value.copy, part]
+            if self.plan.options.handoff is HandOffKind.SENTINEL and stamps[elements].any():
+                raise InvalidPlan(f"step {step}: {value.name} is published on rank {target} before its copy {value.copy} was reset")
+            stamps[elements] = self._stamp(value, step)
+            self.data[value.buffer][target, value.copy, part, elements] = written
+
+    def reset(self, reset: Reset, rank: int) -> None:
+        """Every block of `rank` sets what it owns, of every part, back to the sentinel."""
+        value = self.plan.values[reset.value]
+        elements, _ = self._owners[value.id]
+        self.data[value.buffer][rank, value.copy, :, elements] = np.nan
+        self.stamps[value.buffer][rank, value.copy, :, elements] = 0
+
+    def _stamp(self, value: Value, step: int) -> int:
+        return step * len(self.plan.values) + value.id + 1
+
+    def _parts(self, read: Read, value: Value, rank: int) -> list[int]:
+        own = rank if value.pushed else 0
+        if read.parts is Parts.OWN:
+            return [own]
+        ranks = range(self.plan.ranks if value.pushed else 1)
+        return [part for part in ranks if read.parts is Parts.ALL or part != own]
+
+    def _mask(self, read: Read, elements: int) -> Mask:
+        """[n, elements] that the blocks poll."""
+        key = (elements, read.spans)
+        if key not in self._masks:
+            blocks = read.spans[:1] if len(set(read.spans)) == 1 else read.spans
+            mask = np.zeros((len(blocks), elements), np.bool_)
+            for row, spans in zip(mask, blocks, strict=True):
+                for lo, hi in spans:
+                    row[lo:hi] = True
+            self._masks[key] = mask
+        return self._masks[key]
+
+
+def _owners(value: Value) -> tuple[Index, Index]:
+    """(elements, their blocks), in block order."""
+    elements = np.concatenate([np.arange(lo, hi) for lo, hi in value.owned])
+    if len(np.unique(elements)) != len(elements):
+        raise InvalidPlan(f"{value.name}: an element is published by two blocks")
+    return elements, np.repeat(np.arange(len(value.owned)), [hi - lo for lo, hi in value.owned])

@@ -1,0 +1,314 @@
+"""The plan computed with NumPy: the judge of every other executor's numbers.
+
+It walks the plan's stages, spans, reads, scales and resets as they are written, all ranks in lock step, so a
+wrong plan gives wrong numbers or is refused. Blocks that see the same input are computed together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from types import EllipsisType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from twin.errors import EngineError, InvalidPlan, PlanError
+from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
+from twin.plan import shards
+from twin.plan.memory import Memory
+from twin.plan.shards import Array, Weights
+from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
+
+Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
+
+KV_TYPES: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
+
+
+class Reference:
+    """One sequence through a plan; `dtype` is the type of all arithmetic.
+
+    `kv_dtype` is what cached keys and values are rounded to: the plan's unless given, None for no rounding.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        dtype: type[np.floating[Any]] = np.float32,
+        *,
+        kv_dtype: DType | EllipsisType | None = ...,
+    ) -> None:
+        if plan.spec is None:
+            raise PlanError(f"{plan.name} is a probe: the reference computes plans of models")
+        check_rows(plan)
+        self.plan = plan
+        self.spec: ModelSpec = plan.spec
+        self.weights = weights
+        self.dtype = dtype
+        self.memory = Memory(plan, dtype)
+        self.position = 0
+        self.sampled = -1  # the token that the plan's own SAMPLE chose greedily
+        self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks  # [n, hidden]; n is 1 when all blocks agree
+        self.logits = np.empty(self.spec.vocab, dtype)
+        chosen = plan.kv.dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
+        stored = KV_TYPES[chosen] if chosen else dtype
+        layers = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
+        shape = (layers, plan.ranks, plan.shard.kv_heads * plan.kv.splits, plan.kv.item_positions, plan.shard.head_dim)
+        self.keys, self.values = np.zeros(shape, stored), np.zeros(shape, stored)
+        self.cos, self.sin = (t.astype(dtype) for t in shards.rope_table(self.spec, plan.options.max_context))
+        self._embedding = weights["embed"]
+        self._matrices: dict[tuple[int, int], Array] = {}
+        self._vectors: dict[tuple[str, int, int], Any] = {}
+
+    # ---- one token ------------------------------------------------------------------------------------------
+
+    def step(self, token: int) -> Array:
+        """Logits [vocab] after `token` at the next position, which joins the cache."""
+        if not 0 <= token < self.spec.vocab:
+            raise EngineError(f"token {token}: must lie between 0 and {self.spec.vocab - 1}")
+        if self.position >= self.plan.options.max_context:
+            raise EngineError(f"position {self.position}: the plan was made for max_context={self.plan.options.max_context}")
+        if self.plan.options.sampling is Sampling.FULL and self.position > 0:
+            self._publish_token(token)
+        self.logits = np.full(self.spec.vocab, np.nan, self.dtype)
+        for stage in self.plan.stages:
+            self._run(stage, token)
+        self.position += 1
+        return self.logits
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, sampler: Sampler | None = None, stop: Container[int] = ()) -> list[int]:
+        """Up to `max_tokens` tokens after `prompt`, a stop token included; greedy without a sampler."""
+        if not prompt:
+            raise EngineError("the prompt is empty: give at least one token")
+        for token in prompt:
+            logits = self.step(token)
+        tokens: list[int] = []
+        while len(tokens) < max_tokens:
+            tokens.append(sampler(logits, len(tokens)) if sampler else self.sampled)
+            if tokens[-1] in stop or len(tokens) == max_tokens:
+                break
+            logits = self.step(tokens[-1])
+        return tokens
+
+    def _publish_token(self, token: int) -> None:
+        """What SAMPLE published at the end of the previous step, known only now: a prompt overrides it."""
+        published = self.plan.stages[-1].publishes
+        assert published is not None
+        for rank in range(self.plan.ranks):
+            self.memory.publish(self.plan.values[published], rank, self.position - 1, np.array([[token]], self.dtype))
+
+    def _run(self, stage: Stage, token: int) -> None:
+        """All ranks wait, then reset, then compute and publish."""
+        first = self.position == 0
+        ranks = range(self.plan.ranks)
+        reads = [r for r in stage.reads if not (first and r.previous_step)]
+        inputs = [[self.memory.gather(read, rank, self.position, stage.name) for read in reads] for rank in ranks]
+        for reset in stage.resets:
+            if not (first and reset.previous_step):
+                for rank in ranks:
+                    self.memory.reset(reset, rank)
+        for rank in ranks:
+            out = self._compute(stage, rank, inputs[rank], token)
+            if stage.publishes is not None and stage.kind is not StageKind.SAMPLE:
+                self.memory.publish(self.plan.values[stage.publishes], rank, self.position, out)
+
+    def _compute(self, stage: Stage, rank: int, inputs: list[Array], token: int) -> Array:
+        """[n, elements] that the stage publishes on this rank."""
+        match stage.kind:
+            case StageKind.EMBED:
+                return self._embed(rank, inputs, token)
+            case StageKind.QKV:
+                return self._rows(stage, rank, self._stream(stage, rank, inputs))
+            case StageKind.ATTENTION:
+                return self._attention(stage, rank, inputs[0][:, 0])
+            case StageKind.O_PROJ:
+                return self._rows(stage, rank, self._combine(inputs[0][:, 0]))
+            case StageKind.GATE_UP:
+                rows = self._rows(stage, rank, self._stream(stage, rank, inputs))
+                gate, up = rows[:, 0::2], rows[:, 1::2]
+                return silu(gate) * up
+            case StageKind.DOWN:
+                return self._rows(stage, rank, inputs[0][:, 0])
+            case StageKind.COLLECTIVE:
+                return inputs[0][:, 0]
+            case StageKind.LANE_MEAN:
+                return self._stream(stage, rank, inputs)
+            case StageKind.LM_HEAD:
+                return self._head(stage, rank, self._stream(stage, rank, inputs))
+            case StageKind.SAMPLE:
+                return self._sample(rank, inputs[0])
+            case _:
+                raise PlanError(f"{stage.name} is a probe's stage")
+
+    # ---- stages ---------------------------------------------------------------------------------------------
+
+    def _embed(self, rank: int, inputs: list[Array], token: int) -> Array:
+        if inputs:
+            token = int(inputs[0][0, 0, 0])
+        self.residual[rank] = self._embedding[token].astype(self.dtype)[None]
+        return self.residual[rank]
+
+    def _stream(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
+        """[n, hidden]: the residual stream (or the meeting lanes) after the stage's reads, normed if the stage norms."""
+        for read, parts in zip(stage.reads, inputs, strict=True):
+            total = self.dtype(read.scale) * parts.sum(axis=1)
+            self.residual[rank] = self.residual[rank] + total if read.residual else total
+        x, lanes = self.residual[rank], self.spec.lanes
+        if stage.kind is StageKind.LM_HEAD and lanes and lanes.head is LaneHead.MEAN:
+            x = x / self.dtype(lanes.count)
+        scale = self._vector("norm", stage, 0, lambda: shards.stage_norm(stage, self.weights))
+        return x if scale is None else rms_norm(x, scale, self.spec.norm_eps)
+
+    def _rows(self, stage: Stage, rank: int, x: Array) -> Array:
+        """[n, rows]: the stage's matrix times x ([n, cols]); with n > 1 a block computes only the rows it owns."""
+        matrix, owned = self._matrix(stage, rank), stage.matrix.owned if stage.matrix else ()
+        if len(x) == 1:
+            rows = (matrix @ x[0])[None]
+        else:
+            rows = np.full((len(x), len(matrix)), np.nan, self.dtype)
+            for block, (lo, hi) in enumerate(owned):
+                rows[block, lo:hi] = matrix[lo:hi] @ x[block]
+        bias = self._vector("bias", stage, rank, lambda: shards.stage_bias(self.plan, stage, rank, self.weights))
+        if bias is not None:
+            rows += bias
+        return rows
+
+    def _attention(self, stage: Stage, rank: int, qkv: Array) -> Array:
+        """[1, items * width]: each block appends and scans its own items, from its own view of q, k and v."""
+        shard, splits = self.plan.shard, self.plan.kv.splits
+        group = shard.heads // shard.kv_heads
+        out = np.full((shard.kv_heads * splits, group, shard.head_dim + 2), np.nan, self.dtype)
+        for block, (lo, hi) in enumerate(stage.items):
+            heads = qkv[block if len(qkv) > 1 else 0].reshape(-1, shard.head_dim)  # [q heads, k heads, v heads]
+            for item in range(lo, hi):
+                head = item // splits
+                q = self._rotated(stage, heads[head * group : (head + 1) * group], 0)
+                k = self._rotated(stage, heads[shard.heads + head], 1)
+                v = heads[shard.heads + shard.kv_heads + head]
+                out[item] = self._item(stage, rank, item, q, k, v)
+        return out.reshape(1, -1)
+
+    def _item(self, stage: Stage, rank: int, item: int, q: Array, k: Array, v: Array) -> Array:
+        """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the item's positions."""
+        kv, newest = self.plan.kv, self.position
+        split = item % kv.splits
+        keys, values = self.keys[stage.layer, rank, item], self.values[stage.layer, rank, item]
+        page, offset = divmod(newest, kv.page)
+        if page % kv.splits == split:
+            slot = page // kv.splits * kv.page + offset
+            keys[slot], values[slot] = k, v
+        first = max(0, newest + 1 - stage.window) if stage.window else 0
+        lo, hi = (slots_before(position, split, kv.splits, kv.page) for position in (first, newest + 1))
+        out = np.zeros((len(q), self.plan.shard.head_dim + 2), self.dtype)
+        out[:, -2] = -np.inf
+        if lo < hi:
+            scores = q @ keys[lo:hi].astype(self.dtype).T / self.dtype(math.sqrt(self.plan.shard.head_dim))
+            out[:, -2] = scores.max(axis=1)
+            weights = np.exp(scores - out[:, -2, None])
+            out[:, :-2] = weights @ values[lo:hi].astype(self.dtype)
+            out[:, -1] = weights.sum(axis=1)
+        return out
+
+    def _rotated(self, stage: Stage, x: Array, which: int) -> Array:
+        """q (which 0) or k (1), [..., head_dim], normed if the model does and rotated to the current position."""
+        scales = self._vector("qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights))
+        if scales is not None:
+            x = rms_norm(x, scales[which], self.spec.norm_eps)
+        return rotate(x, self.cos[self.position], self.sin[self.position], self.spec.rope.style)
+
+    def _combine(self, partials: Array) -> Array:
+        """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in split order."""
+        shard, splits = self.plan.shard, self.plan.kv.splits
+        group = shard.heads // shard.kv_heads
+        split = partials.reshape(len(partials), shard.kv_heads, splits, group, shard.head_dim + 2)
+        weights = np.exp(split[..., -2] - split[..., -2].max(axis=2, keepdims=True))
+        total = (weights * split[..., -1]).sum(axis=2)
+        output: Array = (weights[..., None] * split[..., :-2]).sum(axis=2) / total[..., None]
+        return output.reshape(len(partials), -1)
+
+    def _head(self, stage: Stage, rank: int, x: Array) -> Array:
+        """[1, elements]: logits, or each block's best (logit, index); also keeps the logits of the valid rows."""
+        assert stage.matrix is not None
+        rows, first = self._rows(stage, rank, x), rank * self.plan.shard.vocab
+        out: list[tuple[float, int]] = []
+        logits = np.full(self.plan.shard.vocab, -np.inf, self.dtype)
+        for block, (lo, hi) in enumerate(stage.matrix.owned):
+            valid = max(lo, min(hi, self.spec.vocab - first))
+            logits[lo:valid] = rows[block if len(rows) > 1 else 0, lo:valid]
+            best = lo + int(np.argmax(logits[lo:hi])) if lo < hi else 0
+            out.append((float(logits[best]) if lo < hi else -math.inf, first + best))
+        count = max(0, min(len(logits), self.spec.vocab - first))
+        self.logits[first : first + count] = logits[:count]
+        full = self.plan.options.sampling is Sampling.FULL
+        return (logits if full else np.array(out, self.dtype).reshape(-1))[None]
+
+    def _sample(self, rank: int, parts: Array) -> Array:
+        """The greedy token of this rank, from all ranks' logits or candidates; ranks must agree."""
+        seen = parts[0].reshape(-1)  # block 0 always samples
+        if self.plan.options.sampling is Sampling.FULL:
+            token = int(np.argmax(seen))
+        else:
+            logits, tokens = seen[0::2], seen[1::2]
+            token = int(tokens[logits == logits.max()].min())
+        if rank and token != self.sampled:
+            raise InvalidPlan(f"position {self.position}: rank {rank} chose token {token}, rank 0 chose {self.sampled}")
+        self.sampled = token
+        return np.array([[token]], self.dtype)
+
+    # ---- weights --------------------------------------------------------------------------------------------
+
+    def _matrix(self, stage: Stage, rank: int) -> Array:
+        key = (stage.index, rank)
+        if key not in self._matrices:
+            self._matrices[key] = shards.stage_matrix(self.plan, stage, rank, self.weights).astype(self.dtype)
+        return self._matrices[key]
+
+    def _vector(self, name: str, stage: Stage, rank: int, make: Callable[[], Any]) -> Any:
+        key = (name, stage.index, rank)
+        if key not in self._vectors:
+            self._vectors[key] = make()
+        return self._vectors[key]
+
+
+def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+    size = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(eps))
+    normed: Array = x / size * scale.astype(x.dtype)
+    return normed
+
+
+def silu(x: Array) -> Array:
+    with np.errstate(over="ignore"):  # exp of a large negative gate's opposite is infinite and the quotient rightly zero
+        out: Array = x / (1 + np.exp(-x))
+    return out
+
+
+def rotate(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
+    """x [..., head_dim] turned by the angles of one position ([head_dim / 2])."""
+    half = x.shape[-1] // 2
+    out = np.empty_like(x)
+    pairs = (slice(None, half), slice(half, None)) if style is RopeStyle.HALF else (slice(0, None, 2), slice(1, None, 2))
+    a, b = x[..., pairs[0]], x[..., pairs[1]]
+    out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def slots_before(position: int, split: int, splits: int, page: int) -> int:
+    """How many positions below `position` a split holds: whole pages, and its part of the one that is not full."""
+    full, rest = divmod(position, page)
+    rounds, current = divmod(full, splits)
+    return (rounds + (split < current)) * page + (rest if split == current else 0)
+
+
+def check_rows(plan: Plan) -> None:
+    """Each block must compute exactly the rows of the elements that it publishes."""
+    for stage in plan.stages:
+        if stage.matrix is None or stage.publishes is None:
+            continue
+        if stage.kind is StageKind.LM_HEAD and plan.options.sampling is Sampling.GREEDY:
+            continue
+        unit = stage.matrix.unit
+        rows: tuple[Span, ...] = tuple((unit * lo, unit * hi) for lo, hi in plan.values[stage.publishes].owned)
+        if rows != stage.matrix.owned:
+            raise InvalidPlan(f"{stage.name}: the rows that blocks own are not those of the elements they publish")
