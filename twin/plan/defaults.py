@@ -1,0 +1,113 @@
+"""Engine options that suit a model on a node: what a user gets without choosing anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import gcd
+from typing import Any
+
+from twin.errors import PlanError
+from twin.hardware.types import Node
+from twin.models.spec import ModelSpec
+from twin.plan.build import build, shard_of
+from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
+
+SETTLED = (  # fields whose default depends on the model or the node
+    "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "collective", "weight_dtype", "kv_dtype", "max_context",
+)  # fmt: skip
+FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
+FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
+
+
+def limits_of(node: Node) -> Limits:
+    """What one device of the node allows."""
+    device = node.device
+    return Limits(
+        blocks=device.blocks,
+        dies=int(device.structure.dies.value),
+        on_chip_bytes=int(device.block.on_chip_bytes.value),
+        memory_bytes=int(device.memory.capacity_bytes.value),
+        oversubscribe=device.sharing is not None,
+    )
+
+
+def plan_for(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
+    """The plan of a model on a node with default options, except those given. It still has to pass `validate`."""
+    return build(spec, default_options(spec, node, **chosen), limits_of(node))
+
+
+def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
+    """Options of a node: all its devices, one block per SM, CU or core, and a ring that fills the on-chip memory.
+
+    `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond the model's.
+    """
+    options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus)
+    options = dataclasses.replace(options, **chosen)
+    ranks = spec.lanes.count if spec.lanes else options.gpus
+    settled: dict[str, Any] = {
+        "max_context": _max_context(spec, options),
+        "blocks": _blocks(spec, node, options, ranks),
+        "collective": _collective(options, ranks),
+    }
+    options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
+    return dataclasses.replace(options, **_ring(spec, node, options, chosen))
+
+
+def _max_context(spec: ModelSpec, options: Options) -> int:
+    if options.context > spec.context:
+        raise PlanError(f"context={options.context}: {spec.name} reaches {spec.context} positions; choose at most that many")
+    return min(spec.context, max(FIELDS["max_context"].default, options.context))
+
+
+def _collective(options: Options, ranks: int) -> CollectiveKind:
+    """Between kernels a library does what a resident kernel has to do itself."""
+    if ranks == 1:
+        return CollectiveKind.NONE
+    return CollectiveKind.PUSH if options.execution is Execution.RESIDENT else CollectiveKind.LIBRARY
+
+
+def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
+    """One per SM, CU or core; a few less where that gives every block the same share of every matrix.
+
+    The MI300X has 304 CUs: Laneformer's 768, 1,536 and 3,072 outputs divide over 256 of them, which still stream at the ceiling.
+    """
+    device = node.device
+    if device.sharing is not None:  # emulated GPUs share this computer's cores
+        most = max(1, device.blocks // options.gpus)
+    else:
+        most = device.blocks
+    lanes = max(1, ranks // options.gpus)
+    per_rank = max(1, most // lanes)
+    even = _largest_divisor(_common_outputs(spec, ranks), per_rank)
+    return lanes * (even if even >= EVEN_SHARE * per_rank else per_rank)
+
+
+def _common_outputs(spec: ModelSpec, ranks: int) -> int:
+    """Greatest common divisor of the outputs of a layer's matrices on one rank."""
+    shard = shard_of(spec, ranks)
+    return gcd((shard.heads + 2 * shard.kv_heads) * shard.head_dim, shard.hidden, shard.ffn)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+
+
+def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> dict[str, int]:
+    """Slots that fill the on-chip memory left by the activations; smaller slots where only few would fit.
+
+    Where blocks share a core there is no ring to fill: the cache does it, and the ring only has to fit.
+    """
+    limits = limits_of(node)
+    lone = dataclasses.replace(options, ring_slots=1, window_slots=1)
+    room = limits.on_chip_bytes - build(spec, lone, limits).on_chip_bytes() + lone.slot_bytes
+    slot = options.slot_bytes
+    if "slot_bytes" not in chosen:
+        while slot > 1024 and room // slot < FEWEST_SLOTS:
+            slot //= 2
+    slots = options.ring_slots
+    if "ring_slots" not in chosen:
+        slots = max(1, room // slot)
+        slots = min(slots, FIELDS["ring_slots"].default) if limits.oversubscribe else slots
+    window = options.window_slots if "window_slots" in chosen else slots
+    return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
