@@ -165,7 +165,7 @@ class Reference:
         """[n, rows]: the stage's matrix times x ([n, cols]); with n > 1 a block computes only the rows it owns."""
         matrix, owned = self._matrix(stage, rank), stage.matrix.owned if stage.matrix else ()
         if len(x) == 1:
-            rows = (matrix @ x[0])[None]
+            rows: Array = (matrix @ x[0])[None]
         else:
             rows = np.full((len(x), len(matrix)), np.nan, self.dtype)
             for block, (lo, hi) in enumerate(owned):
