@@ -30,8 +30,19 @@ def test_quantities_are_in_base_units(text: str, unit: str, value: float) -> Non
 
 @pytest.mark.parametrize(
     ("text", "unit"),
-    [("4.8 TB", "B/s"), ("4.8", "B/s"), ("-1 s", "s"), ("nan s", "s"), ("inf s", "s"), ("1e999 s", "s"), ("1 parsec", "s"), ("", "s"),
-     ("1 2 s", "s"), ("5 x", ""), ("1 s", "m")],
+    [
+        ("4.8 TB", "B/s"),
+        ("4.8", "B/s"),
+        ("-1 s", "s"),
+        ("nan s", "s"),
+        ("inf s", "s"),
+        ("1e999 s", "s"),
+        ("1 parsec", "s"),
+        ("", "s"),
+        ("1 2 s", "s"),
+        ("5 x", ""),
+        ("1 s", "m"),
+    ],
 )
 def test_a_wrong_quantity_is_refused(text: str, unit: str) -> None:
     with pytest.raises(ConfigError):
@@ -51,8 +62,17 @@ def test_what_is_shown_can_be_read_back(value: float, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "shown"),
-    [(4.61e12, "B/s", "4.61 TB/s"), (1.2e-6, "s", "1.2 us"), (262144, "B", "256 KiB"), (288e9, "B", "288 GB"), (0, "s", "0 s"),
-     (132, "", "132"), (1.98e9, "Hz", "1.98 GHz"), (999.9e-9, "s", "1 us"), (2000, "W", "2 kW")],
+    [
+        (4.61e12, "B/s", "4.61 TB/s"),
+        (1.2e-6, "s", "1.2 us"),
+        (262144, "B", "256 KiB"),
+        (288e9, "B", "288 GB"),
+        (0, "s", "0 s"),
+        (132, "", "132"),
+        (1.98e9, "Hz", "1.98 GHz"),
+        (999.9e-9, "s", "1 us"),
+        (2000, "W", "2 kW"),
+    ],
 )
 def test_people_see_three_digits(value: float, unit: str, shown: str) -> None:
     assert format_quantity(value, unit) == shown

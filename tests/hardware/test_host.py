@@ -15,7 +15,9 @@ def _machine(root: Path, *, cores: int = 4, l2: str = "1024K", l3: str | None = 
     _write(root / "proc/cpuinfo", cpuinfo)
     _write(root / "proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n")
     for core in range(cores):
-        levels = [("1", "Data", "48K", f"{core}"), ("2", "Unified", l2, f"{core}")] + ([("3", "Unified", l3, f"0-{cores - 1}")] if l3 else [])
+        levels = [("1", "Data", "48K", f"{core}"), ("2", "Unified", l2, f"{core}")] + (
+            [("3", "Unified", l3, f"0-{cores - 1}")] if l3 else []
+        )
         for index, (level, kind, size, shared) in enumerate(levels):
             folder = root / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
             for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
@@ -30,7 +32,9 @@ def _write(path: Path, text: str) -> None:
 
 def test_this_computer_is_a_device() -> None:
     host = detect_host()
-    assert host.blocks >= 1 and host.isa == "host" and host.sharing is not None
+    assert host.blocks >= 1
+    assert host.isa == "host"
+    assert host.sharing is not None
     for path, number in numbers(host).items():
         check_number(path, number)
 
@@ -40,7 +44,8 @@ def test_what_the_system_says_is_used(tmp_path: Path) -> None:
     assert host.blocks == 4
     assert host.block.on_chip_bytes.value == 2**20
     assert host.l2.capacity_bytes.value == 4 * 2**20
-    assert host.llc is not None and host.llc.capacity_bytes.value == 32 * 2**20
+    assert host.llc is not None
+    assert host.llc.capacity_bytes.value == 32 * 2**20
     assert host.memory.capacity_bytes.value == 16384 * 1024
     assert host.block.clock_hz.value == 3e9
     assert host.title == "This computer (Test CPU)"
@@ -48,9 +53,11 @@ def test_what_the_system_says_is_used(tmp_path: Path) -> None:
 
 def test_an_empty_root_is_all_assumed(tmp_path: Path) -> None:
     host = detect_host(tmp_path, cpus=[0, 1])
-    assert host.blocks == 2 and host.llc is None
+    assert host.blocks == 2
+    assert host.llc is None
     for part in (host.block.on_chip_bytes, host.block.clock_hz, host.memory.capacity_bytes, host.l2.capacity_bytes):
-        assert part.kind is Kind.ASSUMED and "not visible" in part.source
+        assert part.kind is Kind.ASSUMED
+        assert "not visible" in part.source
     for path, number in numbers(host).items():
         check_number(path, number)
 
@@ -61,7 +68,9 @@ def test_affinity_limits_the_blocks(tmp_path: Path) -> None:
     assert host.l2.capacity_bytes.value == 2 * 2**20
 
 
-@pytest.mark.parametrize(("text", "blocks"), [("200000 100000", 2), ("150000 100000", 1), ("10000 100000", 1), ("max 100000", 4), ("junk", 4), ("", 4)])
+@pytest.mark.parametrize(
+    ("text", "blocks"), [("200000 100000", 2), ("150000 100000", 1), ("10000 100000", 1), ("max 100000", 4), ("junk", 4), ("", 4)]
+)
 def test_a_quota_limits_the_blocks(tmp_path: Path, text: str, blocks: int) -> None:
     root = _machine(tmp_path)
     _write(root / "sys/fs/cgroup/cpu.max", text)

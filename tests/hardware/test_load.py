@@ -25,7 +25,8 @@ def test_every_number_of_every_node_has_a_source_and_a_range(name: str) -> None:
     for path, number in numbers(node).items():
         assert number.source.strip(), path
         if number.kind is Kind.ASSUMED:
-            assert number.low is not None and number.high is not None, path
+            assert number.low is not None, path
+            assert number.high is not None, path
             assert number.low <= number.value <= number.high, path
     assert (node.link is None) == (node.gpus == 1)
     assert f"{node.gpus}x{node.device.name}" == name
@@ -46,7 +47,8 @@ def test_only_what_this_project_probed_is_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("8xh200", "8xh200-sxm"), ("1xh100", "1xh100-sxm"), ("8xrubin", "8xrubin-r200"), ("host", "1xhost"), ("h200", "1xh200-sxm")]
+    ("alias", "name"),
+    [("8xh200", "8xh200-sxm"), ("1xh100", "1xh100-sxm"), ("8xrubin", "8xrubin-r200"), ("host", "1xhost"), ("h200", "1xh200-sxm")],
 )
 def test_aliases_name_the_same_node(alias: str, name: str) -> None:
     assert load_node(alias) == load_node(name)
@@ -59,7 +61,7 @@ def test_a_device_alias_is_the_device() -> None:
 
 @pytest.mark.parametrize("wrong", ["8xh20", "3xh200", "16xmi300x", "h2oo", "", "x", "8x", "-1xh200"])
 def test_an_unknown_node_lists_known_ones(wrong: str) -> None:
-    with pytest.raises(HardwareError, match="did you mean|allowed"):
+    with pytest.raises(HardwareError, match=r"did you mean|allowed"):
         load_node(wrong)
 
 
@@ -71,14 +73,17 @@ def test_an_unknown_device_gives_the_closest() -> None:
 def test_all_reduce_grows_with_the_gpus() -> None:
     for name in DEVICES:
         times = [link.library_allreduce_s.value for n in (2, 4, 8) if (link := load_node(f"{n}x{name}").link)]
-        assert times == sorted(times) and len(times) == 3
+        assert times == sorted(times)
+        assert len(times) == 3
 
 
 def test_the_measured_ceiling_of_the_h200() -> None:
     device = load_device("h200")
     assert device.memory.stream_bytes_per_s.value == 4.61e12
     assert device.memory.stream_bytes_per_s.kind is Kind.MEASURED
-    assert device.blocks == 132 and device.fabric is None and device.llc is None
+    assert device.blocks == 132
+    assert device.fabric is None
+    assert device.llc is None
 
 
 def test_assumed_numbers_are_listed() -> None:
@@ -88,7 +93,7 @@ def test_assumed_numbers_are_listed() -> None:
 
 @pytest.fixture
 def h200() -> dict[str, Any]:
-    return read_yaml(data_dir("hwmodels") / "devices" / "h200-sxm.yaml")  # type: ignore[return-value]
+    return read_yaml(data_dir("hwmodels") / "devices" / "h200-sxm.yaml")
 
 
 def _read(data: dict[str, Any], folder: Path, name: str = "h200-sxm") -> None:
@@ -133,7 +138,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
 )
 def test_a_wrong_file_names_the_file_and_the_key(h200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str) -> None:
     _change(h200, key, value)
-    with pytest.raises(HardwareError, match="h200-sxm.yaml") as error:
+    with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         _read(h200, tmp_path)
     assert told in str(error.value)
 
@@ -155,7 +160,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="x.yaml"):
+    with pytest.raises(ConfigError, match=r"x\.yaml"):
         read_yaml(path)
 
 
@@ -181,7 +186,7 @@ def test_a_wrong_node_file_names_the_key(tmp_path: Path, key: str, value: object
         _change(data, key, value)
     path = tmp_path / "h200-sxm.yaml"
     path.write_text(yaml.safe_dump(data))
-    with pytest.raises(HardwareError, match="h200-sxm.yaml") as error:
+    with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         read_family(path)
     assert told in str(error.value)
 

@@ -56,11 +56,21 @@ def test_factors_scale_the_range_too(text: str, factor: float) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("memory.stream", "0 TB/s"), ("memory.stream", -1.0), ("memory.stream", "-100%"), ("memory.stream", float("nan")),
-        ("memory.stream", float("inf")), ("memory.stream", "x"), ("memory.stream", "x-1"), ("memory.stream", "xnan"),
-        ("memory.stream", "+a%"), ("memory.stream", "5 us"), ("memory.stream", "5"), ("structure.blocks_per_die", "x1.01"), ("block.clock", 0),
+        ("memory.stream", "0 TB/s"),
+        ("memory.stream", -1.0),
+        ("memory.stream", "-100%"),
+        ("memory.stream", float("nan")),
+        ("memory.stream", float("inf")),
+        ("memory.stream", "x"),
+        ("memory.stream", "x-1"),
+        ("memory.stream", "xnan"),
+        ("memory.stream", "+a%"),
+        ("memory.stream", "5 us"),
+        ("memory.stream", "5"),
+        ("structure.blocks_per_die", "x1.01"),
+        ("block.clock", 0),
     ],
-)  # fmt: skip
+)
 def test_a_senseless_value_is_refused(path: str, value: str | float) -> None:
     with pytest.raises(HardwareError, match=r"memory\.stream_bytes_per_s|structure|block"):
         with_number(DEVICE, path, value)
@@ -77,7 +87,7 @@ def test_an_unknown_path_lists_the_closest(path: str) -> None:
 
 
 def test_a_typo_gets_the_right_suggestion() -> None:
-    with pytest.raises(HardwareError, match="did you mean memory.stream_bytes_per_s"):
+    with pytest.raises(HardwareError, match=r"did you mean memory\.stream_bytes_per_s"):
         with_number(DEVICE, "memory.steam_bytes_per_s", "1 TB/s")
 
 

@@ -46,9 +46,7 @@ def interval(number: Number) -> tuple[float, float]:
     return low, high
 
 
-def with_number(
-    target: T, path: str, value: str | float, kind: Kind | str = Kind.ASSUMED, source: str = "what-if"
-) -> T:
+def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
     """A copy with one number replaced.
 
     `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in

@@ -1,0 +1,159 @@
+"""Our named models, their published sizes, and the names of their checkpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from twin.data import data_dir, read_yaml
+from twin.errors import CheckpointError, ConfigError
+from twin.models.decoder import canonical_shape
+from twin.models.load import canonical, from_config, load_model, model_names, read_named, tensors
+from twin.models.spec import LaneHead, RopeScaling
+
+PUBLISHED = {
+    "laneformer-2b": 2_320_069_632,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen2.5-coder-1.5b": 1_543_714_304,
+    "qwen3-8b": 8_190_735_360,
+}
+
+
+def test_every_model_is_there() -> None:
+    assert model_names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_the_published_ones(name: str) -> None:
+    assert load_model(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_the_checkpoint_holds_exactly_the_parameters(name: str) -> None:
+    spec = load_model(name)
+    known = tensors(spec)
+    assert sum(math.prod(t.shape) for t in known.values()) == spec.parameters
+    assert len({t.name for t in known.values()}) == len(known)
+    assert ("lm_head" in known) == (not spec.tied)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_stored_tensor_has_as_many_elements_as_the_canonical_one(name: str) -> None:
+    spec = load_model(name)
+    for key, tensor in tensors(spec).items():
+        assert math.prod(tensor.shape) == math.prod(canonical_shape(spec, key)), key
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_every_source_is_listed(name: str) -> None:
+    known = {*read_yaml(data_dir("hwmodels") / "sources.yaml"), "assumed"}
+    data: dict[str, Any] = read_yaml(data_dir("hwmodels") / "models" / f"{name}.yaml")
+    for text in (data["source"], *data.get("notes", {}).values()):
+        assert text.split(":")[0] in known, text
+
+
+def test_llama_names_and_shapes() -> None:
+    known = tensors(load_model("llama-3.2-1b"))
+    assert known["layers.3.k"].name == "model.layers.3.self_attn.k_proj.weight"
+    assert known["layers.3.k"].shape == (512, 2048)
+    assert known["layers.15.ffn_norm"].name == "model.layers.15.post_attention_layernorm.weight"
+    assert "layers.0.q_bias" not in known
+    assert load_model("llama-3.2-1b").rope.scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+
+
+def test_qwen_names() -> None:
+    assert tensors(load_model("qwen2.5-coder-1.5b"))["layers.0.v_bias"].shape == (256,)
+    assert tensors(load_model("qwen3-8b"))["layers.0.q_norm"].name == "model.layers.0.self_attn.q_norm.weight"
+
+
+def test_laneformer_is_as_published() -> None:
+    spec = load_model("laneformer-2b")
+    assert spec.lanes is not None
+    assert (spec.lanes.count, spec.lanes.delay, spec.lanes.head, spec.lanes.early_exchange) == (8, 2, LaneHead.MEAN, False)
+    assert spec.windows == (512,) * 10 + (0,) * 5
+    assert spec.streamed_parameters == 2_221_765_632 - 31 * 3072  # the published count has the norm scales in it
+    known = tensors(spec)
+    assert (known["layers.0.q"].name, known["layers.0.q"].shape) == ("model.layers.0.attention.wq.weight", (8, 384, 3072))
+    assert known["layers.0.o"].shape == (8, 3072, 384)
+    assert (known["layers.0.gate"].name, known["layers.0.gate"].shape) == ("model.layers.0.feed_forward.w1.weight", (8, 1536, 3072))
+    assert (known["layers.0.down"].name, known["layers.0.down"].shape) == ("model.layers.0.feed_forward.w2.weight", (8, 3072, 1536))
+    assert known["embed"].name == "model.tok_embeddings.weight"
+
+
+def _tiny(**changes: object) -> dict[str, object]:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 36}
+    rest = {"vocab_size": 30, "max_position_embeddings": 64, "num_lanes": 3, "broadcast_delay": 1}
+    return {"model_type": "laneformer", **sizes, **rest, **changes}
+
+
+@pytest.mark.parametrize("leaf", ["q", "k", "v", "gate", "up"])
+def test_lanes_of_a_column_parallel_matrix_stack_their_outputs(leaf: str) -> None:
+    spec, rng = from_config(_tiny(), "tiny"), np.random.default_rng(0)
+    stored, x = rng.normal(size=tensors(spec)[f"layers.1.{leaf}"].shape), rng.normal(size=spec.hidden)
+    per_lane = np.einsum("i,loi->lo", x, stored)
+    np.testing.assert_allclose(canonical(spec, f"layers.1.{leaf}", stored) @ x, per_lane.reshape(-1))
+
+
+@pytest.mark.parametrize("leaf", ["o", "down"])
+def test_lanes_of_a_row_parallel_matrix_sum_to_the_whole(leaf: str) -> None:
+    spec, rng = from_config(_tiny(), "tiny"), np.random.default_rng(0)
+    stored = rng.normal(size=tensors(spec)[f"layers.0.{leaf}"].shape)
+    x = rng.normal(size=(3, stored.shape[2]))
+    partials = np.einsum("li,loi->lo", x, stored)
+    np.testing.assert_allclose(canonical(spec, f"layers.0.{leaf}", stored) @ x.reshape(-1), partials.sum(axis=0))
+
+
+def test_a_split_vocabulary_is_joined() -> None:
+    spec = from_config(_tiny(lm_head_type="vocab_parallel"), "tiny")
+    stored = np.arange(30 * 24.0).reshape(3, 10, 24)
+    np.testing.assert_array_equal(canonical(spec, "lm_head", stored), np.arange(30 * 24.0).reshape(30, 24))
+
+
+def test_other_families_are_stored_as_they_are_used() -> None:
+    spec = load_model("llama-3.2-1b")
+    array = np.zeros((512, 2048), np.float16)
+    assert canonical(spec, "layers.0.k", array) is array
+
+
+def test_a_wrong_shape_names_the_tensor() -> None:
+    spec = load_model("llama-3.2-1b")
+    with pytest.raises(CheckpointError, match=r"k_proj.*\(512, 2048\)"):
+        canonical(spec, "layers.0.k", np.zeros((2048, 512)))
+
+
+def test_an_unknown_tensor_gives_the_closest() -> None:
+    with pytest.raises(CheckpointError, match=r"did you mean layers\.0\."):
+        canonical(load_model("llama-3.2-1b"), "layers.0.kk", np.zeros(1))
+
+
+def test_a_mistyped_model_gives_the_closest() -> None:
+    with pytest.raises(ConfigError, match=r"llama-3\.2-1b"):
+        load_model("llama-3.2-1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("parameters", 1, "config gives 1235814400"),
+        ("parameters", ..., "parameters: missing"),
+        ("license", "x", "license: unknown key"),
+        ("name", "other", "must be the file's name"),
+        ("notes", {"rope_tehta": "x"}, "did you mean rope_theta"),
+        ("config", [], "must be mappings"),
+    ],
+)
+def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, told: str) -> None:
+    data = dict(read_yaml(data_dir("hwmodels") / "models" / "llama-3.2-1b.yaml"))
+    data[key] = value
+    path = tmp_path / "llama-3.2-1b.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not ...}))
+    with pytest.raises(ConfigError, match=r"llama-3\.2-1b\.yaml") as error:
+        read_named(path)
+    assert told in str(error.value)

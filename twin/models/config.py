@@ -1,0 +1,140 @@
+"""Reading a Hugging Face configuration: every field is checked, nothing is guessed in silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from twin.errors import ConfigError
+from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
+
+_DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A configuration mapping and the name that its errors carry. A field set to null counts as absent."""
+
+    name: str
+    values: Mapping[str, object]
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def refuse(self, key: str, allowed: str, next_step: str = "correct the configuration") -> ConfigError:
+        """The error for a field whose value cannot be used."""
+        return ConfigError(f"{self.name}: {key} is {self.values.get(key)!r}; allowed: {allowed}; {next_step}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above zero."""
+        value = self._get(key, default, "a whole number above zero")
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise self.refuse(key, "a whole number above zero")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._get(key, default, "a finite number above zero")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            raise self.refuse(key, "a finite number above zero")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default, "text")
+        if not isinstance(value, str):
+            raise self.refuse(key, "text")
+        return value
+
+    def part(self, key: str) -> Config | None:
+        """A mapping inside the configuration, or None if absent."""
+        if key not in self:
+            return None
+        value = self.values[key]
+        if not isinstance(value, Mapping):
+            raise self.refuse(key, "a mapping or null")
+        return Config(f"{self.name}: {key}", value)
+
+    def require(self, key: str, default: object, allowed: tuple[object, ...], next_step: str) -> None:
+        """Refuse a field that selects something the engine does not do."""
+        value = self.values.get(key)
+        if (default if value is None else value) not in allowed:
+            raise self.refuse(key, " or ".join(repr(a) for a in allowed), next_step)
+
+    def divides(self, key: str, value: int, by: str, divisor: int) -> int:
+        """`value` / `divisor`, refused unless exact."""
+        if value % divisor:
+            raise ConfigError(f"{self.name}: {key} is {value}; allowed: multiples of {by} = {divisor}; correct one of the two")
+        return value // divisor
+
+    def _get(self, key: str, default: object, allowed: str) -> object:
+        value = self.values.get(key)
+        if value is None and default is None:
+            raise ConfigError(f"{self.name}: {key} is missing; allowed: {allowed}; take it from the model's config.json")
+        return default if value is None else value
+
+
+def dtype(config: Config) -> DType:
+    """The checkpoint's storage type: `dtype` (transformers 5) or `torch_dtype`; BF16 where neither is written."""
+    names = [config.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in config]
+    if len(set(names)) > 1:
+        raise config.refuse("torch_dtype", f"the same as dtype, {names[0]!r}")
+    if names and names[0] not in _DTYPES:
+        raise ConfigError(f"{config.name}: dtype is {names[0]!r}; allowed: {', '.join(_DTYPES)}; convert the checkpoint")
+    return _DTYPES[names[0]] if names else DType.BF16
+
+
+def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HALF) -> Rope:
+    """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters` (transformers 5).
+
+    `theta` is the family's class default; None means that the configuration must say it.
+    """
+    parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
+    for holder in (config, parameters, scaling):
+        if holder:
+            holder.require("partial_rotary_factor", 1.0, (1, 1.0), "only rotation of whole heads is supported")
+    base = _theta(config, parameters, theta)
+    if parameters and scaling and _scaling(parameters) != _scaling(scaling):
+        raise config.refuse("rope_scaling", f"the same as rope_parameters {dict(parameters.values)!r}")
+    used = parameters or scaling
+    return Rope(base, style, _scaling(used) if used else None)
+
+
+def _theta(config: Config, parameters: Config | None, default: float | None) -> float:
+    if parameters and "rope_theta" in parameters:
+        inner = parameters.real("rope_theta")
+        if "rope_theta" in config and config.real("rope_theta") != inner:
+            raise config.refuse("rope_theta", f"the same as rope_parameters.rope_theta, {inner:g}")
+        return inner
+    # rope_parameters without a theta is no old configuration: the class default does not apply
+    return config.real("rope_theta", None if parameters else default)
+
+
+def _scaling(config: Config) -> RopeScaling | None:
+    """`rope_type`, called `type` before transformers 4.43."""
+    if "rope_type" in config and "type" in config and config.values["rope_type"] != config.values["type"]:
+        raise config.refuse("type", f"the same as rope_type, {config.values['rope_type']!r}")
+    kind = config.text("rope_type" if "rope_type" in config or "type" not in config else "type", "default")
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return RopeScaling("linear", config.real("factor"))
+        case "llama3":
+            return llama3_scaling(config)
+        case _:
+            raise ConfigError(f"{config.name}: rope_type is {kind!r}; allowed: default, linear, llama3; use a checkpoint without it")
+
+
+def llama3_scaling(config: Config) -> RopeScaling:
+    """Llama 3's four numbers; the high frequency factor must exceed the low one."""
+    low, high = config.real("low_freq_factor"), config.real("high_freq_factor")
+    if high <= low:
+        raise config.refuse("high_freq_factor", f"above low_freq_factor, {low:g}")
+    return RopeScaling("llama3", config.real("factor"), low, high, config.count("original_max_position_embeddings"))

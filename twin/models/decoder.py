@@ -1,0 +1,142 @@
+"""What the dense decoder families share: sizes, refusals, and the names of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.errors import ConfigError
+from twin.models.config import Config, dtype
+from twin.models.spec import ModelSpec, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a checkpoint: its name there and its shape there."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def dense(
+    config: Config,
+    *,
+    family: str,
+    rope: Rope,
+    windows: tuple[int, ...],
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelSpec:
+    """A ModelSpec from the fields that all families spell alike. `head_dim`: the family's default; None: hidden / heads."""
+    _refuse_unsupported(config)
+    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
+    kv_heads = config.count("num_key_value_heads", heads)
+    config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    head_dim = _head_dim(config, head_dim, hidden, heads)
+    return ModelSpec(
+        name=config.name,
+        family=family,
+        layers=config.count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=config.count("intermediate_size"),
+        vocab=config.count("vocab_size"),
+        context=config.count("max_position_embeddings"),
+        norm_eps=config.real("rms_norm_eps"),
+        rope=rope,
+        windows=windows,
+        tied=config.flag("tie_word_embeddings", False),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        dtype=dtype(config),
+    )
+
+
+def no_windows(config: Config) -> tuple[int, ...]:
+    """Full attention in every layer."""
+    return (0,) * config.count("num_hidden_layers")
+
+
+def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
+    """Windows from transformers' `layer_types`; None if absent. `window` 0: the configuration has none to slide."""
+    if "layer_types" not in config:
+        return None
+    types, layers = config.values["layer_types"], config.count("num_hidden_layers")
+    allowed = ("full_attention", "sliding_attention")
+    if not isinstance(types, list | tuple) or any(t not in allowed for t in types):
+        raise config.refuse("layer_types", f"a list of {' or '.join(allowed)}")
+    if len(types) != layers:
+        count = f"layer_types has {len(types)} entries; allowed: num_hidden_layers = {layers}"
+        raise ConfigError(f"{config.name}: {count}; correct one of the two")
+    if "sliding_attention" in types and not window:
+        raise config.refuse("layer_types", "full_attention only, because no sliding window is switched on", "set sliding_window")
+    return tuple(window if t == "sliding_attention" else 0 for t in types)
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint in the usual Hugging Face naming (Llama, Mistral, Qwen)."""
+    table = (spec.vocab, spec.hidden)
+    out = {"embed": Tensor("model.embed_tokens.weight", table), "final_norm": Tensor("model.norm.weight", (spec.hidden,))}
+    if not spec.tied:
+        out["lm_head"] = Tensor("lm_head.weight", table)
+    for layer in range(spec.layers):
+        for name, tensor in _layer(spec).items():
+            out[f"layers.{layer}.{name}"] = Tensor(f"model.layers.{layer}.{tensor.name}", tensor.shape)
+    return out
+
+
+def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Canonical [out, in] of each matrix of a layer."""
+    return {
+        "q": (spec.q_size, spec.hidden),
+        "k": (spec.kv_size, spec.hidden),
+        "v": (spec.kv_size, spec.hidden),
+        "o": (spec.hidden, spec.q_size),
+        "gate": (spec.ffn, spec.hidden),
+        "up": (spec.ffn, spec.hidden),
+        "down": (spec.hidden, spec.ffn),
+    }
+
+
+def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
+    """Shape of a tensor under its canonical name: matrices [out, in], vectors [n]."""
+    leaf = name.rpartition(".")[2]
+    if leaf in ("embed", "lm_head"):
+        return (spec.vocab, spec.hidden)
+    if leaf in ("q_norm", "k_norm"):
+        return (spec.head_dim,)
+    if leaf.endswith("_bias"):
+        return (spec.q_size,) if leaf == "q_bias" else (spec.kv_size,)
+    return matrix_shapes(spec).get(leaf, (spec.hidden,))
+
+
+def _layer(spec: ModelSpec) -> dict[str, Tensor]:
+    names = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
+    names |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+    norms = {"attn_norm": "input_layernorm.weight", "ffn_norm": "post_attention_layernorm.weight"}
+    out = {key: Tensor(norm, (spec.hidden,)) for key, norm in norms.items()}
+    out |= {key: Tensor(f"{names[key]}.weight", shape) for key, shape in matrix_shapes(spec).items()}
+    if spec.qkv_bias:
+        out |= {f"{key}_bias": Tensor(f"{names[key]}.bias", (out[key].shape[0],)) for key in "qkv"}
+    if spec.qk_norm:
+        out |= {f"{key}_norm": Tensor(f"self_attn.{key}_norm.weight", (spec.head_dim,)) for key in "qk"}
+    return out
+
+
+def _head_dim(config: Config, default: int | None, hidden: int, heads: int) -> int:
+    if "head_dim" not in config and default is None:
+        size = config.divides("hidden_size", hidden, "num_attention_heads", heads)
+    else:
+        size = config.count("head_dim", default)
+    if size % 2:
+        raise ConfigError(f"{config.name}: head_dim is {size}; allowed: even numbers; RoPE rotates pairs, correct the configuration")
+    return size
+
+
+def _refuse_unsupported(config: Config) -> None:
+    config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
+    config.require("mlp_bias", False, (False,), "biases in the feed-forward layers are not supported")
+    config.require("quantization_config", None, (None,), "quantized checkpoints are not supported; use the original FP16 or BF16 one")
+    config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

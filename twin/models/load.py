@@ -1,0 +1,131 @@
+"""Models by name (hwmodels/models) or by path (a Hugging Face folder or its config.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from twin.data import data_dir, did_you_mean, read_yaml
+from twin.errors import CheckpointError, ConfigError
+from twin.models import laneformer, llama, qwen2, qwen3
+from twin.models.decoder import Tensor, canonical_shape
+from twin.models.spec import ModelSpec
+
+_Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
+_KEYS = ("name", "title", "repository", "source", "parameters", "notes", "config")
+
+
+def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What one architecture knows: its configuration, and how its checkpoints name and store tensors."""
+
+    from_config: Callable[[Mapping[str, object], str], ModelSpec]
+    tensors: Callable[[ModelSpec], dict[str, Tensor]]
+    canonical: _Canonical = _as_stored
+
+
+_LLAMA = _Family(llama.from_config, llama.tensors)
+_LANEFORMER = _Family(laneformer.from_config, laneformer.tensors, laneformer.canonical)
+_FAMILIES = {  # by model_type
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _Family(qwen2.from_config, qwen2.tensors),
+    "qwen3": _Family(qwen3.from_config, qwen3.tensors),
+    "laneformer": _LANEFORMER,
+    "laneformer_tp": _LANEFORMER,
+}
+
+
+def model_names() -> list[str]:
+    """The models that load_model knows by name."""
+    return sorted(p.stem for p in (data_dir("hwmodels") / "models").glob("*.yaml"))
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises ConfigError."""
+    text, path = str(name_or_path), Path(name_or_path)
+    if text in model_names():
+        return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
+    if path.is_dir():
+        return _read_json(path / "config.json", path.resolve().name)
+    if path.is_file():
+        return _read_json(path, path.resolve().parent.name)
+    hint = did_you_mean(text, model_names())
+    raise ConfigError(f"{text!r} is neither a model's name nor a path; {hint}; or give a folder with config.json")
+
+
+def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+    """The model that a Hugging Face configuration describes, by its `model_type`."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        hint = did_you_mean(str(kind), _FAMILIES)
+        raise ConfigError(f"{name}: model_type is {kind!r}; {hint}; only dense decoders of these families run")
+    return _FAMILIES[kind].from_config(config, name)
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> name and shape in a checkpoint of the model's family."""
+    return _FAMILIES[spec.family].tensors(spec)
+
+
+def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A stored array under its canonical `name`, as [out, in] or [n]. Raises CheckpointError on a wrong shape."""
+    known = _tensors(spec)
+    if name not in known:
+        raise CheckpointError(f"{spec.name} has no tensor {name!r}; {did_you_mean(name, known)}")
+    tensor = known[name]
+    if array.shape != tensor.shape:
+        raise CheckpointError(f"{tensor.name} has shape {array.shape}; {spec.name} needs {tensor.shape}; is it the right checkpoint?")
+    result = _FAMILIES[spec.family].canonical(spec, name, array)
+    assert result.shape == canonical_shape(spec, name)
+    return result
+
+
+@lru_cache(maxsize=8)
+def _tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    return tensors(spec)
+
+
+@lru_cache(maxsize=32)
+def read_named(path: Path) -> ModelSpec:
+    """One of our model files. Its configuration must give the published number of parameters."""
+    data = read_yaml(path)
+    for key in data:
+        if key not in _KEYS:
+            raise ConfigError(f"{path}: {key}: unknown key; {did_you_mean(str(key), _KEYS)}")
+    for key in _KEYS:
+        if key not in data and key != "notes":
+            raise ConfigError(f"{path}: {key}: missing; needed: {', '.join(_KEYS)}")
+    config, notes = data["config"], data.get("notes", {})
+    if not isinstance(config, dict) or not isinstance(notes, dict):
+        raise ConfigError(f"{path}: config and notes must be mappings")
+    if data["name"] != path.stem:
+        raise ConfigError(f"{path}: name: {data['name']!r} must be the file's name {path.stem!r}")
+    for key in notes:
+        if key not in config and key != "parameters":
+            raise ConfigError(f"{path}: notes.{key}: not a field of config; {did_you_mean(str(key), config)}")
+    spec = from_config(config, path.stem)
+    if spec.parameters != data["parameters"]:
+        counts = f"{data['parameters']!r} published, but config gives {spec.parameters}"
+        raise ConfigError(f"{path}: parameters: {counts}; correct the one that is wrong")
+    return spec
+
+
+def _read_json(path: Path, name: str) -> ModelSpec:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error}); give a Hugging Face folder or its config.json") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: the top level must be a mapping, not {type(config).__name__}")
+    return from_config(config, name)

@@ -1,0 +1,34 @@
+"""Qwen 2 and 2.5: Llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twin.errors import ConfigError
+from twin.models.config import Config, rope
+from twin.models.decoder import Tensor, dense, layer_types, no_windows, tensors
+from twin.models.spec import ModelSpec
+
+__all__ = ["Tensor", "from_config", "tensors", "windows"]
+
+
+def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+    """The model that a Hugging Face `qwen2` configuration describes."""
+    fields = Config(name, config)
+    return dense(fields, family="qwen2", rope=rope(fields, theta=None), windows=windows(fields), qkv_bias=True)
+
+
+def windows(config: Config) -> tuple[int, ...]:
+    """Qwen's rule: a window only where use_sliding_window is on, and only from layer max_window_layers on."""
+    if not config.flag("use_sliding_window", False):
+        return layer_types(config, 0) or no_windows(config)
+    window = config.count("sliding_window")
+    if types := layer_types(config, window):
+        return types
+    layers = config.count("num_hidden_layers")
+    first = config.values.get("max_window_layers")
+    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+        raise config.refuse("max_window_layers", "a whole number from 0 (the first layer with a window)")
+    if first > layers:
+        raise ConfigError(f"{config.name}: max_window_layers is {first}; allowed: 0 to num_hidden_layers = {layers}; switch windows off")
+    return (0,) * first + (window,) * (layers - first)
