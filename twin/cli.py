@@ -1,0 +1,63 @@
+"""The command line. Results on stdout, talk on stderr; exit code 2 for a user's mistake, 130 after Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from twin.commands import bench, calibrate, demo, hardware, models, plan, run, simulate, validate, whatif
+from twin.errors import TwinError
+
+COMMANDS = (plan, simulate, run, bench, calibrate, validate, whatif, models, hardware, demo)
+USER_MISTAKE = 2
+INTERRUPTED = 130
+
+DESCRIPTION = """\
+MonoTwin: LLM decoding for one user as a single resident GPU kernel, and a twin that predicts its speed.
+
+One plan of a decode step is run by the engine (NVIDIA, AMD, or this computer's CPU) and timed by a discrete-event
+simulation of the hardware, so that each claim about speed can be measured, explained and projected.
+"""
+EXAMPLES = """\
+first steps:
+  twin demo                                    probe this computer, predict, run, compare (about three minutes)
+  twin simulate laneformer-2b 8xmi300x         tokens/s of a 2B model on eight MI300X, and where the time goes
+  twin whatif laneformer-2b 8xh200 --set link.hop=x0.5
+  twin run ./my-checkpoint --prompt "Once upon a time"
+
+Each command explains itself: twin COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        return code
+    except TwinError as error:
+        print(f"twin: {error}", file=sys.stderr)
+        return USER_MISTAKE
+    except KeyboardInterrupt:
+        print("twin: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, one sub-parser for each command."""
+    parser = argparse.ArgumentParser(
+        prog="twin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.add(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Arguments that commands share. Engine options are read off the Options dataclass, so that nothing is typed twice."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from twin.data import did_you_mean
+from twin.errors import ConfigError
+from twin.plan.defaults import FIELDS, SETTLED
+from twin.plan.types import Options
+from twin.units import parse_quantity, unit_of
+
+Subparsers = Any  # argparse names the type of add_subparsers() only privately
+ALIASES = {"weight_dtype": "--dtype"}
+_COMMENT = re.compile(r"^\s+(\w+)(?::[^=#]+)?(?:\s*=\s*[^#]+?)?\s*#\s*(.+)$", re.MULTILINE)
+
+
+def command(
+    commands: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, text: str, examples: str
+) -> argparse.ArgumentParser:
+    """A sub-command with its examples below its help, and --json."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary}.\n\n{text}",
+        epilog=f"examples:\n{examples.rstrip()}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a name from `twin models`, or a folder or file with a Hugging Face config.json")
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them")
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
+    """One flag for each field of Options, except those that the command takes from elsewhere."""
+    group = parser.add_argument_group("engine options", "what is not given is chosen to suit the model and the node")
+    hints = get_type_hints(Options)
+    comments = _comments(Options)
+    for name, field in FIELDS.items():
+        if name in without:
+            continue
+        kind = _plain(hints[name])
+        flags = [f"--{name.replace('_', '-')}"] + ([ALIASES[name]] if name in ALIASES else [])
+        about = comments.get(name) or _choices_text(kind)
+        default = "" if name in SETTLED or field.default is None else f" (default {getattr(field.default, 'value', field.default)})"
+        group.add_argument(
+            *flags, dest=f"option_{name}", default=argparse.SUPPRESS, type=_reader(name, kind), metavar=_metavar(kind),
+            help=(about + default).replace("%", "%%"),
+        )  # fmt: skip
+
+
+def chosen_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that the user gave."""
+    return {key.removeprefix("option_"): value for key, value in vars(args).items() if key.startswith("option_")}
+
+
+def option_value(name: str, text: str) -> object:
+    """`text` as the value of the Options field `name`. Raises ConfigError."""
+    kind = _plain(get_type_hints(Options)[name])
+    try:
+        return _reader(name, kind)(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _reader(name: str, kind: Any) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        if issubclass(kind, Enum):
+            return _member(kind, text)
+        return _whole(name, text)
+
+    return read
+
+
+def _member(kind: type[Enum], text: str) -> Enum:
+    values = [m.value for m in kind]
+    if text not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown; {did_you_mean(text, values)}")
+    return kind(text)
+
+
+def _whole(name: str, text: str) -> int:
+    """A whole number; sizes in bytes may carry a unit ("16 KiB")."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = parse_quantity(text, unit_of(name)) if unit_of(name) else float("nan")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if value != value or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comment behind each field or member in the source of a class."""
+    return dict(_COMMENT.findall(inspect.getsource(cls)))
+
+
+def _choices_text(kind: Any) -> str:
+    if not issubclass(kind, Enum):
+        return ""
+    comments = _comments(kind)
+    return "; ".join(f"{m.value}: {comments[m.name]}" if m.name in comments else m.value for m in kind)
+
+
+def _metavar(kind: Any) -> str:
+    return "{" + ",".join(m.value for m in kind) + "}" if issubclass(kind, Enum) else "N"
+
+
+def _plain(hint: Any) -> Any:
+    """The type inside `X | None`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(a for a in get_args(hint) if a is not type(None))
+    return hint

@@ -1,0 +1,75 @@
+"""`twin hardware`: the devices and nodes on file, and each number with its kind and source."""
+
+from __future__ import annotations
+
+import argparse
+
+from twin.commands.inputs import node_of
+from twin.commands.arguments import Subparsers, command
+from twin.commands.output import emit
+from twin.hardware.load import device_names, load_device, node_names
+from twin.hardware.override import interval, numbers
+from twin.hardware.types import Device, Node
+from twin.report.tables import table
+from twin.units import format_quantity, unit_of
+
+EXAMPLES = """\
+  twin hardware                  all devices and nodes
+  twin hardware mi300x           each number of one device: value, range, kind, source
+  twin hardware 8xmi300x         the same for a node, with its links
+  twin hardware host --json      this computer, for machines"""
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(
+        commands, "hardware", run, summary="list devices, or show one device's numbers with kind and source",
+        text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust.", examples=EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument("device", metavar="DEVICE", nargs="?", help="a device or a node; left out: list all")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.device is None:
+        return _list(args)
+    target = find(args.device)
+    rows = []
+    data = {}
+    for path, number in numbers(target).items():
+        unit = unit_of(path.rsplit(".", 1)[-1])
+        low, high = interval(number)
+        span = "" if low == high else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
+        rows.append((path, format_quantity(number.value, unit), span, number.kind.value, number.source))
+        data[path] = {"value": number.value, "low": low, "high": high, "kind": number.kind.value, "source": number.source}
+    head = ("number", "value", "range", "kind", "source")
+    emit(args, {"name": target.name, "numbers": data}, f"{_title(target)}\n\n{table(head, rows, text_columns=5)}")
+    return 0
+
+
+def find(name: str) -> Device | Node:
+    """A node where the name says how many ("8xh200"), else a device; with its fit where there is one."""
+    if name[:1].isdigit() and "x" in name:
+        return node_of(name)
+    return node_of(f"1x{load_device(name).name}").device
+
+
+def _list(args: argparse.Namespace) -> int:
+    nodes = node_names()
+    devices = [load_device(name) for name in device_names()]
+    rows = [
+        (
+            d.name, d.title, d.blocks, format_quantity(d.memory.capacity_bytes.value, "B"),
+            format_quantity(d.memory.stream_bytes_per_s.value, "B/s"), d.isa or "twin only",
+            " ".join(n.split("x", 1)[0] for n in nodes if n.split("x", 1)[1] == d.name),
+        )
+        for d in devices
+    ]  # fmt: skip
+    text = table(("device", "title", "blocks", "memory", "ceiling", "engine", "GPUs a node"), rows, text_columns=2)
+    listed = [{"name": d.name, "title": d.title, "blocks": d.blocks, "isa": d.isa} for d in devices]
+    emit(args, {"devices": listed, "nodes": nodes}, f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}")
+    return 0
+
+
+def _title(target: Device | Node) -> str:
+    if isinstance(target, Device):
+        return target.title
+    return f"{target.gpus} x {target.device.title}"
