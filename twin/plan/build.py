@@ -310,8 +310,10 @@ class _Builder:
 
     def _value(self, name: str, layer: int, stage: int, *, elements: int, pushed: bool, owned: tuple[Span, ...]) -> Value:
         once = name in ONCE_PER_STEP
-        copies = 1 if once else self.options.copies + (self.options.delay or 0)
         exchanged = self.ranks > 1 and name in (StageKind.O_PROJ.value, StageKind.DOWN.value)
+        # With a delay, other ranks' parts are read that much later, and their reset becomes known that much later still.
+        late = 2 * (self.options.delay or 0) if exchanged else 0
+        copies = 1 if once else self.options.copies + late
         buffer = self._buffer(name, elements=elements, pushed=pushed or exchanged, copies=copies)
         suffix = "" if once else f"[{layer}]"
         value = Value(len(self.values), name + suffix, stage, buffer.id, layer % copies, elements, pushed, owned)

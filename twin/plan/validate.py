@@ -1,0 +1,266 @@
+"""Proves that a plan is safe to run, or says why not.
+
+`happens_before.py` proves that no word is reused too early, `dataflow.py` that the model is what is computed; here is the rest:
+structure, ownership, order, residency and budgets. Shares no code with the builder and `resets.py`, whose work it judges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twin.errors import InvalidPlan
+from twin.plan.dataflow import check_data_flow
+from twin.plan.happens_before import prove_reuse
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.violation import Violation
+
+__all__ = ["Report", "Violation", "validate", "violations"]
+
+THE_PLAN = "the plan"
+OPTION_MINIMUM = ("gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "context", "kv_page")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was proven."""
+
+    plan: str
+    ranks: int
+    blocks: int  # per rank
+    stages: int
+    values: int
+    orderings: int  # pairs (reader, reset), (reset, write), (reset, poll) or (reader, write) of whole stages
+
+
+def validate(plan: Plan) -> Report:
+    """Prove that the plan cannot hang, race, compute something else or exceed a budget.
+
+    Raises InvalidPlan with the first violation and the number of others.
+    """
+    found, orderings = _examine(plan)
+    if found:
+        others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise InvalidPlan(f"{plan.name}: {found[0]}{others}")
+    return Report(plan.name, plan.ranks, plan.blocks, len(plan.stages), len(plan.values), orderings)
+
+
+def violations(plan: Plan) -> list[Violation]:
+    """Every rule that the plan breaks. A broken structure hides the rules that build on it."""
+    return _examine(plan)[0]
+
+
+def _examine(plan: Plan) -> tuple[list[Violation], int]:
+    found = list(_structure(plan))
+    if found:
+        return found, 0
+    found = [*_outputs(plan), *_order(plan), *_collectives(plan), *_resets(plan), *_budgets(plan), *check_data_flow(plan)]
+    proof = prove_reuse(plan)
+    return found + proof.violations, proof.orderings
+
+
+# ---- structure: what every other rule relies on ----------------------------------------------------------------------
+
+
+def _structure(plan: Plan) -> Iterator[Violation]:
+    def wrong(message: str, stage: str = THE_PLAN) -> Violation:
+        return Violation("structure", stage, message)
+
+    options = plan.options
+    for name in OPTION_MINIMUM:
+        if getattr(options, name) < 1:
+            yield wrong(f"{name}={getattr(options, name)} is below 1")
+    if min(plan.ranks, plan.ranks_per_gpu, plan.blocks) < 1 or plan.ranks != options.gpus * plan.ranks_per_gpu:
+        yield wrong(f"{plan.ranks} ranks, {plan.ranks_per_gpu} per GPU, on {options.gpus} GPUs")
+    if options.blocks != plan.blocks * plan.ranks_per_gpu:
+        yield wrong(f"{plan.blocks} blocks per rank x {plan.ranks_per_gpu} ranks per GPU are not {options.blocks} blocks per GPU")
+    for name, ids in (
+        ("buffer", [b.id for b in plan.buffers]),
+        ("value", [v.id for v in plan.values]),
+        ("stage", [s.index for s in plan.stages]),
+    ):
+        if ids != list(range(len(ids))):
+            yield wrong(f"the {name} ids {ids[:8]}... are not 0, 1, 2, ...")
+            return
+    for buffer in plan.buffers:
+        if buffer.elements < 1 or buffer.copies < 1 or buffer.parts not in (1, plan.ranks):
+            yield wrong(f"buffer {buffer.name} is {buffer.copies} copies x {buffer.parts} parts x {buffer.elements} elements")
+    for value in plan.values:
+        yield from (wrong(f"{value.name}: {message}") for message in _value_faults(plan, value))
+    for stage in plan.stages:
+        yield from (wrong(message, stage.name) for message in _stage_faults(plan, stage))
+
+
+def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
+    if not 0 <= value.stage < len(plan.stages) or plan.stages[value.stage].publishes != value.id:
+        yield f"its stage {value.stage} does not publish it"
+    if not 0 <= value.buffer < len(plan.buffers):
+        yield f"there is no buffer {value.buffer}"
+        return
+    buffer = plan.buffers[value.buffer]
+    if not 0 <= value.copy < buffer.copies:
+        yield f"copy {value.copy} of {buffer.copies} in buffer {buffer.name}"
+    if value.elements != buffer.elements:
+        yield f"{value.elements} elements in a buffer of {buffer.elements}"
+    if value.pushed and buffer.parts != plan.ranks:
+        yield f"pushed by {plan.ranks} ranks into {buffer.parts} parts"
+    if len(value.owned) != plan.blocks:
+        yield f"{len(value.owned)} owned spans for {plan.blocks} blocks"
+    for block, (lo, hi) in enumerate(value.owned):
+        if not 0 <= lo <= hi <= value.elements:
+            yield f"block {block} owns {(lo, hi)} of {value.elements} elements"
+
+
+def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
+    if stage.publishes is not None and not (
+        0 <= stage.publishes < len(plan.values) and plan.values[stage.publishes].stage == stage.index
+    ):
+        yield f"publishes value {stage.publishes}, which is not its own"
+    for read in stage.reads:
+        yield from _read_faults(plan, read)
+    for reset in stage.resets:
+        if not 0 <= reset.value < len(plan.values):
+            yield f"resets value {reset.value}, which does not exist"
+    if stage.matrix:
+        yield from _matrix_faults(plan, stage.matrix)
+    if (len(stage.items) != plan.blocks) if stage.kind is StageKind.ATTENTION else stage.items:
+        yield f"{len(stage.items)} item spans for {plan.blocks} blocks"
+    items = plan.shard.kv_heads * plan.kv.splits
+    for block, (lo, hi) in enumerate(stage.items):
+        if not 0 <= lo <= hi <= items:
+            yield f"block {block} owns items {(lo, hi)} of {items}"
+
+
+def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
+    if not 0 <= read.value < len(plan.values):
+        yield f"reads value {read.value}, which does not exist"
+        return
+    value = plan.values[read.value]
+    if len(read.spans) != plan.blocks:
+        yield f"{len(read.spans)} read spans of {value.name} for {plan.blocks} blocks"
+    if read.parts is not Parts.OWN and not value.pushed:
+        yield f"reads {read.parts.value} parts of {value.name}, which is not pushed"
+    if not math.isfinite(read.scale):
+        yield f"scale {read.scale} of {value.name}"
+    for spans in set(read.spans):
+        edges = [edge for span in spans for edge in span]
+        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= value.elements for edge in edges):
+            yield f"block {read.spans.index(spans)} reads {spans} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+
+
+def _matrix_faults(plan: Plan, matrix: Matrix) -> Iterator[str]:
+    if min(matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols) < 1:
+        yield f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x {matrix.tile_cols}"
+    elif matrix.rows % matrix.unit or matrix.tile_rows % matrix.unit:
+        yield f"{matrix.rows} rows in tiles of {matrix.tile_rows}: not whole units of {matrix.unit} rows"
+    if len(matrix.owned) != plan.blocks:
+        yield f"{len(matrix.owned)} row spans for {plan.blocks} blocks"
+    for block, (lo, hi) in enumerate(matrix.owned):
+        if not 0 <= lo <= hi <= matrix.rows or lo % matrix.unit or hi % matrix.unit:
+            yield f"block {block} owns rows {(lo, hi)} of {matrix.rows} in units of {matrix.unit}"
+
+
+# ---- ownership -------------------------------------------------------------------------------------------------------
+
+
+def _outputs(plan: Plan) -> Iterator[Violation]:
+    for value in plan.values:
+        fault = _not_a_partition(value.owned, value.elements)
+        if fault:
+            yield Violation("outputs", plan.stages[value.stage].name, f"{value.name}: element {fault}")
+    for stage in plan.stages:
+        parts = [("row", stage.matrix.owned, stage.matrix.rows)] if stage.matrix else []
+        if stage.kind is StageKind.ATTENTION:
+            parts.append(("item", stage.items, plan.shard.kv_heads * plan.kv.splits))
+        for what, owned, count in parts:
+            fault = _not_a_partition(owned, count)
+            if fault:
+                yield Violation("outputs", stage.name, f"{what} {fault}")
+
+
+def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
+    """Empty when the spans hold each of 0..count-1 exactly once."""
+    at, before = 0, -1
+    for (lo, hi), block in sorted((span, block) for block, span in enumerate(owned) if span[0] < span[1]):
+        if lo < at:
+            return f"{lo} belongs to blocks {before} and {block}"
+        if lo > at:
+            return f"{at} belongs to no block"
+        at, before = hi, block
+    return f"{at} belongs to no block" if at < count else ""
+
+
+# ---- order, residency, collectives, resets ---------------------------------------------------------------------------
+
+
+def _order(plan: Plan) -> Iterator[Violation]:
+    for stage in plan.stages:
+        for read in stage.reads:
+            value = plan.values[read.value]
+            if not read.previous_step and value.stage >= stage.index:
+                readers = [block for block, spans in enumerate(read.spans) if spans]
+                message = f"blocks {readers[:4]} wait for {value.name}, which {plan.stages[value.stage].name} publishes later in the step"
+                yield Violation("deadlock", stage.name, message)
+    inside = plan.options.execution is Execution.RESIDENT or plan.options.handoff is HandOffKind.GRID
+    if inside and plan.options.blocks > plan.limits.blocks and not plan.limits.oversubscribe:
+        message = f"{plan.options.blocks} blocks per GPU wait for each other, {plan.limits.blocks} can be resident"
+        yield Violation("residency", THE_PLAN, message)
+
+
+def _collectives(plan: Plan) -> Iterator[Violation]:
+    kind, execution = plan.options.collective, plan.options.execution
+    if kind is CollectiveKind.NONE and plan.ranks > 1:
+        yield Violation("collective", THE_PLAN, f"collective=none with {plan.ranks} ranks")
+    for stage in plan.stages:
+        library = stage.kind is StageKind.COLLECTIVE
+        if library and (kind is not CollectiveKind.LIBRARY or execution is Execution.RESIDENT):
+            yield Violation("collective", stage.name, f"a library call with collective={kind.value}, execution={execution.value}")
+        if library and (stage.resets or stage.matrix or len(stage.reads) != 1 or stage.publishes is None):
+            yield Violation("collective", stage.name, "a library call gathers one value and does nothing else")
+        if not library and kind is CollectiveKind.LIBRARY and stage.publishes is not None and plan.values[stage.publishes].pushed:
+            yield Violation("collective", stage.name, f"pushes {plan.values[stage.publishes].name} although collective=library")
+
+
+def _resets(plan: Plan) -> Iterator[Violation]:
+    sentinel = plan.options.handoff is HandOffKind.SENTINEL
+    resets = [(reset.value, stage.name) for stage in plan.stages for reset in stage.resets]
+    if not sentinel:
+        for id, stage in resets:
+            yield Violation("reset", stage, f"resets {plan.values[id].name} although {plan.options.handoff.value} hand-offs need none")
+        return
+    for value in plan.values:
+        places = [stage for reset, stage in resets if reset == value.id]
+        if len(places) != 1:
+            where = places[-1] if places else plan.stages[value.stage].name
+            yield Violation("reset", where, f"{value.name} is reset {len(places)} times a step")
+
+
+# ---- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def _budgets(plan: Plan) -> Iterator[Violation]:
+    options, limits, kv = plan.options, plan.limits, plan.kv
+    for what, used, limit in (
+        ("bytes on chip per block", plan.on_chip_bytes(), limits.on_chip_bytes),
+        ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
+        ("cached positions", options.context, options.max_context),
+    ):
+        if used > limit:
+            yield Violation("budget", THE_PLAN, f"needs {used} {what}, the limit is {limit}")
+    if options.window_slots > options.ring_slots:
+        yield Violation("ring", THE_PLAN, f"{options.window_slots} slots in flight in a ring of {options.ring_slots}")
+    for stage in plan.stages:
+        if stage.matrix and (size := _tile_bytes(plan, stage.matrix)) > options.slot_bytes:
+            yield Violation("ring", stage.name, f"a tile of {size} bytes in a slot of {options.slot_bytes}")
+    if len(plan.die_of_block) != options.blocks or not all(0 <= die < limits.dies for die in plan.die_of_block):
+        message = f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on {limits.dies} dies"
+        yield Violation("structure", THE_PLAN, message)
+    whole_pages = kv.splits >= 1 and kv.page >= 1 and kv.item_positions % kv.page == 0
+    if not whole_pages or kv.splits * kv.item_positions < options.max_context:
+        message = f"{kv.splits} splits x {kv.item_positions} positions in pages of {kv.page} hold no {options.max_context} positions"
+        yield Violation("budget", THE_PLAN, message)
+
+
+def _tile_bytes(plan: Plan, matrix: Matrix) -> int:
+    return matrix.tile_rows * matrix.tile_cols * plan.options.weight_dtype.bytes
