@@ -1,0 +1,92 @@
+"""Small models of each family, with the configurations transformers takes and weights from a frozen generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twin.models.decoder import canonical_shape
+from twin.models.load import from_config, tensors
+from twin.models.spec import DType, ModelSpec
+from twin.plan.build import build
+from twin.plan.shards import Array
+from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
+
+SEED = 2024
+POSITIONS = 20  # more than the sliding windows below
+TOLERANCE = 2e-5  # logits are about 4; the largest difference seen in FP32 is 5e-6
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_SIZES, "rope_scaling": _LLAMA3},
+    "llama-tied": {
+        "model_type": "llama", **_SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "mistral": {"model_type": "mistral", **_SIZES, "sliding_window": 7},
+    "qwen2": {"model_type": "qwen2", **_SIZES, "tie_word_embeddings": True},
+    "qwen2-window": {"model_type": "qwen2", **_SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 16, "rope_theta": 1e6},
+}  # fmt: skip
+
+# GPUs, blocks per GPU, splits of a KV head, positions of a page, sampling
+PLANS = [
+    (1, 1, 1, 16, Sampling.GREEDY),
+    (1, 4, 3, 2, Sampling.FULL),
+    (2, 3, 2, 4, Sampling.GREEDY),
+    (4, 2, 2, 1, Sampling.FULL),
+]
+
+
+class Table(dict[str, Array]):
+    """Weights held in a dictionary."""
+
+    def __init__(self, spec: ModelSpec, values: dict[str, Array]) -> None:
+        super().__init__(values)
+        self.spec = spec
+        self.dtype = DType.FP32
+
+
+def weights(config: dict[str, Any]) -> Table:
+    """FP32 weights of a configuration. RandomState, because its numbers never change with numpy's version."""
+    spec = from_config(config, "case")
+    random = np.random.RandomState(SEED)
+    values: dict[str, Array] = {}
+    for name in tensors(spec):
+        shape = canonical_shape(spec, name)
+        scale = 0.1 if len(shape) == 1 else shape[1] ** -0.5
+        values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(np.float32)
+    return Table(spec, values)
+
+
+def tokens(config: dict[str, Any]) -> list[int]:
+    return [int(t) for t in np.random.RandomState(SEED + 1).randint(0, config["vocab_size"], POSITIONS)]
+
+
+def plan(spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, sampling: Sampling, **more: Any) -> Plan:
+    """A plan on a machine without limits."""
+    collective = more.pop("collective", CollectiveKind.PUSH if gpus > 1 else CollectiveKind.NONE)
+    options = Options(
+        gpus=gpus, blocks=blocks, attention_splits=splits, kv_page=page, sampling=sampling, collective=collective,
+        context=8, max_context=32, **more,
+    )  # fmt: skip
+    return build(spec, options, Limits(64, 1, 2**30, 2**40, True))
