@@ -1,0 +1,232 @@
+"""One resident block: its consumer walks the plan, its loader (the ring) runs ahead of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from twin.plan.types import StageKind
+from twin.sim.clock import Clock
+from twin.sim.handoff import Binder
+from twin.sim.program import (
+    ATTENTION,
+    COLLECTIVE,
+    CONSUMER,
+    HAND_OFF,
+    LAUNCH,
+    OTHER,
+    SAMPLING,
+    STREAMING,
+    ReadWork,
+    StageWork,
+)
+from twin.sim.ring import Ring
+
+if TYPE_CHECKING:
+    from twin.sim.machine import Machine
+
+Process = Generator[simpy.Event, Any, None]
+Timed = Generator[simpy.Event, Any, int]  # returns the block's own clock, which may run ahead of the machine's
+Segment = tuple[int, int, "Binder | None"]  # (end, cause, whom it waited for); starts where the one before it ends
+
+
+class Core:
+    """A core that several blocks share: one runs at a time, first come first served."""
+
+    def __init__(self, env: Clock, switch: int) -> None:
+        self.env = env
+        self.switch = switch  # ps
+        self.queue: deque[simpy.Event] = deque()
+        self.running: Block | None = None
+        self.last: Block | None = None
+
+    def acquire(self, block: Block) -> Process:
+        if self.running is not None or self.queue:
+            turn = self.env.event()
+            self.queue.append(turn)
+            yield turn
+        self.running = block
+        if self.last is not None and self.last is not block and self.switch:
+            yield self.env.timeout(self.switch)
+        self.last = block
+
+    def release(self) -> None:
+        self.running = None
+        if self.queue:
+            self.running = self.last  # taken: the next in line runs before any newcomer
+            self.queue.popleft().succeed()
+
+
+class Block:
+    """State of one block, and its log: per step and stage, how its time was spent."""
+
+    def __init__(self, machine: Machine, *, rank: int, index: int, gpu: int, die: int, name: str, ring: Ring, core: Core | None) -> None:
+        self.machine = machine
+        self.env = machine.env
+        self.rank = rank
+        self.index = index
+        self.gpu = gpu
+        self.die = die
+        self.name = name
+        self.ring = ring
+        self.core = core
+        package = machine.package_of(gpu)
+        self.exchange = package.exchange_pipes(die)
+        self.program = machine.program.stages[index]
+        self.log: list[list[list[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
+        self.ended: list[int] = []  # ps, per step
+        self.consumed = 0  # bytes of cached keys and values
+
+    def consumed_bytes(self) -> int:
+        """Weights and cached keys and values, since the start."""
+        ring = self.ring
+        steps, slots = divmod(ring.freed, max(1, ring.per_step))
+        return self.consumed + steps * sum(ring.sizes) + sum(ring.sizes[:slots])
+
+    def run(self) -> Process:
+        yield from self._resume([])
+        for step in range(self.machine.steps):
+            stages: list[list[Segment]] = []
+            for work in self.program:
+                segments: list[Segment] = []
+                yield from self._stage(step, work, segments)
+                stages.append(segments)
+            self.ended.append(self.env.now)
+            self.log.append(stages if self.machine.keeps(step) else [])
+        self._suspend()
+
+    # ---- one stage ----------------------------------------------------------------------------------------
+
+    def _stage(self, step: int, work: StageWork, log: list[Segment]) -> Process:
+        if self.machine.program.borders:
+            yield from self._border(step, work, log)
+        for read in work.reads:
+            if step or not read.previous_step:
+                yield from self._read(step - read.previous_step, read, log)
+        clock = self.env.now + work.fixed_ps
+        log.append((clock, work.fixed_cause, None))
+        if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
+            clock += self.machine.memory_latency
+            log.append((clock, OTHER, None))
+        if work.library:
+            assert self.machine.links is not None
+            clock += self.machine.links.library
+            log.append((clock, COLLECTIVE, None))
+        if work.slots:
+            clock = yield from self._consume(clock, work, log)
+        if work.kv:
+            clock = yield from self._attend(step, clock, work, log)
+        if work.sample_ps:
+            clock += work.sample_ps
+            log.append((clock, SAMPLING, None))
+        if clock > self.env.now:
+            yield self.env.timeout(clock - self.env.now)
+        data = self.env.now
+        if work.publication is not None:
+            data = self.machine.handoffs.publish(self, step, work.index, work.publication)
+        if self.machine.program.barriers:
+            yield from self._barrier(step, work, data, log)
+
+    def _read(self, step: int, read: ReadWork, log: list[Segment]) -> Process:
+        """Wait until all the needed elements are visible on this die, then gather them."""
+        env = self.env
+        if read.channel >= 0:
+            record, event = self.machine.handoffs.wait(self, step, read.channel)
+            if event is not None:
+                yield from self._sleep(event, log)
+                assert record.seen is not None
+                time, cause, binder = record.seen[self.die]
+                log.append((time, cause, binder))
+                yield from self._resume(log)
+        now = env.now + self.machine.program.fetch_ps
+        done = now + read.cost_ps
+        for pipe in self.exchange:
+            through = pipe.share(now, read.size)
+            if through > done:
+                done = through
+        if done > env.now:
+            yield env.timeout(done - env.now)
+        log.append((done, read.cause, None))
+
+    def _consume(self, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+        """Each slot not before its arrival. Late slots are memory time, early ones the consumer's own."""
+        env, ring = self.env, self.ring
+        last = -1
+        for cost in work.slots:
+            arrived = ring.arrival()
+            while arrived is None:  # a kernel's loader starts later than its consumer
+                yield env.timeout(ring.wait_ps())
+                arrived = ring.arrival()
+            if arrived > clock:
+                clock = arrived + cost
+                cause = STREAMING
+            else:
+                clock += cost
+                cause = CONSUMER
+            if cause == last:
+                log[-1] = (clock, cause, None)
+            else:
+                log.append((clock, cause, None))
+                last = cause
+            yield env.timeout(clock - env.now)
+            ring.free()
+        return clock
+
+    def _attend(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+        """Cached keys and values are fetched from the stage's start on, a window of requests at a time."""
+        env, ring = self.env, self.ring
+        if ring.open_at > env.now:
+            yield env.timeout(ring.open_at - env.now)
+        path = ring.cached if step else ring.loaded
+        arrivals: list[int] = []
+        for number, (_, cost) in enumerate(work.kv):
+            while len(arrivals) < min(len(work.kv), number + ring.window):
+                size = work.kv[len(arrivals)][0]
+                arrivals.append(path.request(env.now, size))
+                self.consumed += size
+            clock = max(clock, arrivals[number]) + cost
+            yield env.timeout(clock - env.now)
+        log.append((clock, ATTENTION, None))
+        return clock
+
+    # ---- borders, barriers, shared cores ------------------------------------------------------------------
+
+    def _border(self, step: int, work: StageWork, log: list[Segment]) -> Process:
+        """A kernel starts when all blocks of its GPU have finished the one before; its ring is empty."""
+        border = self.machine.kernel_border(self, step, work.index, work.launch_ps, library=work.library)
+        event = border.arrive(self, work.index)
+        yield from self._sleep(event, log)
+        log.append((self.env.now, LAUNCH, border.binder))
+        restart = self.machine.restart if work.touches_memory else 0
+        self.ring.open(step * self.ring.per_step + work.last_slot, self.env.now + restart)
+        yield from self._resume(log)
+
+    def _barrier(self, step: int, work: StageWork, data: int, log: list[Segment]) -> Process:
+        barrier = self.machine.barrier(step, work.index)
+        barrier.arrive(self, work.index, data)
+        yield from self._sleep(barrier.events[self.rank], log)
+        cause, binder = barrier.cause[self.rank] or (HAND_OFF, None)
+        log.append((self.env.now, cause, binder))
+        yield from self._resume(log)
+
+    def _sleep(self, event: simpy.Event, log: list[Segment]) -> Process:
+        self._suspend()
+        yield event
+
+    def _suspend(self) -> None:
+        """A block that waits gives its core away, and its loader stops with it."""
+        if self.core is not None:
+            self.ring.paused = True
+            self.core.release()
+
+    def _resume(self, log: list[Segment]) -> Process:
+        if self.core is None:
+            return
+        start = self.env.now
+        yield from self.core.acquire(self)
+        if self.env.now > start:
+            log.append((self.env.now, CONSUMER, None))
+        self.ring.resume()

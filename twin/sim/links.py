@@ -1,0 +1,55 @@
+"""Stores from one GPU into another's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twin.errors import HardwareError
+from twin.hardware.types import Link
+from twin.sim.memory import Package, Pipe
+from twin.units import picoseconds
+
+TOPOLOGIES = ("mesh", "switch", "memory")
+
+
+class Links:
+    """A pipe per ordered pair (mesh), or one out of and one into each GPU (switch, memory).
+
+    The hop is the loaded one when both ends' memory is busy at the moment of the store: the same stores then queue with
+    the stream. Which of the two holds is decided per store, never per run.
+    """
+
+    def __init__(self, link: Link, packages: Sequence[Package]) -> None:
+        """`packages[gpu]`; emulated GPUs may share one package."""
+        if link.topology not in TOPOLOGIES:
+            raise HardwareError(f"link.topology={link.topology!r}: use one of {', '.join(TOPOLOGIES)}")
+        rate = link.bytes_per_s.value
+        gpus = range(len(packages))
+        self.packages = packages
+        self.hop = picoseconds(link.hop_s.value)
+        self.loaded_hop = picoseconds(link.loaded_hop_s.value)
+        self.library = picoseconds(link.library_allreduce_s.value)
+        self.routes: dict[tuple[int, int], tuple[Pipe, ...]] = {}
+        if link.topology == "mesh":
+            for a in gpus:
+                for b in gpus:
+                    self.routes[a, b] = (Pipe(f"Link[{a}>{b}]", rate),)
+        else:
+            out = [Pipe(f"Gpu[{g}].egress", rate) for g in gpus]
+            into = [Pipe(f"Gpu[{g}].ingress", rate) for g in gpus]
+            for a in gpus:
+                for b in gpus:
+                    self.routes[a, b] = (out[a], into[b])
+
+    def send(self, source: int, target: int, now: int, size: int) -> int:
+        """When stores issued now are visible to a poll on the target GPU."""
+        done = now
+        for pipe in self.routes[source, target]:
+            through = pipe.reserve(now, size)
+            if through > done:
+                done = through
+        return done + self.hop_between(source, target, now)
+
+    def hop_between(self, source: int, target: int, now: int) -> int:
+        loaded = self.packages[source].streaming(now) and self.packages[target].streaming(now)
+        return self.loaded_hop if loaded else self.hop

@@ -1,0 +1,182 @@
+"""Builds the simulated machine from a node and a plan, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import simpy
+
+from twin.errors import HardwareError
+from twin.hardware.types import Node
+from twin.plan.types import Execution, Plan, StageKind
+from twin.sim import cost
+from twin.sim.block import Block, Core
+from twin.sim.clock import Clock, SimulationError
+from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
+from twin.sim.links import Links
+from twin.sim.memory import Package, Pipe
+from twin.sim.program import compile_plan
+from twin.sim.ring import Ring
+from twin.units import picoseconds
+
+
+class Border:
+    """Between two kernels: all blocks of a GPU (of all, before a library collective) have finished, then a launch."""
+
+    def __init__(self, env: Clock, blocks: int, launch: int) -> None:
+        self.env = env
+        self.pending = blocks
+        self.launch = launch
+        self.event = env.event()
+        self.binder: Binder | None = None
+
+    def arrive(self, block: Block, stage: int) -> simpy.Event:
+        self.pending -= 1
+        if self.pending == 0:
+            self.binder = (block, stage - 1, self.env.now)
+            self.env.trigger(self.event, self.env.now + self.launch)
+        return self.event
+
+
+class Machine:
+    """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps` times."""
+
+    def __init__(self, plan: Plan, node: Node, *, steps: int, keep_all: bool) -> None:
+        check(plan, node)
+        device = node.device
+        self.plan = plan
+        self.node = node
+        self.steps = steps
+        self.keep_all = keep_all
+        self.env = Clock()
+        self.program = compile_plan(plan, device)
+        self.shared = node.link is not None and node.link.topology == "memory"  # emulated GPUs: one package
+        count = 1 if self.shared else plan.options.gpus
+        self.packages = [Package(device, plan.options.placement, index) for index in range(count)]
+        packages = [self.package_of(gpu) for gpu in range(plan.options.gpus)]
+        self.links = Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
+        self.handoffs = HandOffs(self.env, self.program, Timing(device), self.links)
+        self.memory_latency = picoseconds(device.memory.latency_s.value)
+        self.restart = cost.restart_ps(device)
+        self.cores = self._cores()
+        self.ports: dict[object, Pipe] = {}
+        self.borders: dict[tuple[int, int, int], Border] = {}
+        self.barriers: dict[tuple[int, int], Barrier] = {}
+        self.blocks = [self._block(rank, index) for rank in range(plan.ranks) for index in range(plan.blocks)]
+
+    def run(self) -> None:
+        """Until the last block has finished its last step. The loaders are then already in the next one."""
+        if self.plan.options.execution is Execution.RESIDENT:
+            for block in self.blocks:
+                block.ring.pump()
+        done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
+        try:
+            self.env.run(until=done)
+        except RuntimeError as error:  # simpy: no event left
+            stuck = next(block.name for block in self.blocks if len(block.ended) < self.steps)
+            raise SimulationError(f"deadlock: {stuck} waits for something that nobody publishes; validate the plan") from error
+
+    def package_of(self, gpu: int) -> Package:
+        return self.packages[0 if self.shared else gpu]
+
+    def keeps(self, step: int) -> bool:
+        """Is this step's log needed?"""
+        return self.keep_all or step == self.steps - 1
+
+    def number_on_gpu(self, block: Block) -> int:
+        return block.rank % self.plan.ranks_per_gpu * self.plan.blocks + block.index
+
+    def record_loaders(self, blocks: Collection[int] | None) -> None:
+        """Keep every request's times, for a trace of these blocks of each GPU."""
+        for block in self.blocks:
+            if blocks is None or self.number_on_gpu(block) in blocks:
+                block.ring.history = []
+
+    def pipes(self) -> list[Pipe]:
+        return [pipe for package in self.packages for pipe in package.pipes()] + list(self.ports.values())
+
+    def footprint(self) -> int:
+        """Bytes that one package reads per step."""
+        return self.plan.bytes_per_step() // len(self.packages)
+
+    def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
+        """All GPUs meet before a library collective; else each for itself."""
+        scope = -1 if library else block.gpu
+        key = (step, stage, scope)
+        if key not in self.borders:
+            per_gpu = self.plan.options.blocks
+            self.borders[key] = Border(self.env, per_gpu * (self.plan.options.gpus if library else 1), launch)
+        return self.borders[key]
+
+    def barrier(self, step: int, stage: int) -> Barrier:
+        key = (step, stage)
+        if key not in self.barriers:
+            published = self.plan.stages[stage].publishes
+            across = published is not None and self.plan.values[published].pushed and self.plan.ranks > 1
+            self.barriers[key] = Barrier(self.handoffs, across=across)
+        return self.barriers[key]
+
+    # ---- wiring -------------------------------------------------------------------------------------------
+
+    def _cores(self) -> list[Core]:
+        """Cores that blocks take turns on; none where every block has its own."""
+        device, gpus = self.node.device, self.plan.options.gpus
+        packages = len(self.packages)
+        if device.sharing is None or self.plan.options.blocks * gpus // packages <= device.blocks:
+            return []
+        switch = picoseconds(device.sharing.switch_s.value)
+        return [Core(self.env, switch) for _ in range(device.blocks * packages)]
+
+    def _block(self, rank: int, index: int) -> Block:
+        plan = self.plan
+        gpu = plan.gpu_of_rank(rank)
+        on_gpu = rank % plan.ranks_per_gpu * plan.blocks + index
+        die = plan.die_of_block[on_gpu]
+        name = f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]"
+        core, port = self._core(gpu, on_gpu, name)
+        package = self.package_of(gpu)
+        sizes = self.program.sizes[index]
+        resident = plan.options.execution is Execution.RESIDENT
+        ring = Ring(
+            self.env,
+            sizes,
+            capacity=plan.options.ring_slots,
+            window=plan.options.window_slots,
+            memory=package.memory_path(die, port),
+            cached=package.cached_path(die, port, self.footprint()),
+            limit=(self.steps + 1) * len(sizes) if resident else 0,
+        )
+        ring.paused = core is not None
+        return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
+
+    def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
+        """A block's core, and the pipe of what one core can load."""
+        device = self.node.device
+        rate = device.block.load_bytes_per_s.value
+        if not self.cores:
+            port = self.ports[name] = Pipe(f"{name}.load", rate)
+            return None, port
+        number = on_gpu % device.blocks + (0 if self.shared else gpu * device.blocks)
+        if number not in self.ports:
+            self.ports[number] = Pipe(f"Core[{number}].load", rate)
+        return self.cores[number], self.ports[number]
+
+
+def check(plan: Plan, node: Node) -> None:
+    """Raises HardwareError if the plan was made for other hardware than the node."""
+    device, options = node.device, plan.options
+    dies = int(device.structure.dies.value)
+    if options.gpus > node.gpus:
+        raise HardwareError(f"gpus={options.gpus}: node {node.name} has {node.gpus}; plan for at most that many")
+    if max(plan.die_of_block) >= dies:
+        raise HardwareError(f"the plan uses {max(plan.die_of_block) + 1} dies, {device.name} has {dies}: plan with this device's limits")
+    if options.blocks > device.blocks and device.sharing is None:
+        raise HardwareError(f"blocks={options.blocks}: {device.name} holds {device.blocks} resident blocks; plan for at most that many")
+    crosses = plan.ranks > plan.ranks_per_gpu and any(value.pushed for value in plan.values)
+    if crosses and node.link is None:
+        raise HardwareError(f"the plan exchanges between GPUs, but node {node.name} has no link: add one or plan for one GPU")
+    library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
+    if library and node.link is None:
+        raise HardwareError(f"the plan calls a library collective, but node {node.name} has no link")
+    if library and options.execution is Execution.RESIDENT:
+        raise HardwareError("a library collective cannot run inside a resident kernel: use push, or execution graph or stream")

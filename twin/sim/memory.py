@@ -1,0 +1,155 @@
+"""Device memory, caches and the fabric of one package, as first-in-first-out pipes.
+
+A request takes its place in every pipe of its path when it is issued, and is done when the slowest pipe is (cut-through).
+Stacks are interleaved far below the size of a request, so the stacks of one domain always work in step: a domain is one
+pipe. FLAT placement has one domain, all stacks; DIE_AWARE one per I/O die.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.hardware.types import Device
+from twin.plan.types import Placement
+from twin.sim.cost import PS, cached
+from twin.units import picoseconds
+
+
+class Pipe:
+    """Serves requests in the order of their arrival, at a fixed rate.
+
+    Small transfers (gathers, publications) are a class of their own: they queue among themselves, and while streamed
+    requests are waiting too, both classes get half of the rate. Neither class loses what the other does not use.
+    """
+
+    __slots__ = ("bytes", "costs", "denominator", "free", "name", "numerator", "small_free")
+
+    def __init__(self, name: str, bytes_per_s: float, *, share: int = 1) -> None:
+        """One of `share` equal parts of `bytes_per_s`."""
+        self.name = name
+        self.numerator = PS * share
+        self.denominator = max(1, int(bytes_per_s))
+        self.free = 0  # ps; when the streamed requests taken so far are done
+        self.small_free = 0
+        self.bytes = 0
+        self.costs: dict[int, int] = {}
+
+    def cost(self, size: int) -> int:
+        """Service time, rounded up: never faster than the rate."""
+        known = self.costs.get(size)
+        if known is None:
+            known = self.costs[size] = -(-size * self.numerator // self.denominator)
+        return known
+
+    def reserve(self, now: int, size: int) -> int:
+        """Queue behind everything streamed; when the last byte is through."""
+        free = self.free
+        self.free = done = (free if free > now else now) + self.cost(size)
+        self.bytes += size
+        return done
+
+    def share(self, now: int, size: int) -> int:
+        """A small transfer beside the stream: full rate on an idle pipe, half while the stream has a backlog."""
+        start = self.small_free if self.small_free > now else now
+        cost = self.cost(size)
+        backlog = self.free - start
+        self.small_free = done = start + cost + (min(backlog, cost) if backlog > 0 else 0)
+        self.free = (self.free if self.free > now else now) + cost
+        self.bytes += size
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """From memory (or the cache that holds the weights) to one block."""
+
+    pipes: tuple[Pipe, ...]
+    latency: int
+
+    def request(self, now: int, size: int) -> int:
+        """Arrival of a request issued now."""
+        done = now
+        for pipe in self.pipes:  # Pipe.reserve, written out: half of the twin's time goes through here
+            through = pipe.free
+            if through < now:
+                through = now
+            known = pipe.costs.get(size)
+            through += pipe.cost(size) if known is None else known
+            pipe.free = through
+            pipe.bytes += size
+            if through > done:
+                done = through
+        return done + self.latency
+
+
+class Package:
+    """Memory, caches and fabric of one package. Several emulated GPUs may share one."""
+
+    def __init__(self, device: Device, placement: Placement, index: int) -> None:
+        self.device = device
+        self.placement = placement
+        self.name = f"Gpu[{index}]"
+        structure = device.structure
+        self.dies = int(structure.dies.value)
+        self.io_dies = int(structure.io_dies.value)
+        domains = self.io_dies if placement is Placement.DIE_AWARE else 1
+        self.domains = [
+            Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains) for i in range(domains)
+        ]
+        self.l2 = [Pipe(f"{self.name}.Die[{i}].l2", device.l2.bytes_per_s.value) for i in range(self.dies)]
+        self.llc: list[Pipe] = []
+        if device.llc is not None:
+            self.llc = [Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains) for i in range(domains)]
+        self.ports: list[Pipe] = []
+        self.ingress: list[Pipe] = []
+        if device.fabric is not None:
+            self.ports = [Pipe(f"{self.name}.Die[{i}].port", device.fabric.die_port_bytes_per_s.value) for i in range(self.dies)]
+        if device.fabric is not None and placement is Placement.FLAT and self.io_dies > 1:
+            # interleaved: of every request, (io_dies - 1) / io_dies come from other I/O dies
+            rate = device.fabric.io_ingress_bytes_per_s.value * self.io_dies / (self.io_dies - 1)
+            self.ingress = [Pipe(f"{self.name}.Io[{i}].ingress", rate) for i in range(self.io_dies)]
+
+    def io_of(self, die: int) -> int:
+        return die * self.io_dies // self.dies
+
+    def memory_path(self, die: int, block_port: Pipe) -> Path:
+        """Stacks, fabric, die port, L2, the block's own load limit."""
+        domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
+        pipes = [self.domains[domain], *self._fabric(die), block_port]
+        return Path(tuple(pipes), picoseconds(self.device.memory.latency_s.value) + self._hops_ps(die))
+
+    def cached_path(self, die: int, block_port: Pipe, footprint: int) -> Path | None:
+        """The path of a step's bytes once a cache holds them all; None if none does."""
+        if cached(footprint, self.device.l2.capacity_bytes.value * self.dies):
+            return Path((self.l2[die], block_port), picoseconds(self.device.l2.latency_s.value))
+        if self.device.llc is not None and cached(footprint, self.device.llc.capacity_bytes.value):
+            domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
+            pipes = [self.llc[domain], *self._fabric(die), block_port]
+            return Path(tuple(pipes), picoseconds(self.device.llc.latency_s.value) + self._hops_ps(die))
+        return None
+
+    def exchange_pipes(self, die: int) -> tuple[Pipe, ...]:
+        """What gathered and published elements pass: the die's L2 and, if there is one, its port to the fabric."""
+        return (self.l2[die], self.ports[die]) if self.ports else (self.l2[die],)
+
+    def streaming(self, now: int) -> bool:
+        """Is any part of the memory busy?"""
+        return any(pipe.free > now for pipe in (*self.domains, *self.llc))
+
+    def pipes(self) -> list[Pipe]:
+        return [*self.domains, *self.llc, *self.ingress, *self.ports, *self.l2]
+
+    def _fabric(self, die: int) -> list[Pipe]:
+        pipes = [self.ingress[self.io_of(die)]] if self.ingress else []
+        if self.ports:
+            pipes.append(self.ports[die])
+        return [*pipes, self.l2[die]]
+
+    def _hops_ps(self, die: int) -> int:
+        """Mean added latency of interleaved memory; the I/O dies form a ring."""
+        fabric = self.device.fabric
+        if fabric is None or self.placement is Placement.DIE_AWARE:
+            return 0
+        home = self.io_of(die)
+        hops = sum(min(abs(home - io), self.io_dies - abs(home - io)) for io in range(self.io_dies))
+        return picoseconds(hops * fabric.hop_s.value / self.io_dies)

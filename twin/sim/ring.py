@@ -1,0 +1,121 @@
+"""The loader of one block: fills the ring in stream order, as far ahead as slots and window allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import simpy
+
+from twin.sim.clock import Clock, SimulationError
+from twin.sim.memory import Path
+
+
+class Ring:
+    """Slots of a block's stream. Weights do not depend on activations, so the stream crosses stage, layer and step borders.
+
+    A slot is requested as soon as (a) it is open: its kernel has started, (b) one of `capacity` ring slots is free and
+    (c) fewer than `window` are in flight. The consumer frees slots in order.
+    """
+
+    __slots__ = (
+        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "limit", "loaded", "open_at", "paused", "per_step", "sizes",
+        "waiting", "warm", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self, env: Clock, sizes: Sequence[int], *, capacity: int, window: int, memory: Path, cached: Path | None, limit: int
+    ) -> None:
+        """`cached` serves every step after the first; `limit` is the first slot that may not be requested yet."""
+        self.env = env
+        self.sizes = sizes
+        self.per_step = len(sizes)
+        self.capacity = capacity
+        self.window = min(window, capacity)
+        self.loaded = memory
+        self.cached = cached or memory
+        self.warm = self.per_step  # first slot of the second step
+        self.limit = limit
+        self.open_at = 0  # no request before this time
+        self.paused = False  # a block without its core requests nothing
+        self.issued = 0
+        self.freed = 0
+        self.arrivals = [0] * capacity  # of slot k at k % capacity
+        self.waiting = False  # a wake-up for (c) or open_at is under way
+        self.history: list[tuple[int, int]] | None = None  # (issued, arrived) of each slot, for traces
+
+    def open(self, limit: int, at: int) -> None:
+        """Allow slots below `limit`, from `at` on."""
+        self.limit = limit
+        self.open_at = at
+        self.pump()
+
+    def resume(self) -> None:
+        """The block has its core again."""
+        self.paused = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Request every slot that may be requested now."""
+        if self.paused:
+            return
+        now = self.env.now
+        if now < self.open_at:
+            if self.issued < self.limit:
+                self._wake_at(self.open_at)
+            return
+        capacity, window = self.capacity, self.window
+        while self.issued < self.limit and self.issued - self.freed < capacity:
+            if window < capacity and self.issued >= window:
+                oldest = self.arrivals[(self.issued - window) % capacity]
+                if oldest > now:
+                    self._wake_at(oldest)
+                    return
+            self._request(now)
+
+    def arrival(self) -> int | None:
+        """When the slot that the consumer needs next is there; None if it is not even requested."""
+        if self.freed == self.issued:
+            self.pump()
+            if self.freed == self.issued:
+                return None
+        return self.arrivals[self.freed % self.capacity]
+
+    def wait_ps(self) -> int:
+        """Until the next slot can be requested. Raises SimulationError if that is not a matter of time."""
+        wait = self.open_at - self.env.now
+        if self.paused or wait <= 0 or self.freed >= self.limit:
+            raise SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
+        return wait
+
+    def free(self) -> None:
+        """The consumer is done with its slot."""
+        self.freed += 1
+        self.pump()
+
+    def in_flight_bytes(self) -> int:
+        """Bytes requested and not yet consumed."""
+        return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))
+
+    def _request(self, now: int) -> None:
+        slot = self.issued
+        path = self.loaded if slot < self.warm else self.cached
+        arrived = path.request(now, self.sizes[slot % self.per_step])
+        if slot:  # in order, even when a cache answers sooner than memory did
+            before = self.arrivals[(slot - 1) % self.capacity]
+            if before > arrived:
+                arrived = before
+        self.arrivals[slot % self.capacity] = arrived
+        self.issued = slot + 1
+        if self.history is not None:
+            self.history.append((now, arrived))
+
+    def _wake_at(self, time: int) -> None:
+        if not self.waiting:
+            self.waiting = True
+            timeout = self.env.timeout(time - self.env.now)
+            assert timeout.callbacks is not None
+            timeout.callbacks.append(self._woken)
+
+    def _woken(self, _: simpy.Event) -> None:
+        self.waiting = False
+        self.pump()

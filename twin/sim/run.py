@@ -1,0 +1,170 @@
+"""Simulate a plan on a node."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+
+from twin.errors import PlanError
+from twin.hardware.override import assumed
+from twin.hardware.types import Node
+from twin.plan.types import Execution, Plan, StageKind
+from twin.sim.attribution import Table, critical_path, tabulate
+from twin.sim.machine import Machine
+from twin.sim.program import CAUSES
+from twin.sim.trace import Trace, collect
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Time of one stage on the critical path."""
+
+    name: str
+    kind: str
+    ps: int
+    dominant: str  # the cause with the largest share
+    causes_ps: dict[str, int]
+
+    @property
+    def seconds(self) -> float:
+        return self.ps / 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One steady decode step: from the end of the step before the last to the end of the last."""
+
+    plan: str
+    node: str
+    step_ps: int
+    floor_s: float  # bytes per step / (packages x stream ceiling)
+    bytes_per_step: int
+    stream_bytes_per_s: float  # ceiling of all packages together
+    peak_bytes_per_s: float  # datasheet, all packages together
+    attribution_ps: dict[str, int]  # sums to step_ps
+    stages: tuple[StageTime, ...]
+    step_ends_ps: tuple[int, ...]
+    delivered_bytes: int  # by all memory and cache pipes, in all steps
+    consumed_bytes: int
+    in_ring_bytes: int  # prefetched for the step after the last
+    assumed: tuple[str, ...]  # paths of the assumed numbers that this result rests on
+    wall_s: float = field(default=0.0, compare=False)
+    trace: Trace | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def step_s(self) -> float:
+        return self.step_ps / 1e12
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e12 / self.step_ps
+
+    @property
+    def stream_fraction(self) -> float:
+        return self.floor_s / self.step_s
+
+    @property
+    def mbu(self) -> float:
+        return self.bytes_per_step / (self.peak_bytes_per_s * self.step_s)
+
+    @property
+    def attribution(self) -> dict[str, float]:
+        """Seconds of the critical path by cause."""
+        return {cause: ps / 1e12 for cause, ps in self.attribution_ps.items()}
+
+    @property
+    def simulated_steps_per_s(self) -> float:
+        """Speed of the twin itself; the only thing here that depends on the computer it runs on."""
+        return len(self.step_ends_ps) / self.wall_s if self.wall_s else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything that the same input reproduces."""
+        derived = ("step_s", "tokens_per_s", "stream_fraction", "mbu", "attribution")
+        return _fields(self, without=("wall_s", "trace")) | {name: getattr(self, name) for name in derived}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
+
+
+def simulate(plan: Plan, node: Node, *, steps: int = 2, trace: bool = False, blocks: Collection[int] | None = None) -> Result:
+    """Time one decode step of `plan` on `node`.
+
+    The first step starts with empty rings and cold caches; the last one is reported, so at least two are needed for the
+    steady state. `blocks` limits a trace to these blocks of each GPU. Raises HardwareError when plan and node do not fit.
+    """
+    if steps < 1:
+        raise PlanError(f"steps={steps}: simulate at least 1, and 2 for the steady state")
+    started = time.perf_counter()
+    machine = Machine(plan, node, steps=steps, keep_all=trace)
+    if trace:
+        machine.record_loaders(blocks)
+    machine.run()
+    pieces = critical_path(machine.blocks, steps - 1, len(plan.stages))
+    table = tabulate(pieces, len(plan.stages))
+    collected = collect(machine, blocks, pieces) if trace else None
+    return _result(machine, table, collected, time.perf_counter() - started)
+
+
+def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
+    fields = {name: getattr(result, name) for name in Result.__dataclass_fields__ if name not in without}
+    return fields | {"stages": [asdict(stage) for stage in result.stages]}
+
+
+def _result(machine: Machine, table: Table, trace: Trace | None, wall_s: float) -> Result:
+    plan, device = machine.plan, machine.node.device
+    ends = tuple(max(block.ended[step] for block in machine.blocks) for step in range(machine.steps))
+    ceiling = len(machine.packages) * device.memory.stream_bytes_per_s.value
+    totals = [sum(row[cause] for row in table) for cause in range(len(CAUSES))]
+    return Result(
+        plan=plan.name,
+        node=machine.node.name,
+        step_ps=ends[-1] - (ends[-2] if machine.steps > 1 else 0),
+        floor_s=plan.bytes_per_step() / ceiling,
+        bytes_per_step=plan.bytes_per_step(),
+        stream_bytes_per_s=ceiling,
+        peak_bytes_per_s=len(machine.packages) * device.memory.peak_bytes_per_s.value,
+        attribution_ps=dict(zip(CAUSES, totals, strict=True)),
+        stages=tuple(_stage_time(plan, index, row) for index, row in enumerate(table)),
+        step_ends_ps=ends,
+        delivered_bytes=sum(port.bytes for port in machine.ports.values()),
+        consumed_bytes=sum(block.consumed_bytes() for block in machine.blocks),
+        in_ring_bytes=sum(block.ring.in_flight_bytes() for block in machine.blocks),
+        assumed=tuple(_rests_on(plan, machine.node)),
+        wall_s=wall_s,
+        trace=trace,
+    )
+
+
+def _stage_time(plan: Plan, index: int, row: list[int]) -> StageTime:
+    stage = plan.stages[index]
+    causes = dict(zip(CAUSES, row, strict=True))
+    return StageTime(stage.name, stage.kind.value, sum(row), max(causes, key=lambda cause: causes[cause]), causes)
+
+
+def _rests_on(plan: Plan, node: Node) -> list[str]:
+    """Assumed numbers, without those that this plan cannot touch."""
+    options = plan.options
+    resident = options.execution is Execution.RESIDENT
+    library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
+    samples = any(stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages)
+    attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
+    unused = {
+        "memory.capacity_bytes": True,
+        "memory.peak_bytes_per_s": False,
+        "power.": True,
+        "launch.": resident,
+        "launch.stream_s": options.execution is not Execution.STREAM,
+        "launch.graph_edge_s": options.execution is not Execution.GRAPH,
+        "link.": options.gpus == 1,
+        "link.library_allreduce_s": not library,
+        "block.clock_hz": True,
+        "block.on_chip_bytes": True,
+        "block.kv_bytes_per_s": not attention,
+        "block.sample_element_s": not samples,
+        "handoff.atomic_s": options.handoff.value == "sentinel",
+        **{f"block.{name}_bytes_per_s": options.weight_dtype.value != name for name in ("fp16", "bf16", "fp32")},
+    }
+    idle = tuple(name for name, skip in unused.items() if skip)
+    return [path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)]
