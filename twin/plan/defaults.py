@@ -64,7 +64,8 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     """Between kernels a library does what a resident kernel has to do itself."""
     if ranks == 1:
         return CollectiveKind.NONE
-    return CollectiveKind.PUSH if options.execution is Execution.RESIDENT else CollectiveKind.LIBRARY
+    between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1  # lanes of one GPU need no library
+    return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
