@@ -277,9 +277,11 @@ class _Builder:
                 return [self._whole(value, residual=True)]
             own = self._whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
-        # The published definition delivers an early layer's parts again, although an early exchange already did.
-        past = self._published(kind, layer - delay)
-        return [self._whole(value, residual=True, parts=Parts.OWN), self._whole(past, residual=True, parts=Parts.OTHERS)]
+        reads = [self._whole(value, residual=True, parts=Parts.OWN)]
+        if layer >= 2 * delay or not lanes.early_exchange:  # an early exchange already delivered its parts
+            past = self._published(kind, layer - delay)
+            reads.append(self._whole(past, residual=True, parts=Parts.OTHERS))
+        return reads
 
     def _exchanged(self, layer: int) -> bool:
         """Does any other rank ever read this layer's partial sums?"""
