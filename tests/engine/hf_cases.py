@@ -84,7 +84,7 @@ def tokens(config: dict[str, Any]) -> list[int]:
 
 def plan(spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, sampling: Sampling, **more: Any) -> Plan:
     """A plan on a machine without limits."""
-    collective = more.pop("collective", CollectiveKind.PUSH if gpus > 1 else CollectiveKind.NONE)
+    collective = more.pop("collective", CollectiveKind.PUSH if gpus > 1 or spec.lanes else CollectiveKind.NONE)
     options = Options(
         gpus=gpus, blocks=blocks, attention_splits=splits, kv_page=page, sampling=sampling, collective=collective,
         context=8, max_context=32, **more,

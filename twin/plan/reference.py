@@ -49,7 +49,7 @@ class Reference:
         self.dtype = dtype
         self.memory = Memory(plan, dtype)
         self.position = 0
-        self.sampled = -1  # the token that the plan's own SAMPLE chose greedily
+        self.sampled = -1  # what the plan's own SAMPLE chose greedily, -1 if a logit is NaN
         self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks  # [n, hidden]; n is 1 when all blocks agree
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.kv.dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
@@ -247,11 +247,9 @@ class Reference:
     def _sample(self, rank: int, parts: Array) -> Array:
         """The greedy token of this rank, from all ranks' logits or candidates; ranks must agree."""
         seen = parts[0].reshape(-1)  # block 0 always samples
-        if self.plan.options.sampling is Sampling.FULL:
-            token = int(np.argmax(seen))
-        else:
-            logits, tokens = seen[0::2], seen[1::2]
-            token = int(tokens[logits == logits.max()].min())
+        full = self.plan.options.sampling is Sampling.FULL
+        logits, tokens = (seen, np.arange(len(seen))) if full else (seen[0::2], seen[1::2])
+        token = -1 if np.isnan(logits).any() else int(tokens[logits == logits.max()].min())
         if rank and token != self.sampled:
             raise InvalidPlan(f"position {self.position}: rank {rank} chose token {token}, rank 0 chose {self.sampled}")
         self.sampled = token
