@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from twin.commands import bench, calibrate, demo, hardware, models, plan, run, simulate, validate, whatif
 from twin.errors import TwinError
 
-COMMANDS = (plan, simulate, run, bench, calibrate, validate, whatif, models, hardware, demo)
+COMMANDS = ("plan", "simulate", "run", "bench", "calibrate", "validate", "whatif", "models", "hardware", "demo")
 USER_MISTAKE = 2
 INTERRUPTED = 130
 
@@ -33,7 +33,9 @@ Each command explains itself: twin COMMAND --help
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    named = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    args = build_parser(named).parse_args(words)
     try:
         code: int = args.run(args)
         return code
@@ -48,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line, one sub-parser for each command."""
+def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The command line with a sub-parser for each command named: only their modules are loaded, some are slow to."""
     parser = argparse.ArgumentParser(
         prog="twin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in COMMANDS:
-        module.add(commands)
+    for name in named:
+        import_module(f"twin.commands.{name}").add(commands)
     return parser
 
 

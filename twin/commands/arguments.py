@@ -18,7 +18,7 @@ from twin.units import parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
 ALIASES = {"weight_dtype": "--dtype"}
-_COMMENT = re.compile(r"^\s+(\w+)(?::[^=#]+)?(?:\s*=\s*[^#]+?)?\s*#\s*(.+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^ +(\w+)[^#\n]*#[ ]*(.+)$", re.MULTILINE)
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary}.\n\n{text}",
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
         epilog=f"examples:\n{examples.rstrip()}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

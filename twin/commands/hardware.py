@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from twin.commands.inputs import node_of
 from twin.commands.arguments import Subparsers, command
+from twin.commands.inputs import node_of
 from twin.commands.output import emit
 from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers

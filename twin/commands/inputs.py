@@ -8,9 +8,7 @@ from twin.commands.arguments import chosen_options
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.defaults import plan_for
-from twin.plan.types import Plan
-from twin.plan.validate import validate
+from twin.study.case import Case
 
 
 def node_of(name: str) -> Node:
@@ -18,9 +16,6 @@ def node_of(name: str) -> Node:
     return load_node(name)
 
 
-def planned(args: argparse.Namespace) -> tuple[Plan, Node]:
-    """The proven plan of `args.model` on `args.node` with the engine options given."""
-    node = node_of(args.node)
-    plan = plan_for(load_model(args.model), node, **chosen_options(args))
-    validate(plan)
-    return plan, node
+def case_of(args: argparse.Namespace) -> Case:
+    """`args.model` on `args.node` with the engine options given."""
+    return Case(load_model(args.model), node_of(args.node), chosen_options(args))

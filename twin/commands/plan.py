@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
-from twin.commands.inputs import planned
+from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.types import Node
 from twin.plan.types import Plan, Stage, StageKind
@@ -32,7 +32,8 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    plan, node = planned(args)
+    case = case_of(args)
+    plan, node = case.plan(), case.node
     data = summary(plan, node)
     emit(args, data, text(plan, node, data))
     return 0
@@ -112,7 +113,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         f"{options.execution.value}, hand-off {options.handoff.value}, collective {options.collective.value}"
     )
     rows = [
-        (kind, r["count"], format_quantity(r["bytes"], "B") if r["bytes"] else "", r["waits"], r["publishes"], r["resets"])
+        (kind, r["count"], f"{r['bytes'] / 1e6:,.1f}" if r["bytes"] else "", r["waits"], r["publishes"], r["resets"])
         for kind, r in data["stage_kinds"].items()
     ]
     used = [
@@ -129,5 +130,5 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         ("kernel launches per step", f"{data['launches']}"),
         ("validated", "no deadlock, no race, every output written once, every budget kept"),
     ]
-    kinds = table(("stage", "count", "bytes", "waits", "publishes", "resets"), rows)
+    kinds = table(("stage", "count", "MB", "waits", "publishes", "resets"), rows)
     return "\n\n".join([head, kinds, table(("budget", "used", "limit"), used), facts(about)])

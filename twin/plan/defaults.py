@@ -15,6 +15,7 @@ from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "collective", "weight_dtype", "kv_dtype", "max_context",
 )  # fmt: skip
+DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
@@ -57,7 +58,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
 def _max_context(spec: ModelSpec, options: Options) -> int:
     if options.context > spec.context:
         raise PlanError(f"context={options.context}: {spec.name} reaches {spec.context} positions; choose at most that many")
-    return min(spec.context, max(FIELDS["max_context"].default, options.context))
+    return min(spec.context, max(DEFAULT.max_context, options.context))
 
 
 def _collective(options: Options, ranks: int) -> CollectiveKind:
@@ -74,10 +75,8 @@ def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
     The MI300X has 304 CUs: Laneformer's 768, 1,536 and 3,072 outputs divide over 256 of them, which still stream at the ceiling.
     """
     device = node.device
-    if device.sharing is not None:  # emulated GPUs share this computer's cores
-        most = max(1, device.blocks // options.gpus)
-    else:
-        most = device.blocks
+    emulated = device.sharing is not None  # then all GPUs share this computer's cores
+    most = max(1, device.blocks // options.gpus) if emulated else device.blocks
     lanes = max(1, ranks // options.gpus)
     per_rank = max(1, most // lanes)
     even = _largest_divisor(_common_outputs(spec, ranks), per_rank)
@@ -94,7 +93,7 @@ def _largest_divisor(number: int, most: int) -> int:
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
-def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> dict[str, int]:
+def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> dict[str, Any]:
     """Slots that fill the on-chip memory left by the activations; smaller slots where only few would fit.
 
     Where blocks share a core there is no ring to fill: the cache does it, and the ring only has to fit.
@@ -109,6 +108,6 @@ def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any])
     slots = options.ring_slots
     if "ring_slots" not in chosen:
         slots = max(1, room // slot)
-        slots = min(slots, FIELDS["ring_slots"].default) if limits.oversubscribe else slots
+        slots = min(slots, DEFAULT.ring_slots) if limits.oversubscribe else slots
     window = options.window_slots if "window_slots" in chosen else slots
     return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}

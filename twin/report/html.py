@@ -32,7 +32,8 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin: 8px 0
 th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line); font-size: 12px; }
+.chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
+  font-size: 12px; white-space: nowrap; }
 .chip.assumed { background: #fff3d6; border-color: #e8c877; }
 .chip.measured, .chip.fitted { background: #e2f3e6; border-color: #9fcfab; }
 @media print {
@@ -49,11 +50,12 @@ LAYOUT: Figure = {
     "plot_bgcolor": "rgba(0,0,0,0)",
     "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
     "hoverlabel": {"align": "left"},
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#b3bbc8", "activecolor": "#1f5fbf"},
 }
 SCRIPT = """
 for (const holder of document.querySelectorAll("script[type='application/json'][data-figure]")) {
   const figure = JSON.parse(holder.textContent);
-  Plotly.newPlot(holder.dataset.figure, figure.data, figure.layout, {responsive: true, displaylogo: false});
+  Plotly.newPlot(holder.dataset.figure, figure.data, figure.layout, {responsive: true, displaylogo: false, displayModeBar: "hover"});
 }
 window.addEventListener("beforeprint", () => { for (const e of document.querySelectorAll(".figure")) Plotly.Plots.resize(e); });
 """
@@ -85,7 +87,8 @@ class Page:
             f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(self.title)}</title>"
             f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE}</style>"
             f"<script>{get_plotlyjs()}</script></head>\n<body><main><header><h1>{escape(self.title)}</h1>"
-            f"<p>{escape(self.subtitle)}</p></header><div class='cards'>{cards}</div>\n{sections}</main><script>{SCRIPT}</script></body></html>\n"
+            f"<p>{escape(self.subtitle)}</p></header><div class='cards'>{cards}</div>\n{sections}</main>"
+            f"<script>{SCRIPT}</script></body></html>\n"
         )
 
     def write(self, path: Path) -> Path:
@@ -98,7 +101,8 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_
     """A table; the first `text_columns` are text, the others numbers. Cells made by `chip` stay as they are."""
     kinds = ["" if i < text_columns else " class='number'" for i in range(len(header))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
-    body = "".join("<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>" for row in rows)
+    cells = ("".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from twin.calibrate.validate import calibrated_node
 from twin.errors import ConfigError, TwinError
 from twin.hardware.override import numbers, resolve, with_number
 from twin.hardware.types import Kind, Node, Number
-from twin.models.spec import ModelSpec
-from twin.plan.defaults import FIELDS, default_options, plan_for
-from twin.plan.types import Options
-from twin.plan.validate import validate
-from twin.sim.run import Result, simulate
+from twin.plan.defaults import FIELDS
+from twin.study.case import Case
+from twin.study.parallel import each
 from twin.units import unit_of
 
 Progress = Callable[[str], None]
@@ -32,24 +28,6 @@ class Change:
     name: str
     value: Any
     option: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is simulated: a model on a node, with the options that were chosen rather than defaulted."""
-
-    spec: ModelSpec
-    node: Node
-    chosen: dict[str, Any]
-
-    def simulate(self) -> Result:
-        plan = plan_for(self.spec, self.node, **self.chosen)
-        validate(plan)
-        return simulate(plan, self.node)
-
-    @property
-    def options(self) -> Options:
-        return default_options(self.spec, self.node, **self.chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +47,15 @@ class Effect:
         return self.kind == Kind.ASSUMED.value
 
 
-def changed(case: Case, changes: Sequence[Change]) -> Case:
-    """The case with all changes made. A hardware number that is set becomes an assumed one."""
+def changed(case: Case, changes: Sequence[Change], node_of: Callable[[str], Node]) -> Case:
+    """The case with all changes made; another number of GPUs is another node, found by name.
+
+    A hardware number that is set becomes an assumed one.
+    """
     node, chosen = case.node, dict(case.chosen)
     for change in changes:
         if change.name == "gpus":
-            node = calibrated_node(f"{change.value}x{node.device.name}")
+            node = node_of(f"{change.value}x{node.device.name}")
         elif change.option:
             chosen[change.name] = change.value
     for change in changes:
@@ -104,17 +85,10 @@ def _parse_change(text: str, node: Node, read_option: Callable[[str, str], objec
 def sensitivity(case: Case, base_tokens_per_s: float, progress: Progress, *, workers: int | None = None) -> list[Effect]:
     """Each hardware number and each of OPTIONS raised by STEP, one at a time; the strongest effect first."""
     trials = list(_trials(case))
-    count = workers or len(os.sched_getaffinity(0))
     done: list[Effect] = []
-    with ProcessPoolExecutor(min(count, len(trials))) as pool:
-        futures = [pool.submit(_effect, trial, base_tokens_per_s) for trial in trials]
-        try:
-            for future in as_completed(futures):
-                done.append(future.result())
-                progress(f"sensitivity: {len(done)}/{len(trials)} {done[-1].name}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    for _, effect in each(partial(_effect, base_tokens_per_s), trials, workers=workers):
+        done.append(effect)
+        progress(f"sensitivity: {len(done)}/{len(trials)} {effect.name}")
     return sorted(done, key=lambda effect: (-abs(effect.effect), effect.name))
 
 
@@ -133,7 +107,7 @@ def _trials(case: Case) -> Iterator[_Trial]:
         if raised is not None:
             node = with_number(case.node, path, raised)
             yield _Trial(Case(case.spec, node, case.chosen), path, number.kind.value, number.value, raised)
-    options = case.options
+    options = case.plan().options
     for name in OPTIONS:
         before = getattr(options, name)
         after = _raised_option(name, before)
@@ -156,7 +130,7 @@ def _raised_option(name: str, value: int) -> int:
     return value + max(grain, int(value * STEP) // grain * grain)
 
 
-def _effect(trial: _Trial, base: float) -> Effect:
+def _effect(base: float, trial: _Trial) -> Effect:
     made = Effect(trial.name, trial.kind, trial.before, trial.after, None, 0.0)
     try:
         speed = trial.case.simulate().tokens_per_s

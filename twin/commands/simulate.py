@@ -1,0 +1,125 @@
+"""`twin simulate`: tokens per second, and where each microsecond goes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
+from twin.commands.inputs import case_of
+from twin.commands.output import done, emit, progress, say
+from twin.commands.plan import options_json
+from twin.errors import ConfigError
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+from twin.report import pages
+from twin.report.figures import spoken
+from twin.report.tables import bar, count, facts, percent, table
+from twin.sim.run import Result, simulate
+from twin.study.engines import compare_engines
+from twin.units import format_quantity
+
+STEPS = 2
+SLOWEST = 6
+EXAMPLES = """\
+  twin simulate laneformer-2b 8xmi300x
+  twin simulate llama-3.1-8b 8xh200 --engines
+  twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json"""
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(
+        commands, "simulate", run, summary="predict tokens/s, and show where each microsecond goes",
+        text="Simulates decode steps of the plan on the node, event by event, and reports the last, steady one.\n"
+        "The same input gives the same output, byte for byte.", examples=EXAMPLES,
+    )  # fmt: skip
+    add_model(parser)
+    add_node(parser)
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to simulate, the first is cold (default %(default)s)")
+    parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of some blocks for ui.perfetto.dev")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
+    add_engine_options(parser, without=("gpus",))
+
+
+def run(args: argparse.Namespace) -> int:
+    case = case_of(args)
+    plan = case.plan()
+    if args.steps < STEPS:
+        raise ConfigError(f"--steps {args.steps}: at least {STEPS}, the first step starts with cold caches")
+    traced = pages.traced_blocks(plan) if args.trace or args.report else None
+    result = simulate(plan, case.node, steps=args.steps, trace=traced is not None, blocks=traced)
+    say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
+    data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
+    extra = []
+    if args.engines:
+        show = progress()
+        four = compare_engines(case, show)
+        done()
+        data["engines"] = {name: headline(r) for name, r in four.items()}
+        shown += "\n\n" + engines_text(four)
+        extra.append(pages.engines(four))
+    emit(args, data, shown)
+    if args.trace and result.trace:
+        args.trace.parent.mkdir(parents=True, exist_ok=True)
+        args.trace.write_text(result.trace.to_json(), encoding="utf-8")
+        say(f"trace: {args.trace} (open it in ui.perfetto.dev)")
+    if args.report:
+        say(f"report: {pages.simulation_page(plan, case.node, result, *extra).write(args.report)}")
+    return 0
+
+
+def headline(result: Result) -> dict[str, Any]:
+    return {
+        "tokens_per_s": result.tokens_per_s,
+        "step_s": result.step_s,
+        "floor": result.floor_s,
+        "floor_s": result.floor_s,
+        "floor_tokens_per_s": 1 / result.floor_s,
+        "stream_fraction": result.stream_fraction,
+        "mbu": result.mbu,
+        "attribution": result.attribution,
+    }
+
+
+def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
+    """Everything that the same input reproduces: no clock of this computer is in it."""
+    named = {"model": plan.spec.name if plan.spec else plan.name, "node": node.name, "options": options_json(plan)}
+    return named | headline(result) | {key: value for key, value in result.to_dict().items() if key not in named}
+
+
+def text(plan: Plan, node: Node, result: Result) -> str:
+    head = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at {plan.options.context} positions"
+    numbers = [
+        ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
+        ("step", format_quantity(result.step_s, "s")),
+        ("floor", f"{format_quantity(result.floor_s, 's')}, {count(1 / result.floor_s)} tokens/s"),
+        ("stream fraction", percent(result.stream_fraction)),
+        ("MBU", percent(result.mbu)),
+    ]
+    causes = {spoken(cause): seconds for cause, seconds in pages.ordered_causes(result)}
+    kinds = [
+        (kind, sum(s.kind == kind for s in result.stages), f"{sum(parts.values()):.1f}", spoken(max(parts, key=lambda c: parts[c])))
+        for kind, parts in pages.by_kind(result).items()
+    ]
+    slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
+    rests = f"rests on {len(result.assumed)} assumed numbers: {', '.join(p.removeprefix('device.') for p in result.assumed) or 'none'}"
+    return "\n\n".join(
+        [
+            head,
+            facts(numbers),
+            "where the step's time goes (critical path)\n" + bar(causes),
+            table(("stages", "count", "us", "mostly"), kinds),
+            table(("slowest stages", "us", "mostly"), slow),
+            rests,
+        ]
+    )
+
+
+def engines_text(results: dict[str, Result]) -> str:
+    rows = [
+        (name, count(r.tokens_per_s), f"{r.step_s * 1e6:.1f}", percent(r.stream_fraction), spoken(pages.ordered_causes(r)[0][0]))
+        for name, r in results.items()
+    ]
+    return table(("engine", "tokens/s", "us a step", "stream fraction", "mostly"), rows)

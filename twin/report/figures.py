@@ -1,0 +1,154 @@
+"""Plotly figures as plain data, one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twin.report.html import Figure
+
+# One colour for each cause, the same in every figure; distinct in grey too, for print.
+COLOURS = {
+    "streaming": "#2b6cb0",
+    "hand_off": "#e07b39",
+    "collective": "#b83280",
+    "consumer": "#38a169",
+    "attention": "#805ad5",
+    "launch": "#c53030",
+    "sampling": "#d69e2e",
+    "other": "#8a94a6",
+}
+FALLBACK = "#8a94a6"
+ROW_PX = 34
+LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one block's step on the timeline."""
+
+    row: str
+    start_us: float
+    end_us: float
+    cause: str
+    label: str
+
+
+def spoken(cause: str) -> str:
+    """A cause as people read it."""
+    return cause.replace("_", "-")
+
+
+def attribution(rows: Mapping[str, Mapping[str, float]], *, axis: str = "microseconds a step") -> Figure:
+    """Stacked bars: one row each, its time by cause."""
+    names = list(rows)
+    causes = [c for c in COLOURS if any(parts.get(c, 0) > 0 for parts in rows.values())]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": spoken(cause),
+            "y": names,
+            "x": [rows[name].get(cause, 0) for name in names],
+            "marker": {"color": COLOURS[cause]},
+            "hovertemplate": "%{y}: %{x:.3g} us " + spoken(cause) + "<extra></extra>",
+        }
+        for cause in causes
+    ]
+    layout = {
+        "barmode": "stack",
+        "height": 110 + ROW_PX * len(names),
+        "xaxis": {"title": {"text": axis}, "gridcolor": "#e5e9f0", "zeroline": False},
+        "yaxis": {"autorange": "reversed", "automargin": True},
+        "legend": LEGEND,
+        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+    }
+    return {"data": data, "layout": layout}
+
+
+def timeline(spans: Sequence[Span]) -> Figure:
+    """One row a block; what it waited for or did, from left to right."""
+    rows = list(dict.fromkeys(span.row for span in spans))
+    data: list[dict[str, Any]] = []
+    for cause in COLOURS:
+        mine = [span for span in spans if span.cause == cause]
+        if not mine:
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": spoken(cause),
+                "y": [span.row for span in mine],
+                "base": [round(span.start_us, 4) for span in mine],
+                "x": [round(span.end_us - span.start_us, 4) for span in mine],
+                "marker": {"color": COLOURS[cause], "line": {"width": 0}},
+                "customdata": [span.label for span in mine],
+                "hovertemplate": "%{customdata}: %{x:.3f} us " + spoken(cause) + "<extra>%{y}</extra>",
+            }
+        )
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.25,
+        "height": 120 + 26 * len(rows),
+        "xaxis": {"title": {"text": "microseconds since the step began"}, "gridcolor": "#e5e9f0", "zeroline": False},
+        "yaxis": {"autorange": "reversed", "automargin": True},
+        "legend": LEGEND,
+        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+    }
+    return {"data": data, "layout": layout}
+
+
+def comparison(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], *, band: float = 0.15) -> Figure:
+    """Predicted against measured tokens/s on logarithmic axes; on the diagonal they agree, the band is +-`band`."""
+    low, high = 0.7 * min([*predicted, *measured]), 1.4 * max([*predicted, *measured])
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    data = [
+        line | {"x": [low, high, high, low], "y": [low * (1 + band), high * (1 + band), high * (1 - band), low * (1 - band)],
+                "fill": "toself", "fillcolor": "rgba(43,108,176,0.10)", "line": {"width": 0}},
+        line | {"x": [low, high], "y": [low, high], "line": {"color": "#8a94a6", "dash": "dot", "width": 1}},
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": list(measured),
+            "y": list(predicted),
+            "customdata": list(names),
+            "marker": {"color": "#2b6cb0", "size": 9, "line": {"color": "white", "width": 1}},
+            "hovertemplate": "%{customdata}: measured %{x:.4g}, predicted %{y:.4g}<extra></extra>",
+            "showlegend": False,
+        },
+    ]  # fmt: skip
+    axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, "dtick": "D2"}
+    layout = {
+        "height": 440,
+        "xaxis": axis | {"title": {"text": "measured tokens/s"}},
+        "yaxis": axis | {"title": {"text": "predicted tokens/s"}},
+        "margin": {"l": 60, "r": 20, "t": 10, "b": 50},
+    }
+    return {"data": data, "layout": layout}
+
+
+def tornado(names: Sequence[str], effects: Sequence[float], assumed: Sequence[bool], *, axis: str) -> Figure:
+    """Relative effect of each number, the strongest on top; numbers nobody measured stand out."""
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": label,
+            "y": [n for n, a in zip(names, assumed, strict=True) if a is flag],
+            "x": [100 * e for e, a in zip(effects, assumed, strict=True) if a is flag],
+            "marker": {"color": colour},
+            "hovertemplate": "%{y}: %{x:+.2f}%<extra></extra>",
+        }
+        for flag, label, colour in ((False, "has a source", "#2b6cb0"), (True, "assumed", "#d69e2e"))
+    ]
+    layout = {
+        "barmode": "overlay",
+        "height": 110 + 22 * len(names),
+        "xaxis": {"title": {"text": axis}, "gridcolor": "#e5e9f0", "zerolinecolor": "#1b2433"},
+        "yaxis": {"categoryorder": "array", "categoryarray": list(names), "autorange": "reversed", "automargin": True},
+        "legend": LEGEND,
+        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+    }
+    return {"data": data, "layout": layout}

@@ -1,0 +1,216 @@
+"""What goes on a page: sections made from results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from twin.hardware.override import interval, numbers
+from twin.hardware.types import Kind, Node
+from twin.plan.types import Plan
+from twin.report import figures
+from twin.report.html import Chip, Page, Section, html_table
+from twin.report.tables import count, percent
+from twin.sim.program import CAUSES
+from twin.sim.run import Result, StageTime
+from twin.sim.trace import CRITICAL
+from twin.study.whatif import Effect
+from twin.units import format_quantity, unit_of
+
+if TYPE_CHECKING:  # loading it builds the engine's module, which a simulation does not need
+    from twin.calibrate.validate import Validation
+
+US = 1e6  # microseconds per second
+TIMELINE_BLOCKS = 8  # of one GPU, spread evenly: more rows cannot be read
+SLOWEST = 12
+STRONGEST = 20
+
+
+def simulation_page(plan: Plan, node: Node, result: Result, *extra: Section) -> Page:
+    """One simulated step; `extra` sections stand before the numbers and conditions."""
+    spec = plan.spec
+    return Page(
+        title=f"{spec.name if spec else plan.name} on {node.gpus} x {node.device.title}",
+        subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured on that node unless it says so.",
+        cards=headline(result),
+        sections=(*timeline(plan, result), attribution(result), slowest(result), *extra, rests_on(node, result), conditions(plan, node)),
+    )
+
+
+def headline(result: Result) -> tuple[tuple[str, str], ...]:
+    return (
+        (count(result.tokens_per_s), "tokens/s, predicted"),
+        (format_quantity(result.step_s, "s"), "a token"),
+        (count(1 / result.floor_s), "tokens/s at the floor: all bytes at the ceiling"),
+        (percent(result.stream_fraction), "stream fraction: floor / predicted time"),
+        (percent(result.mbu), "MBU: the same against the datasheet"),
+    )
+
+
+def timeline(plan: Plan, result: Result) -> Iterator[Section]:
+    """The critical path of the whole step, and a few blocks over its middle layer. Needs a traced result."""
+    if result.trace is None:
+        return
+    path, blocks = _spans(result)
+    layer = max((s.layer for s in plan.stages), default=0) // 2
+    inside = [span for span in path if span.label.endswith(f"[{layer}]")]
+    shown = [figures.timeline(path)]
+    if inside:
+        low, high = inside[0].start_us, inside[-1].end_us
+        shown.append(figures.timeline(list(_clipped([*inside, *blocks], low, high))))
+    yield Section(
+        "Timeline of one step",
+        "Above: the chain of work and waits that decides the step's time, over the whole step. Below: the same and some blocks of the "
+        f"first GPU, over layer {layer} alone. Drag to zoom, double-click to return.",
+        tuple(shown),
+    )
+
+
+def attribution(result: Result) -> Section:
+    """Where the critical path's time goes, by kind of stage."""
+    kinds = by_kind(result)
+    rows = [(figures.spoken(cause), f"{seconds * US:.1f}", percent(seconds / result.step_s)) for cause, seconds in ordered_causes(result)]
+    return Section(
+        "Where the time goes",
+        "Each microsecond of the step on the critical path has one cause: bytes that had not arrived, a hand-off or another GPU that was "
+        "waited for, arithmetic, a launch.",
+        (figures.attribution(kinds),),
+        html_table(("cause", "us a step", "share"), rows),
+    )
+
+
+def slowest(result: Result) -> Section:
+    stages = slowest_stages(result, SLOWEST)
+    rows = [(s.name, f"{s.seconds * US:.2f}", percent(s.seconds / result.step_s), figures.spoken(s.dominant)) for s in stages]
+    return Section("Slowest stages", "", (), html_table(("stage", "us", "share", "mostly"), rows))
+
+
+def engines(results: Mapping[str, Result], title: str = "Four ways to run the same step") -> Section:
+    """Launch by launch, as a graph, resident with barriers, resident with data as its own flag."""
+    parts = {name: {cause: seconds * US for cause, seconds in r.attribution.items()} for name, r in results.items()}
+    rows = [
+        (name, count(r.tokens_per_s), f"{r.step_s * US:.1f}", percent(r.stream_fraction), figures.spoken(ordered_causes(r)[0][0]))
+        for name, r in results.items()
+    ]
+    head = ("engine", "tokens/s, predicted", "us a step", "stream fraction", "mostly")
+    return Section(title, "", (figures.attribution(parts),), html_table(head, rows))
+
+
+def validation(result: Validation) -> Section:
+    """Predicted against measured, run by run."""
+    runs = result.runs
+    predicted, measured = [r.predicted_tokens_per_s for r in runs], [r.measured_tokens_per_s for r in runs]
+    figure = figures.comparison([r.name for r in runs], predicted, measured)
+    rows = [
+        (r.name, count(guess), count(truth), percent(r.error, signed=True), percent(r.spread))
+        for r, guess, truth in zip(runs, predicted, measured, strict=True)
+    ]
+    text = (
+        f"Engine runs on this computer that no number was fitted to. Median error {percent(result.median_abs_error)}, "
+        f"worst {percent(result.worst_abs_error)}. The band is +-15%."
+    )
+    table = html_table(("run", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats"), rows)
+    return Section("Prediction against measurement", text, (figure,), table)
+
+
+def validation_page(result: Validation) -> Page:
+    cards = (
+        (percent(result.median_abs_error), "median error"),
+        (percent(result.worst_abs_error), "worst error"),
+        (str(len(result.runs)), "held-out runs"),
+    )
+    return Page(f"Predicted and measured on {result.device}", f"Fit of run {result.fit}.", cards, (validation(result),))
+
+
+def sensitivity(effects: Sequence[Effect], step: float) -> Section:
+    """What each number alone does to the speed."""
+    strong = [e for e in effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-5][:STRONGEST]
+    axis = f"% of tokens/s for +{100 * step:.0f}% of the number"
+    figure = figures.tornado([e.name for e in strong], [e.effect for e in strong], [e.assumed for e in strong], axis=axis)
+    rest = len(effects) - len(strong)
+    text = f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; {rest} others change less, or nothing."
+    return Section("Sensitivity", text, (figure,))
+
+
+def rests_on(node: Node, result: Result) -> Section:
+    """The numbers behind the prediction: assumed ones first."""
+    order = [Kind.ASSUMED, Kind.VENDOR, Kind.THIRD_PARTY, Kind.FITTED, Kind.MEASURED, Kind.DATASHEET]
+    listed = sorted(numbers(node).items(), key=lambda item: (item[0] not in result.assumed, order.index(item[1].kind)))
+    rows = []
+    for path, number in listed:
+        if number.kind is Kind.ASSUMED and path not in result.assumed:
+            continue  # this plan does not touch it
+        unit = unit_of(path.rsplit(".", 1)[-1])
+        low, high = (format_quantity(end, unit) for end in interval(number))
+        span = "" if low == high else f"{low} .. {high}"
+        rows.append((path.removeprefix("device."), Chip(number.kind.value), format_quantity(number.value, unit), span, number.source))
+    text = f"{len(result.assumed)} of these numbers are assumed: nobody measured them, and the prediction is no better than they are."
+    table = html_table(("number", "kind", "value", "range", "source"), rows, text_columns=5)
+    return Section("What the numbers rest on", text, (), table, long=True)
+
+
+def conditions(plan: Plan, node: Node) -> Section:
+    options = plan.options
+    rows = [("node", node.name), ("ranks", plan.ranks), ("stages", len(plan.stages)), ("launches a step", plan.launches())]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        rows.append((field.name.replace("_", " "), getattr(value, "value", value)))
+    return Section("Conditions", "The plan and the engine options of this page.", (), html_table(("what", "value"), rows, text_columns=2))
+
+
+def by_kind(result: Result) -> dict[str, dict[str, float]]:
+    """Microseconds of the critical path by kind of stage and cause."""
+    kinds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for stage in result.stages:
+        for cause, ps in stage.causes_ps.items():
+            kinds[stage.kind][cause] += ps / 1e6
+    return {kind: dict(causes) for kind, causes in kinds.items()}
+
+
+def ordered_causes(result: Result) -> list[tuple[str, float]]:
+    """(cause, seconds), the largest first; causes without time are left out."""
+    return sorted(((c, s) for c, s in result.attribution.items() if s > 0), key=lambda item: -item[1])
+
+
+def slowest_stages(result: Result, most: int) -> list[StageTime]:
+    return sorted(result.stages, key=lambda s: -s.ps)[:most]
+
+
+def traced_blocks(plan: Plan) -> list[int]:
+    """The blocks of each GPU that a timeline shows."""
+    total = plan.options.blocks
+    return sorted({i * total // TIMELINE_BLOCKS for i in range(min(TIMELINE_BLOCKS, total))})
+
+
+def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:
+    """The last step of a trace as (critical path, blocks of the first GPU), in microseconds since that step began."""
+    assert result.trace is not None
+    begin = (result.step_ends_ps[-2] if len(result.step_ends_ps) > 1 else 0) / US
+    names: dict[object, str] = {}
+    stage: dict[object, str] = {}
+    path: list[figures.Span] = []
+    blocks: list[figures.Span] = []
+    events: Sequence[dict[str, Any]] = result.trace.events
+    for event in events:
+        tid = event.get("tid")
+        if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 0:
+            names[tid] = str(event["args"]["name"])
+        if event["ph"] != "X" or event["ts"] + event["dur"] <= begin:
+            continue
+        start, end = event["ts"] - begin, event["ts"] + event["dur"] - begin
+        if event["pid"] == CRITICAL:
+            path.append(figures.Span("critical path", start, end, str(event["cat"]), str(event["name"])))
+        elif event["pid"] == 0 and event["cat"] == "stage":
+            stage[tid] = str(event["name"])
+        elif event["pid"] == 0 and event["cat"] in CAUSES:
+            blocks.append(figures.Span(names[tid].removesuffix(".consumer"), start, end, str(event["cat"]), stage[tid]))
+    return path, blocks
+
+
+def _clipped(spans: Sequence[figures.Span], low: float, high: float) -> Iterator[figures.Span]:
+    for span in spans:
+        start, end = max(span.start_us, low), min(span.end_us, high)
+        if start < end:
+            yield figures.Span(span.row, start, end, span.cause, span.label)

@@ -1,0 +1,32 @@
+"""The same model and node under four ways to run a step, from launch-bound to resident."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twin.plan.types import Execution, HandOffKind
+from twin.sim.run import Result
+from twin.study.case import Case
+from twin.study.parallel import each
+
+# What a kernel border or a barrier decides by itself is not the user's to choose here.
+DECIDED = ("execution", "handoff", "collective")
+ENGINES: dict[str, dict[str, Any]] = {
+    "stream": {"execution": Execution.STREAM},
+    "graph": {"execution": Execution.GRAPH},
+    "resident, grid": {"execution": Execution.RESIDENT, "handoff": HandOffKind.GRID},
+    "resident, sentinel": {"execution": Execution.RESIDENT, "handoff": HandOffKind.SENTINEL},
+}
+
+
+def compare_engines(case: Case, progress: Callable[[str], None]) -> dict[str, Result]:
+    """All four, in the order of ENGINES."""
+    kept = {name: value for name, value in case.chosen.items() if name not in DECIDED}
+    cases = [Case(case.spec, case.node, kept | engine) for engine in ENGINES.values()]
+    names = list(ENGINES)
+    found: dict[str, Result] = {}
+    for index, result in each(Case.simulate, cases):
+        found[names[index]] = result
+        progress(f"{case.spec.name} on {case.node.name}: {len(found)}/{len(names)} engines simulated ({names[index]})")
+    return {name: found[name] for name in names}
