@@ -65,6 +65,13 @@ def test_streamed_text_keeps_the_spaces_between_words(words: Tokenizer, text: st
     assert words.decode(words.encode("a b")) == "a b"
 
 
+def test_text_after_a_prompt_keeps_its_first_space(words: Tokenizer) -> None:
+    prompt, more = words.encode("token a"), words.encode("b")
+    stream = words.stream(prompt)
+    assert stream.push(more[0]) + stream.push(more[1]) == " b"
+    assert words.stream().push(words.encode("a")[0]) == ""
+
+
 def test_a_character_appears_when_its_last_byte_does(byte: Tokenizer) -> None:
     assert streamed(byte, [*"aé🙂".encode()]) == ["a", "", "é", "", "", "", "🙂", ""]
     assert streamed(byte, [*"🙂".encode()][:2])[-1] == "\ufffd"

@@ -15,6 +15,7 @@ from twin.errors import CheckpointError
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
+CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
 
 
@@ -62,8 +63,10 @@ class Tokenizer:
         text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def stream(self) -> Stream:
-        return Stream(self)
+    def stream(self, prompt: Sequence[int] = ()) -> Stream:
+        """Text that follows a prompt: without it the first word would lose the space before it in some tokenizers."""
+        tokens = list(prompt)[-CONTEXT_TOKENS:]
+        return Stream(self, tokens, shown=len(tokens))
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:
