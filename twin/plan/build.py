@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from twin.errors import PlanError
-from twin.models.spec import Lanes, LaneHead, ModelSpec
+from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.resets import with_resets
 from twin.plan.types import (
@@ -110,6 +110,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"delay={options.delay}: must lie between 0 and half of the {spec.layers} layers")
     if not 1 <= options.context < options.max_context + 1:
         raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
+    _check_lanes(spec, options)
     for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies"):
         if getattr(options, name) < 1:
             raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
@@ -117,6 +118,18 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain")
     if options.tile_rows % 2:
         raise PlanError(f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together")
+
+
+def _check_lanes(spec: ModelSpec, options: Options) -> None:
+    lanes = spec.lanes
+    if not lanes:
+        return
+    if lanes.count < 2:
+        raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
+    delay = options.delay if options.delay is not None else lanes.delay
+    late = lanes.head is LaneHead.VOCABULARY and not lanes.early_exchange and options.handoff is HandOffKind.SENTINEL
+    if late and 0 < 2 * delay == spec.layers:
+        raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")
 
 
 def _settled(spec: ModelSpec, options: Options) -> Options:
@@ -258,8 +271,9 @@ class _Builder:
         own = tuple((span,) if span[0] < span[1] else () for span in value.owned)
         layer = self.stages[-1].layer
         self._stage(
-            StageKind.COLLECTIVE, layer, reads=(Read(local.id, Parts.OWN, own),), publishes=gathered.id, vector=0, operations=("all_reduce",)
-        )
+            StageKind.COLLECTIVE, layer, reads=(Read(local.id, Parts.OWN, own),), publishes=gathered.id, vector=0,
+            operations=("all_reduce",),
+        )  # fmt: skip
         return gathered
 
     def _part_buffer(self, value: Value) -> int:
@@ -311,14 +325,23 @@ class _Builder:
     def _value(self, name: str, layer: int, stage: int, *, elements: int, pushed: bool, owned: tuple[Span, ...]) -> Value:
         once = name in ONCE_PER_STEP
         exchanged = self.ranks > 1 and name in (StageKind.O_PROJ.value, StageKind.DOWN.value)
-        # With a delay, other ranks' parts are read that much later, and their reset becomes known that much later still.
-        late = 2 * (self.options.delay or 0) if exchanged else 0
-        copies = 1 if once else self.options.copies + late
+        copies = 1 if once else self._exchange_copies() if exchanged else self.options.copies
         buffer = self._buffer(name, elements=elements, pushed=pushed or exchanged, copies=copies)
         suffix = "" if once else f"[{layer}]"
         value = Value(len(self.values), name + suffix, stage, buffer.id, layer % copies, elements, pushed, owned)
         self.values.append(value)
         return value
+
+    def _exchange_copies(self) -> int:
+        """Copies of a value that other ranks read `delay` layers later, and whose reset they learn of that much later still."""
+        delay, lanes = self.options.delay or 0, self.spec.lanes
+        copies = self.options.copies + 2 * delay
+        if lanes and lanes.head is LaneHead.VOCABULARY:
+            # LM_HEAD reads these layers' parts; other ranks learn of the reset only `delay` layers into the next step.
+            last = (self.spec.layers - 1, self.spec.layers - 1 - delay)
+            while copies < self.spec.layers and any(layer % copies < delay for layer in last):
+                copies += 1
+        return copies
 
     def _buffer(self, name: str, *, elements: int, pushed: bool, copies: int) -> Buffer:
         if name not in self.buffers:

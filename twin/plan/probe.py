@@ -44,9 +44,7 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
     copies = options.copies
     values = tuple(Value(i, f"exchange[{i}]", i, 0, i % copies, elements, False, owned) for i in range(stages))
     chain = tuple(
-        Stage(
-            i, StageKind.EXCHANGE, i, (Read((i - 1) % stages, Parts.OWN, whole, previous_step=i == 0),), (), i, None, 0, ("exchange",)
-        )  # fmt: skip
+        Stage(i, StageKind.EXCHANGE, i, (Read((i - 1) % stages, Parts.OWN, whole, previous_step=i == 0),), (), i, None, 0, ("exchange",))
         for i in range(stages)
     )
     plan = _plan(f"exchange {stages} x {elements}", options, limits, NO_SHARD, chain)

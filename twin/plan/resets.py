@@ -61,6 +61,8 @@ def _joins(plan: Plan) -> list[tuple[int, int]]:
 def _joined(plan: Plan, stage: Stage, read: Read) -> int | None:
     """The stage that all blocks are known to have completed once this read succeeded in every block."""
     value = plan.values[read.value]
+    if stage.kind is StageKind.COLLECTIVE:  # the library resets nothing
+        return None
     if stage.kind is StageKind.EMBED:  # the sampler read every block's logits before it published the token
         head = next(s for s in plan.stages if s.kind is StageKind.LM_HEAD)
         return head.index if _complete(plan.values[head.publishes or 0]) else None
