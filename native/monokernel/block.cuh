@@ -1,0 +1,46 @@
+// One block: where it stands in the step, and its memory on the chip.
+#pragma once
+
+#include "../platform/platform.h"
+
+namespace twin {
+
+// What a launch passes to every block.
+struct Launch {
+  Plan plan;
+  RankMemory ranks[MAX_RANKS];
+  Request request;
+  Control* control;  // the host reads and writes it while the kernel runs
+};
+
+// What a block remembers between stages. With one kernel per stage it lies in global memory between them.
+struct Progress {
+  int step;
+  int token;       // of this step
+  int stop;        // the token before it was the last one
+  u32 grid_local;  // arrivals of this rank's blocks that the grid barrier has waited for
+  u32 grid_all;    // the same of all ranks, stages that pushed
+  float checksum;  // probes: keeps their results alive
+};
+
+struct Block {
+  Core core;
+  const Launch& launch;
+  const Plan& plan;
+  Control* control;
+  const RankMemory& memory;  // of the block's own rank
+  int rank;
+  int block;
+  Progress& at;
+  float* residual;  // [hidden] the whole residual stream of the rank
+  float* input;     // [input_floats] what the stage computes with
+  float* scratch;   // [scratch_floats] partials, sums, q k v: each stage's own use
+  int* failed;      // one per block: a wait was given up
+
+  __device__ bool alive() const { return !*failed; }
+};
+
+// First index, stride: `for (int i = first; i < n; i += stride)` shares a loop among the block's threads.
+#define TWIN_EACH(i, n) for (int i = b.core.thread(); i < (n); i += b.core.threads())
+
+}  // namespace twin

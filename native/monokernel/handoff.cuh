@@ -1,0 +1,176 @@
+// Hand-offs: wait, reset, publish, arrive. The three protocols differ only here.
+#pragma once
+
+#include "block.cuh"
+
+namespace twin {
+
+// Build option: when the stage's inputs were there (0) and when it was finished (1).
+__device__ inline void mark(const Block& b, int index, int end) {
+  if (!b.launch.request.trace || b.core.thread() != 0) return;
+  const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks), me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
+  const u64 row = (u64(b.at.step) * blocks + me) * u64(b.plan.stage_count) + u64(index);
+  b.launch.request.trace[2 * row + u64(end)] = now_ns();
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------
+
+struct Waiting {  // what a block waits for, for the watchdog's report
+  int stage;
+  int value;
+  int part;
+  int element;
+};
+
+constexpr u32 POLLS_PER_CHECK = 64;  // between two looks at the abort word and the clock
+
+struct Patience {
+  u32 polls = 0;
+  u64 deadline = 0;
+};
+
+__device__ inline void report_hang(Block& b, const Waiting& what) {
+  Control& c = *b.control;
+  if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
+  c.hung_rank = b.rank;
+  c.hung_block = b.block;
+  c.hung_stage = what.stage;
+  c.hung_value = what.value;
+  c.hung_part = what.part;
+  c.hung_element = what.element;
+  c.hung_step = b.at.step;
+  store_host(&c.abort, 1);
+}
+
+// Called between two polls. False: give up, because the run was cancelled, failed elsewhere, or hangs here.
+__device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
+  b.core.relax(++patience.polls);
+  if (patience.polls % POLLS_PER_CHECK) return true;
+  if (load_host(&b.control->abort)) {
+    *b.failed = 1;
+    return false;
+  }
+  const u64 now = now_ns();
+  if (!patience.deadline) patience.deadline = now + b.launch.request.watchdog_ns;
+  if (now < patience.deadline) return true;
+  report_hang(b, what);
+  *b.failed = 1;
+  return false;
+}
+
+__device__ inline bool wait_counter(Block& b, const u32* counter, u32 target, const Waiting& what) {
+  Patience patience;
+  while (int(arrivals(counter) - target) < 0)  // the difference: counters wrap around
+    if (!keep_waiting(b, patience, what)) return false;
+  return true;
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32* counter_of(const RankMemory& memory, int counter) { return memory.counters + counter * COUNTER_STRIDE; }
+
+__device__ __forceinline__ bool skipped(const Block& b, int previous_step) { return previous_step && b.at.step == 0; }
+
+// The parts that a read sums, in rank order; with counters, also waits until they are complete.
+__device__ inline Source source_of(Block& b, int stage, const Read& read) {
+  const Value& value = b.plan.values_at(read.value);
+  const float* base = b.memory.exchange + value.offset;
+  const int own = value.pushed ? b.rank : 0, last = value.pushed ? b.plan.ranks : 1;
+  Source source = {};
+  source.polled = b.plan.handoff == int(HandOff::SENTINEL);
+  const u32 target = u32(b.at.step - read.previous_step) * u32(value.arrivals_per_step) + u32(value.arrivals);
+  for (int part = 0; part < last; ++part) {
+    const bool wanted = read.parts == int(Parts::ALL) || (read.parts == int(Parts::OWN)) == (part == own);
+    if (!wanted) continue;
+    source.part[source.parts++] = base + part * value.part_stride;
+    if (b.plan.handoff == int(HandOff::COUNTER) && b.core.thread() == 0)
+      wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)), target, {stage, read.value, part, -1});
+  }
+  if (b.plan.handoff == int(HandOff::COUNTER)) b.core.barrier();
+  return source;
+}
+
+// Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block barrier.
+__device__ inline bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
+  Patience patience;
+  b.core.gather(source, lo, hi, out, read.residual, read.scale,
+                [&](int part, int element) { return keep_waiting(b, patience, {stage, read.value, part, element}); });
+  b.core.barrier();
+  return b.alive();
+}
+
+// All spans of this block's part of a read, one after the other.
+__device__ inline bool gather_spans(Block& b, int stage, const Read& read, float* out) {
+  if (skipped(b, read.previous_step)) return true;
+  const Source source = source_of(b, stage, read);
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);
+  for (int i = row.first; i < row.first + row.count; ++i) {
+    const Span span = b.plan.spans_at(i);
+    if (!gather(b, stage, read, source, span.lo, span.hi, out)) return false;
+    out += span.hi - span.lo;
+  }
+  return b.alive();
+}
+
+// ---- writing -----------------------------------------------------------------------------------------------
+
+// Each block sets what it owns, in every part of its own rank's memory, back to the sentinel.
+__device__ inline void reset(Block& b, const Stage& stage) {
+  for (int i = stage.first_reset; i < stage.first_reset + stage.resets; ++i) {
+    const Reset& reset = b.plan.resets_at(i);
+    if (skipped(b, reset.previous_step)) continue;
+    const Value& value = b.plan.values_at(reset.value);
+    const Span own = b.plan.owned_at(value.owned + b.block);
+    for (int part = 0; part < value.parts; ++part)
+      fill_shared(b.memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo, SENTINEL);
+  }
+}
+
+// Where a stage's elements go.
+struct Output {
+  const Value* value;
+  int part;
+  int first_rank, last_rank;  // of the ranks that receive it
+};
+
+__device__ inline Output output_of(const Block& b, const Stage& stage) {
+  const Value& value = b.plan.values_at(stage.publishes);
+  return {&value, value.pushed ? b.rank : 0, value.pushed ? 0 : b.rank, value.pushed ? b.plan.ranks : b.rank + 1};
+}
+
+__device__ __forceinline__ void publish(const Block& b, const Output& out, int element, float value) {
+  const float safe = value == value ? value : bits_as<float>(PUBLISHED_NAN);  // no NaN may look like the sentinel
+  const long at = long(out.value->offset) + long(out.part) * out.value->part_stride + element;
+  for (int rank = out.first_rank; rank < out.last_rank; ++rank) store_shared(b.launch.ranks[rank].exchange + at, safe);
+}
+
+// After the last element of a stage: the arrivals that readers may wait for.
+__device__ inline bool finish(Block& b, int index, const Stage& stage) {
+  const bool counted = b.plan.handoff == int(HandOff::COUNTER) && stage.publishes >= 0;
+  const bool barrier = b.plan.handoff == int(HandOff::GRID) && b.plan.resident;
+  if (!counted && !barrier) return b.alive();
+  publish_fence();
+  b.core.barrier();
+  if (b.core.thread() == 0) {
+    if (counted) {
+      const Output out = output_of(b, stage);
+      const Span own = b.plan.owned_at(out.value->owned + b.block);
+      for (int rank = out.first_rank; rank < out.last_rank && own.lo < own.hi; ++rank)
+        arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.value->pushed ? b.rank : 0)));
+    }
+    if (barrier) {
+      b.at.grid_local += u32(b.plan.blocks);
+      arrive(counter_of(b.memory, b.plan.grid_counter));
+      if (stage.pushes) {
+        b.at.grid_all += u32(b.plan.blocks) * u32(b.plan.ranks);
+        for (int rank = 0; rank < b.plan.ranks; ++rank) arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1));
+        wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all, {index, -1, -1, -1});
+      }
+      wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local, {index, -1, -1, -1});
+    }
+  }
+  b.core.barrier();
+  return b.alive();
+}
+
+}  // namespace twin

@@ -1,0 +1,366 @@
+// The host: a block is one OS thread, one warp of one lane. Vector extensions of GCC and clang stand for every
+// instruction set; __AVX512F__ and __AVX__ choose the width, F16C the half conversion, anything else compiles to plain loops.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define TWIN_TABLE static const
+
+#include "plan.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define TWIN_VECTOR_EXCHANGE 0  // the sanitizer understands atomics, not lane-wise atomic vector loads
+#else
+#define TWIN_VECTOR_EXCHANGE 1
+#endif
+
+namespace twin {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 16;
+#elif defined(__AVX__)
+constexpr int VECTOR = 8;
+#else
+constexpr int VECTOR = 4;
+#endif
+typedef float vfloat __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef int vint __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef u32 vu32 __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef u16 vu16 __attribute__((vector_size(2 * VECTOR), aligned(2), may_alias));
+typedef short vshort __attribute__((vector_size(2 * VECTOR), aligned(2), may_alias));
+
+constexpr int LINE = 64;
+
+template <class To, class From>
+__forceinline__ To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// ---- stored types ------------------------------------------------------------------------------------------
+
+constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
+
+inline float half_value(u16 h) {
+  const u32 sign = u32(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
+  if (exponent == 31) return bits_as<float>(sign | 0x7F800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float small = float(mantissa) * 0x1p-24f;
+    return sign ? -small : small;
+  }
+  return bits_as<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+inline u16 half_bits(float value) {  // round to nearest even
+  const u32 bits = bits_as<u32>(value), magnitude = bits & 0x7FFFFFFFu;
+  const u16 sign = u16((bits >> 16) & 0x8000u);
+  if (magnitude > 0x7F800000u) return u16(sign | 0x7E00u);
+  if (magnitude >= 0x477FF000u) return u16(sign | 0x7C00u);  // rounds past the largest half
+  if (magnitude < 0x38800000u) {                              // subnormal: let the FPU round at 2**-24
+    const float shifted = bits_as<float>(magnitude) + 0.5f;
+    return u16(sign | (bits_as<u32>(shifted) - 0x3F000000u));
+  }
+  return u16(sign | ((magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+inline u16 bfloat_bits(float value) {
+  const u32 bits = bits_as<u32>(value);
+  if (value != value) return u16((bits >> 16) | 0x40u);
+  return u16((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <Type T>
+__forceinline__ float load_element(const u8* at) {
+  if constexpr (T == Type::FP32) {
+    float value;
+    __builtin_memcpy(&value, at, 4);
+    return value;
+  } else {
+    u16 bits;
+    __builtin_memcpy(&bits, at, 2);
+    return T == Type::BF16 ? bits_as<float>(u32(bits) << 16) : half_value(bits);
+  }
+}
+
+template <Type T>
+__forceinline__ void store_element(u8* at, float value) {
+  if constexpr (T == Type::FP32) {
+    __builtin_memcpy(at, &value, 4);
+  } else {
+    const u16 bits = T == Type::BF16 ? bfloat_bits(value) : half_bits(value);
+    __builtin_memcpy(at, &bits, 2);
+  }
+}
+
+template <Type T>
+__forceinline__ vfloat load_vector(const u8* at) {
+  if constexpr (T == Type::FP32) {
+    return *reinterpret_cast<const vfloat*>(at);
+  } else if constexpr (T == Type::BF16) {
+    return bits_as<vfloat>(__builtin_convertvector(*reinterpret_cast<const vu16*>(at), vu32) << 16);
+  } else {
+#if defined(__AVX512F__)
+    typedef short whole __attribute__((vector_size(32)));
+    typedef float wide __attribute__((vector_size(64)));
+    return bits_as<vfloat>(__builtin_ia32_vcvtph2ps512_mask(bits_as<whole>(*reinterpret_cast<const vshort*>(at)), wide{}, 0xFFFF, 4));
+#elif defined(__F16C__)
+    typedef short whole __attribute__((vector_size(16)));
+    return bits_as<vfloat>(__builtin_ia32_vcvtph2ps256(bits_as<whole>(*reinterpret_cast<const vshort*>(at))));
+#else
+    vfloat out = {};
+    for (int i = 0; i < VECTOR; ++i) out[i] = load_element<T>(at + 2 * i);
+    return out;
+#endif
+  }
+}
+
+__forceinline__ float sum_lanes(vfloat v) {
+#if defined(__clang__) || __GNUC__ >= 12
+  if constexpr (VECTOR == 16) v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  if constexpr (VECTOR == 16) {
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return v[0];
+  } else
+#endif
+  {
+    float sum = 0;
+    for (int i = 0; i < VECTOR; ++i) sum += v[i];
+    return sum;
+  }
+}
+
+// exp(x) to 2 ulp without a branch, so that loops of it vectorise; results below the smallest normal number are 0.
+__forceinline__ float exp32(float x) {
+  const float clamped = x > 88.72f ? 88.72f : (x < -87.33f ? -87.33f : x);
+  const float n = __builtin_floorf(clamped * 1.44269504f + 0.5f);
+  float r = clamped - n * 0.693359375f;
+  r += n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float y = (p * r * r + r + 1.0f) * bits_as<float>(u32(int(n) + 127) << 23);
+  return x != x ? x : (x < -87.33f ? 0.0f : (x > 88.72f ? __builtin_inff() : y));
+}
+
+__forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
+
+// ---- exchange memory ---------------------------------------------------------------------------------------
+
+__forceinline__ float load_shared(const float* at) {
+  return bits_as<float>(__atomic_load_n(reinterpret_cast<const u32*>(at), __ATOMIC_ACQUIRE));
+}
+
+__forceinline__ void store_shared(float* at, float value) {
+  __atomic_store_n(reinterpret_cast<u32*>(at), bits_as<u32>(value), __ATOMIC_RELEASE);
+}
+
+__forceinline__ void fill_shared(float* at, int count, u32 bits) {
+  int i = 0;
+#if TWIN_VECTOR_EXCHANGE
+  for (; i + VECTOR <= count; i += VECTOR) *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
+#endif
+  for (; i < count; ++i) store_shared(at + i, bits_as<float>(bits));
+}
+
+__forceinline__ void arrive(u32* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
+__forceinline__ u32 arrivals(const u32* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+template <class T>
+__forceinline__ T load_host(const T* at) {
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+template <class T>
+__forceinline__ void store_host(T* at, T value) {
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+__forceinline__ bool claim(int* at, int expected, int wanted) {
+  return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+#if TWIN_VECTOR_EXCHANGE
+__forceinline__ void publish_fence() { __atomic_thread_fence(__ATOMIC_RELEASE); }
+__forceinline__ void acquire_fence() { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+#else  // every exchanged word is an acquire or a release by itself
+__forceinline__ void publish_fence() {}
+__forceinline__ void acquire_fence() {}
+#endif
+
+inline u64 now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return u64(time.tv_sec) * 1000000000u + u64(time.tv_nsec);
+}
+
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// ---- one block ---------------------------------------------------------------------------------------------
+
+// The stream lies packed in memory; acquiring a tile is free, and the window ahead of it is prefetched while it is used.
+struct Ring {
+  const u8* stream;
+  u64 cursor;
+  u64 ahead;
+
+  bool mine() const { return true; }
+  const u8* acquire() const { return stream + cursor; }
+  void release() {}
+  void next(int bytes) { cursor += u64(bytes); }
+  void rewind() { cursor = 0; }
+};
+
+template <int R>
+__forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums, u64 ahead) {
+  constexpr int SIZE = type_bytes(WEIGHT);
+  const long stride = long(cols) * SIZE;
+  vfloat sum[R] = {};
+  const u8* coming = w + ahead;
+  int c = 0;
+  for (; c + VECTOR <= cols; c += VECTOR) {
+    const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
+    for (int r = 0; r < R; ++r) sum[r] += load_vector<WEIGHT>(w + r * stride + long(c) * SIZE) * xs;
+    for (int at = 0; at < R * VECTOR * SIZE; at += LINE) __builtin_prefetch(coming + at, 0, 2);
+    coming += R * VECTOR * SIZE;
+  }
+  for (int r = 0; r < R; ++r) {
+    float total = sum_lanes(sum[r]);
+    for (int i = c; i < cols; ++i) total += load_element<WEIGHT>(w + r * stride + long(i) * SIZE) * x[i];
+    sums[r] = total;
+  }
+}
+
+struct Core {
+  Ring ring;
+  bool crowded;  // more blocks than cores: let the others run
+
+  static constexpr int POSITIONS = 16;  // cached positions scored before the running maximum moves
+  static constexpr int HEADS = GROUP;   // query heads that share one read of a key
+  static constexpr int PIECE = HEAD_DIM;
+
+  static constexpr int thread() { return 0; }
+  static constexpr int threads() { return 1; }
+  static constexpr int warp() { return 0; }
+  static constexpr int warps() { return 1; }
+  static constexpr int lane() { return 0; }
+  static constexpr int lanes() { return 1; }
+  void barrier() {}
+  void warp_sync() {}
+  float warp_sum(float v) { return v; }
+  template <class T>
+  T sum(T v) {
+    return v;
+  }
+  Candidate best(Candidate mine) { return mine; }
+
+  float dot(const float* a, const float* b, int n) {
+    vfloat sum[4] = {};
+    int i = 0;
+    for (; i + 4 * VECTOR <= n; i += 4 * VECTOR)
+      for (int j = 0; j < 4; ++j)
+        sum[j] += *reinterpret_cast<const vfloat*>(a + i + j * VECTOR) * *reinterpret_cast<const vfloat*>(b + i + j * VECTOR);
+    float total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; ++i) total += a[i] * b[i];
+    return total;
+  }
+
+  void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
+    int r = 0;
+    const long stride = long(cols) * type_bytes(WEIGHT);
+    for (; r + 8 <= rows; r += 8) dot_rows<8>(w + r * stride, cols, x, sums + r, ring.ahead);
+    for (; r + 2 <= rows; r += 2) dot_rows<2>(w + r * stride, cols, x, sums + r, ring.ahead);
+    for (; r < rows; ++r) dot_rows<1>(w + r * stride, cols, x, sums + r, ring.ahead);
+  }
+
+  static void load_piece(const u8* row, float* out) {  // a cached key or value, whole: there is one lane
+    constexpr int SIZE = type_bytes(KV);
+    int d = 0;
+    for (; d + VECTOR <= HEAD_DIM; d += VECTOR) *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
+    for (; d < HEAD_DIM; ++d) out[d] = load_element<KV>(row + d * SIZE);
+  }
+
+  static float piece_dot(const float* a, const float* b) {
+    vfloat sum = {};
+    int d = 0;
+    for (; d + VECTOR <= PIECE; d += VECTOR) sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
+    float total = sum_lanes(sum);
+    for (; d < PIECE; ++d) total += a[d] * b[d];
+    return total;
+  }
+
+  void relax(u32 spins) {
+    if (crowded || spins > 20000) {
+      sched_yield();
+    } else {
+      pause_core();
+    }
+  }
+
+  // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)
+  // is called between two polls.
+  template <class Stall>
+  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
+    int i = lo;
+#if TWIN_VECTOR_EXCHANGE
+    constexpr int UNROLL = 4, STEP = UNROLL * VECTOR;
+    for (; i + STEP <= hi; i += STEP) {
+      vfloat sum[UNROLL] = {};
+      for (int p = 0; p < source.parts; ++p) {
+        const float* from = source.part[p] + i;
+        vfloat got[UNROLL];
+        for (;;) {
+          vint missing = {};
+          for (int j = 0; j < UNROLL; ++j) {
+            const vint bits = *reinterpret_cast<const volatile vint*>(from + j * VECTOR);
+            missing |= bits == vint{} + int(SENTINEL);
+            got[j] = bits_as<vfloat>(bits);
+          }
+          if (!source.polled || !any(missing)) break;
+          if (!stall(p, i)) return false;
+        }
+        for (int j = 0; j < UNROLL; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
+      }
+      for (int j = 0; j < UNROLL; ++j) {
+        vfloat* at = reinterpret_cast<vfloat*>(out + (i - lo) + j * VECTOR);
+        *at = add ? *at + scale * sum[j] : sum[j];
+      }
+    }
+#endif
+    for (; i < hi; ++i) {
+      float sum = 0;
+      for (int p = 0; p < source.parts; ++p) {
+        float got = load_shared(source.part[p] + i);
+        while (source.polled && bits_as<u32>(got) == SENTINEL) {
+          if (!stall(p, i)) return false;
+          got = load_shared(source.part[p] + i);
+        }
+        sum = p ? sum + got : got;
+      }
+      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+    }
+    acquire_fence();
+    return true;
+  }
+
+  static bool any(vint mask) {
+    u64 words[sizeof(vint) / 8], all = 0;
+    __builtin_memcpy(words, &mask, sizeof mask);
+    for (u64 word : words) all |= word;
+    return all != 0;
+  }
+};
+
+}  // namespace twin

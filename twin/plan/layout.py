@@ -1,0 +1,380 @@
+"""Where everything of a plan lies in memory: the tables that the kernel walks, the arenas, the packed weight streams.
+
+All tables hold 4-byte fields, so that they can be compiled in (`header`) or passed at run time (`image`): the same
+structs either way. Offsets count floats, except where the name says pages or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.models.spec import DType, LaneHead, RopeStyle
+from twin.plan import shards
+from twin.plan.shards import Weights
+from twin.plan.types import Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, Value, tiles
+
+PAGE_BYTES = 4096  # streams of blocks start on a page
+LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
+VECTOR_FLOATS = 16  # constants start on a 64-byte line
+COMBINE_FLOATS = 8192  # softmax partials gathered at once; more are combined in chunks
+SUMS_FLOATS = 4096  # partial row sums between two block barriers of a matrix stage
+SCAN_FLOATS = 4096  # the full sampler's sums of each thread
+MERGE_ROWS = 16  # warps of a block whose attention partials meet
+
+STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
+
+Table = list[tuple[int | float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of each table in the field order of FIELDS, and the sizes of the arenas."""
+
+    sizes: dict[str, int | float]
+    stages: Table
+    reads: Table
+    resets: Table
+    values: Table
+    owned: Table  # [sets][blocks] spans
+    rows: Table  # [sets][blocks] (first, count) into `spans`
+    spans: Table
+    streams: Table  # [blocks] first page of each block's stream
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields); a field is an int unless in FLOATS
+    "stages": (
+        "Stage",
+        ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
+         "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
+    ),
+    "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
+    "resets": ("Reset", ("value", "previous_step")),
+    "values": ("Value", ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step")),
+    "owned": ("Span", ("lo", "hi")),
+    "rows": ("SpanRow", ("first", "count")),
+    "spans": ("Span", ("lo", "hi")),
+    "streams": ("StreamStart", ("page",)),
+}  # fmt: skip
+FLOATS = {"scale", "norm_eps"}
+
+
+@lru_cache(maxsize=8)
+def layout(plan: Plan) -> Layout:
+    """All tables of a plan."""
+    sets = _Sets(plan.blocks)
+    reads: Table = []
+    resets: Table = []
+    stages: Table = []
+    constants, vectors = _constants(plan)
+    kv = 0
+    for stage in plan.stages:
+        matrix = stage.matrix
+        at = vectors.get(stage.index, {})
+        stages.append((
+            KINDS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
+            -1 if stage.publishes is None else stage.publishes,
+            *((matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, sets.own(matrix.owned)) if matrix else (0,) * 5 + (-1,)),
+            sets.own(stage.items) if stage.items else -1, stage.window, kv,
+            *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
+        ))  # fmt: skip
+        kv += stage.kind is StageKind.ATTENTION
+        reads += [(r.value, PARTS[r.parts], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
+        resets += [(r.value, int(r.previous_step)) for r in stage.resets]
+    values, exchange, counters = _values(plan, sets)
+    streams, pages = _streams(plan)
+    sizes = _sizes(plan) | {
+        "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 2, "grid_counter": counters,
+        "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
+    }  # fmt: skip
+    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams)
+
+
+KINDS = {kind: at for at, kind in enumerate(StageKind)}
+PARTS = {parts: at for at, parts in enumerate(Parts)}
+HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}
+
+
+def image(plan: Plan) -> NDArray[np.int32]:
+    """The sizes and all tables as one array of 4-byte words: a word offset per table first."""
+    made = layout(plan)
+    parts = [_words([tuple(made.sizes.values())], tuple(made.sizes))]
+    parts += [_words(table, FIELDS[name][1]) for name, table in made.tables.items()]
+    starts = np.cumsum([len(parts), *(len(p) for p in parts)])[:-1]
+    return np.concatenate([starts.astype(np.int32), *parts])
+
+
+def stream_bytes(plan: Plan, block: int) -> int:
+    """Weights that one step streams through a block."""
+    size = plan.options.weight_dtype.bytes
+    return sum((s.matrix.owned[block][1] - s.matrix.owned[block][0]) * s.matrix.cols * size for s in plan.stages if s.matrix)
+
+
+def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
+    """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the order of `types.tiles`."""
+    storage = STORAGE[plan.options.weight_dtype]
+    starts = [int(row[0]) * PAGE_BYTES for row in layout(plan).streams]
+    for stage in plan.stages:
+        if stage.matrix is None:
+            continue
+        source = np.ascontiguousarray(shards.stage_matrix(plan, stage, rank, weights)).astype(storage, copy=False)
+        for block, (lo, hi) in enumerate(stage.matrix.owned):
+            size = (hi - lo) * stage.matrix.cols * source.itemsize
+            target = out[starts[block] : starts[block] + size].view(storage)
+            _tile(stage.matrix, source[lo:hi], target)
+            starts[block] += size
+
+
+def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float32]:
+    """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table gives."""
+    total, vectors = _constants(plan)
+    out = np.zeros(total, np.float32)
+
+    def put(at: int, vector: NDArray[np.float32]) -> None:
+        out[at : at + vector.size] = vector.reshape(-1)
+
+    for stage in plan.stages:
+        for name, at in vectors.get(stage.index, {}).items():
+            put(at, _vector(plan, stage, name, rank, weights))
+    assert plan.spec is not None
+    for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"]), shards.rope_table(plan.spec, plan.options.max_context), strict=True):
+        put(at, table)
+    return out
+
+
+def embedding(plan: Plan, weights: Weights) -> NDArray[Any]:
+    """[vocab, hidden] in the plan's weight type; one copy serves all ranks of a GPU."""
+    return np.ascontiguousarray(weights["embed"]).astype(STORAGE[plan.options.weight_dtype], copy=False)
+
+
+# ---- tables -----------------------------------------------------------------------------------------------
+
+
+class _Sets:
+    """Per-block tables, each distinct one stored once."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.owned: Table = []
+        self.rows: Table = []
+        self.spans: Table = []
+        self._owned: dict[tuple[Span, ...], int] = {}
+        self._rows: dict[tuple[tuple[Span, ...], ...], int] = {}
+        self._spans: dict[tuple[Span, ...], int] = {}
+
+    def own(self, spans: tuple[Span, ...]) -> int:
+        if spans not in self._owned:
+            self._owned[spans] = len(self.owned)
+            self.owned += spans
+        return self._owned[spans]
+
+    def read(self, read: Read) -> int:
+        if read.spans not in self._rows:
+            self._rows[read.spans] = len(self.rows)
+            self.rows += [(self._list(spans), len(spans)) for spans in read.spans]
+        return self._rows[read.spans]
+
+    def _list(self, spans: tuple[Span, ...]) -> int:
+        if spans not in self._spans:
+            self._spans[spans] = len(self.spans)
+            self.spans += spans
+        return self._spans[spans]
+
+
+def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
+    """(rows, floats of the exchange arena of a rank, counters).
+
+    A (buffer, copy) has one counter per part for pushed values and one more for local values. A reader waits for all
+    arrivals of the steps before, and for those of this step up to its value.
+    """
+    base, floats, counters = {}, 0, {}
+    for buffer in plan.buffers:
+        base[buffer.id], counters[buffer.id] = floats, sum((b.parts + 1) * b.copies for b in plan.buffers[: buffer.id])
+        floats += buffer.copies * buffer.parts * _up(buffer.elements, LINE_FLOATS)
+    writers = {v.id: sum(lo < hi for lo, hi in v.owned) for v in plan.values}
+    rows: Table = []
+    for value in plan.values:
+        buffer = plan.buffers[value.buffer]
+        stride = _up(buffer.elements, LINE_FLOATS)
+        same = [v for v in plan.values if (v.buffer, v.copy, v.pushed) == (value.buffer, value.copy, value.pushed)]
+        rows.append((
+            base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
+            sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
+            sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
+        ))  # fmt: skip
+    return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
+
+
+def _streams(plan: Plan) -> tuple[Table, int]:
+    rows: Table = []
+    page = 0
+    for block in range(plan.blocks):
+        rows.append((page,))
+        page += -(-stream_bytes(plan, block) // PAGE_BYTES)
+    return rows, page
+
+
+def _sizes(plan: Plan) -> dict[str, int | float]:
+    """Everything about a plan that is one number. `*_floats` of a block's own memory come from the worst stage."""
+    spec, shard, options, lanes = plan.spec, plan.shard, plan.options, plan.spec.lanes if plan.spec else None
+    return {
+        "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
+        "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
+        "resident": int(options.execution is Execution.RESIDENT),
+        "hidden": shard.hidden, "heads": shard.heads, "kv_heads": shard.kv_heads, "shard_vocab": shard.vocab,
+        "vocab": spec.vocab if spec else shard.vocab, "splits": plan.kv.splits, "page": plan.kv.page,
+        "item_positions": plan.kv.item_positions, "kv_items": shard.kv_heads * plan.kv.splits,
+        "context": options.context, "max_context": options.max_context,
+        "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
+        "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
+        "norm_eps": spec.norm_eps if spec else 0.0,
+        "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
+        "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "combine_heads": _combine_heads(plan),
+    }  # fmt: skip
+
+
+def _input_floats(plan: Plan) -> int:
+    """The vector that a stage computes with: a matrix's input, or what a probe gathers."""
+    wanted = [s.matrix.cols for s in plan.stages if s.matrix]
+    wanted += [sum(plan.values[r.value].elements for r in s.reads) for s in plan.stages if s.kind is StageKind.EXCHANGE]
+    return _up(max([plan.shard.hidden, 1, *wanted]), LINE_FLOATS)
+
+
+def _scratch_floats(plan: Plan) -> int:
+    """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; candidates."""
+    wanted = [1024]
+    for stage in plan.stages:
+        if stage.matrix:
+            wanted.append(_sums(stage.matrix))
+        if stage.kind is StageKind.ATTENTION:
+            merge = MERGE_ROWS * (plan.shard.head_dim + 2)
+            group = plan.shard.heads // plan.shard.kv_heads
+            probe = (group + 2) * plan.shard.head_dim  # without reads, one constant head
+            wanted.append(merge + max([probe, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
+        if stage.kind is StageKind.O_PROJ:
+            wanted.append(_combine_heads(plan) * _partial_floats(plan))
+        if stage.kind is StageKind.SAMPLE:
+            value = plan.values[stage.reads[0].value]
+            wanted.append(SCAN_FLOATS if plan.options.sampling is Sampling.FULL else value.elements * plan.ranks)
+    return _up(max(wanted), LINE_FLOATS)
+
+
+def _sums(matrix: Matrix) -> int:
+    """Floats for the partial sums of as many row groups as are reduced together, at least one."""
+    group = matrix.tile_rows * -(-matrix.cols // matrix.tile_cols)
+    rows = max(hi - lo for lo, hi in matrix.owned)
+    return min(group * -(-rows // matrix.tile_rows), max(group, SUMS_FLOATS))
+
+
+def _partial_floats(plan: Plan) -> int:
+    """Partials of one KV head: all splits, all query heads of the group."""
+    return plan.kv.splits * plan.shard.heads // max(1, plan.shard.kv_heads) * (plan.shard.head_dim + 2)
+
+
+def _combine_heads(plan: Plan) -> int:
+    return max(1, min(plan.shard.kv_heads, COMBINE_FLOATS // max(1, _partial_floats(plan))))
+
+
+def _pushes(plan: Plan, stage: Stage) -> bool:
+    return stage.publishes is not None and plan.values[stage.publishes].pushed
+
+
+# ---- constants --------------------------------------------------------------------------------------------
+
+
+def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
+    """(floats, offset by stage and vector name); the rotary tables, cos then sin, stand at stage -1."""
+    if plan.spec is None:
+        return 1, {}
+    total, offsets = 0, {}
+    for stage in plan.stages:
+        for name, size in _vector_sizes(plan, stage):
+            offsets.setdefault(stage.index, {})[name] = total
+            total += _up(size, VECTOR_FLOATS)
+    offsets[-1] = {"rope": total}
+    return total + 2 * _rope_floats(plan), offsets
+
+
+def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
+    assert plan.spec is not None
+    mean = plan.spec.lanes is not None and plan.spec.lanes.head is LaneHead.MEAN
+    normed = (StageKind.QKV, StageKind.GATE_UP, StageKind.LANE_MEAN if mean else StageKind.LM_HEAD)
+    if stage.kind in normed:
+        yield "norm", plan.shard.hidden
+    if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
+        yield "bias", stage.matrix.rows
+    if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
+        yield "q_norm", plan.shard.head_dim
+        yield "k_norm", plan.shard.head_dim
+
+
+def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) -> NDArray[np.float32]:
+    if name == "norm":
+        found = shards.stage_norm(stage, weights)
+    elif name == "bias":
+        found = shards.stage_bias(plan, stage, rank, weights)
+    else:
+        norms = shards.query_key_norms(stage, weights)
+        found = norms[name == "k_norm"] if norms else None
+    assert found is not None, f"{stage.name} has room for {name}, but the model has none"
+    return found
+
+
+def _rope_floats(plan: Plan) -> int:
+    return _up(plan.options.max_context * plan.shard.head_dim // 2, VECTOR_FLOATS)
+
+
+def _rope_offsets(plan: Plan, at: int) -> tuple[int, int]:
+    return at, at + _rope_floats(plan)
+
+
+# ---- packing ----------------------------------------------------------------------------------------------
+
+
+def _tile(matrix: Matrix, rows: NDArray[Any], out: NDArray[Any]) -> None:
+    """Copy [rows, cols] into tile order: row groups, inside a group column slices, inside a slice row-major."""
+    if matrix.tile_cols >= matrix.cols:
+        out[:] = rows.reshape(-1)
+        return
+    height, cols = matrix.tile_rows, matrix.cols
+    whole = len(rows) // height * height
+    for part, target, high in ((rows[:whole], out[: whole * cols], height), (rows[whole:], out[whole * cols :], len(rows) - whole)):
+        if not len(part):
+            continue
+        groups = part.reshape(-1, high, cols)
+        stream = target.reshape(len(groups), high * cols)
+        for lo in range(0, cols, matrix.tile_cols):
+            hi = min(lo + matrix.tile_cols, cols)
+            stream[:, high * lo : high * hi].reshape(len(groups), high, hi - lo)[:] = groups[:, :, lo:hi]
+
+
+def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
+    """Bytes of each ring slot of a block, in stream order."""
+    assert stage.matrix is not None
+    size = plan.options.weight_dtype.bytes
+    return [(r[1] - r[0]) * (c[1] - c[0]) * size for r, c in tiles(stage.matrix, block)]
+
+
+def _words(table: Sequence[tuple[int | float, ...]], fields: tuple[str, ...]) -> NDArray[np.int32]:
+    if not table:
+        return np.zeros(0, np.int32)
+    columns = list(zip(*table, strict=True))
+    words = [
+        np.array(column, np.float32).view(np.int32) if name in FLOATS else np.array(column, np.int32)
+        for name, column in zip(fields, columns, strict=True)
+    ]
+    return np.stack(words, axis=1).reshape(-1)
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
