@@ -35,9 +35,9 @@ def test_top_p_includes_the_crossing_token_and_no_more() -> None:
     assert drawn(SamplingParams(1.0, top_p=1.0), logits) == {0, 1, 2, 3}
 
 
-def test_top_p_counts_probabilities_of_the_full_softmax() -> None:
+def test_top_p_counts_what_top_k_left() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.3], np.float32))
-    assert drawn(SamplingParams(1.0, top_k=2, top_p=0.5), logits) == {0, 1}
+    assert drawn(SamplingParams(1.0, top_k=2, top_p=0.5), logits) == {0}
 
 
 def test_draw_frequencies_follow_the_probabilities() -> None:

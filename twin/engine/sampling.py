@@ -1,6 +1,6 @@
 """The next token from logits: the reference that the kernel's sampler must match.
 
-Temperature, then top-k, then top-p on the probabilities of the full softmax; what is kept is renormalised once, at the draw.
+Temperature, then top-k, then top-p on the probabilities that top-k left, renormalised, as Hugging Face and vLLM do.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _kept(logits: NDArray[np.float32], probabilities: NDArray[np.float32], param
     order = np.argsort(-logits, kind="stable")[: params.top_k or count]
     if params.top_p < 1:
         cumulative = np.cumsum(probabilities[order], dtype=np.float64)
-        order = order[: int(np.searchsorted(cumulative, params.top_p, side="left")) + 1]  # the crossing one included
+        order = order[: int(np.searchsorted(cumulative, params.top_p * cumulative[-1], side="left")) + 1]  # the crossing one included
     kept = np.zeros(count, np.bool_)
     kept[order] = True
     return kept
