@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, command
-from twin.commands.inputs import node_of
 from twin.commands.output import emit
 from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def find(name: str) -> Device | Node:
     """A node where the name says how many ("8xh200"), else a device; with its fit where there is one."""
     if name[:1].isdigit() and "x" in name:
-        return node_of(name)
-    return node_of(f"1x{load_device(name).name}").device
+        return calibrated_node(name)
+    return calibrated_node(f"1x{load_device(name).name}").device
 
 
 def _list(args: argparse.Namespace) -> int:

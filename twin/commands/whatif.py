@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, option_value
-from twin.commands.inputs import case_of, node_of
+from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("nothing to change: give --set name=value, or --sensitivity")
     base = case_of(args)
     changes = parse_changes(args.changes, base.node, option_value)
-    other = changed(base, changes, node_of)
+    other = changed(base, changes)
     before = base.simulate()
     after = other.simulate() if changes else before
     effects: list[Effect] = []
@@ -62,34 +62,38 @@ def run(args: argparse.Namespace) -> int:
         "effect": after.tokens_per_s / before.tokens_per_s - 1,
         "sensitivity": [asdict(effect) | {"assumed": effect.assumed} for effect in effects],
     }
-    emit(args, data, "\n\n".join([comparison(args.changes, before, after), *([effects_text(effects)] if effects else [])]))
+    shown = [comparison(args.changes, before, after)] if changes else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
+    emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     if args.report:
-        rows = {"baseline": before} | ({", ".join(args.changes): after} if changes else {})
-        extra = [pages.engines(rows, "Baseline and change"), *([pages.sensitivity(effects, STEP)] if effects else [])]
+        extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if changes else []
+        extra += [pages.sensitivity(effects, STEP)] if effects else []
         say(f"report: {pages.simulation_page(other.plan(), other.node, after, *extra).write(args.report)}")
     return 0
 
 
 def comparison(changes: Sequence[str], before: Result, after: Result) -> str:
     """Baseline and change side by side, cause by cause."""
-    rows = [("tokens/s (predicted)", count(before.tokens_per_s), count(after.tokens_per_s), _effect(before.tokens_per_s, after.tokens_per_s))]
-    rows.append(("us a step", f"{before.step_s * 1e6:.1f}", f"{after.step_s * 1e6:.1f}", _effect(before.step_s, after.step_s)))
-    rows.append(("stream fraction", percent(before.stream_fraction), percent(after.stream_fraction), ""))
+    speeds = before.tokens_per_s, after.tokens_per_s
+    rows = [
+        ("tokens/s (predicted)", *map(count, speeds), _effect(*speeds)),
+        ("us a step", f"{before.step_s * 1e6:.1f}", f"{after.step_s * 1e6:.1f}", _effect(before.step_s, after.step_s)),
+        ("stream fraction", percent(before.stream_fraction), percent(after.stream_fraction), ""),
+    ]
     for cause, seconds in before.attribution.items():
         then = after.attribution[cause]
         if seconds or then:
             rows.append((f"us of {spoken(cause)}", f"{seconds * 1e6:.1f}", f"{then * 1e6:.1f}", _effect(seconds, then)))
-    return f"what if {', '.join(changes) or 'nothing changes'}\n\n{table(('', 'baseline', 'changed', 'effect'), rows)}"
+    return f"what if {', '.join(changes)}\n\n{table(('', 'baseline', 'changed', 'effect'), rows)}"
 
 
 def effects_text(effects: Sequence[Effect]) -> str:
     """The strongest effects, and how many numbers hardly matter."""
     shown = [e for e in effects if e.tokens_per_s is None or abs(e.effect) >= 5e-4][:SHOWN]
-    rows = [
-        (e.name, e.kind, _value(e.name, e.before), _value(e.name, e.after), percent(e.effect, signed=True) if not e.problem else "not possible")
-        for e in shown
-    ]
-    head = ("number raised by 10%", "kind", "from", "to", "tokens/s")
+    rows = []
+    for e in shown:
+        effect = "not possible" if e.problem else percent(e.effect, signed=True)
+        rows.append((e.label, e.kind, _value(e.name, e.before), _value(e.name, e.after), effect))
+    head = ("number changed by 10%", "kind", "from", "to", "tokens/s")
     return f"{table(head, rows, text_columns=2)}\n\n{len(effects) - len(shown)} others change less than 0.05%"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+SHORT = 28  # characters of a cell that must not be broken over lines
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 
 STYLE = """
@@ -31,6 +32,7 @@ section > p { margin: 0 0 10px; color: var(--soft); max-width: 90ch; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin: 8px 0 4px; }
 th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; }
+td.short { white-space: nowrap; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
   font-size: 12px; white-space: nowrap; }
@@ -101,7 +103,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_
     """A table; the first `text_columns` are text, the others numbers. Cells made by `chip` stay as they are."""
     kinds = ["" if i < text_columns else " class='number'" for i in range(len(header))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
-    cells = ("".join(f"<td{kind}>{_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows)
+    cells = ("".join(_cell(cell, kind) for kind, cell in zip(kinds, row, strict=True)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
@@ -113,10 +115,12 @@ class Chip:
     word: str
 
 
-def _cell(cell: object) -> str:
+def _cell(cell: object, kind: str) -> str:
     if isinstance(cell, Chip):
-        return f"<span class='chip {escape(cell.word)}'>{escape(cell.word)}</span>"
-    return "" if cell is None else escape(str(cell))
+        return f"<td><span class='chip {escape(cell.word)}'>{escape(cell.word)}</span></td>"
+    text = "" if cell is None else str(cell)
+    short = " class='short'" if not kind and len(text) <= SHORT else kind
+    return f"<td{short}>{escape(text)}</td>"
 
 
 def _section(index: int, section: Section) -> str:

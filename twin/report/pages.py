@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from twin.calibrate.validate import Validation
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Kind, Node
 from twin.plan.types import Plan
@@ -18,9 +19,6 @@ from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
 from twin.study.whatif import Effect
 from twin.units import format_quantity, unit_of
-
-if TYPE_CHECKING:  # loading it builds the engine's module, which a simulation does not need
-    from twin.calibrate.validate import Validation
 
 US = 1e6  # microseconds per second
 TIMELINE_BLOCKS = 8  # of one GPU, spread evenly: more rows cannot be read
@@ -128,9 +126,11 @@ def sensitivity(effects: Sequence[Effect], step: float) -> Section:
     """What each number alone does to the speed."""
     strong = [e for e in effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-5][:STRONGEST]
     axis = f"% of tokens/s for +{100 * step:.0f}% of the number"
-    figure = figures.tornado([e.name for e in strong], [e.effect for e in strong], [e.assumed for e in strong], axis=axis)
+    figure = figures.tornado([e.label for e in strong], [e.effect for e in strong], [e.assumed for e in strong], axis=axis)
     rest = len(effects) - len(strong)
-    text = f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; {rest} others change less, or nothing."
+    text = (
+        f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; {rest} others change it less, or not at all."
+    )
     return Section("Sensitivity", text, (figure,))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from twin.calibrate.validate import calibrated_node
 from twin.errors import ConfigError, TwinError
 from twin.hardware.override import numbers, resolve, with_number
 from twin.hardware.types import Kind, Node, Number
@@ -43,11 +44,15 @@ class Effect:
     problem: str = ""
 
     @property
+    def label(self) -> str:
+        return self.name.removeprefix("device.") + (" (lowered)" if self.after < self.before else "")
+
+    @property
     def assumed(self) -> bool:
         return self.kind == Kind.ASSUMED.value
 
 
-def changed(case: Case, changes: Sequence[Change], node_of: Callable[[str], Node]) -> Case:
+def changed(case: Case, changes: Sequence[Change]) -> Case:
     """The case with all changes made; another number of GPUs is another node, found by name.
 
     A hardware number that is set becomes an assumed one.
@@ -55,7 +60,7 @@ def changed(case: Case, changes: Sequence[Change], node_of: Callable[[str], Node
     node, chosen = case.node, dict(case.chosen)
     for change in changes:
         if change.name == "gpus":
-            node = node_of(f"{change.value}x{node.device.name}")
+            node = calibrated_node(f"{change.value}x{node.device.name}")
         elif change.option:
             chosen[change.name] = change.value
     for change in changes:
@@ -83,7 +88,10 @@ def _parse_change(text: str, node: Node, read_option: Callable[[str, str], objec
 
 
 def sensitivity(case: Case, base_tokens_per_s: float, progress: Progress, *, workers: int | None = None) -> list[Effect]:
-    """Each hardware number and each of OPTIONS raised by STEP, one at a time; the strongest effect first."""
+    """Each hardware number and each of OPTIONS raised by STEP, one at a time; the strongest effect first.
+
+    An option that cannot be raised (all blocks are in use) is lowered instead.
+    """
     trials = list(_trials(case))
     done: list[Effect] = []
     for _, effect in each(partial(_effect, base_tokens_per_s), trials, workers=workers):
@@ -94,11 +102,10 @@ def sensitivity(case: Case, base_tokens_per_s: float, progress: Progress, *, wor
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    case: Case
     name: str
     kind: str
     before: float
-    after: float
+    ways: tuple[tuple[float, Case], ...]  # (value, case): the first that can be planned is taken
 
 
 def _trials(case: Case) -> Iterator[_Trial]:
@@ -106,15 +113,17 @@ def _trials(case: Case) -> Iterator[_Trial]:
         raised = _raised(path, number)
         if raised is not None:
             node = with_number(case.node, path, raised)
-            yield _Trial(Case(case.spec, node, case.chosen), path, number.kind.value, number.value, raised)
+            yield _Trial(path, number.kind.value, number.value, ((raised, Case(case.spec, node, case.chosen)),))
     options = case.plan().options
     for name in OPTIONS:
         before = getattr(options, name)
-        after = _raised_option(name, before)
-        chosen = {**case.chosen, name: after}
-        if name == "ring_slots":
-            chosen["window_slots"] = after
-        yield _Trial(Case(case.spec, case.node, chosen), name, "option", before, after)
+        step = _option_step(name, before)
+        yield _Trial(name, "option", before, tuple((value, _with_option(case, name, value)) for value in (before + step, before - step)))
+
+
+def _with_option(case: Case, name: str, value: int) -> Case:
+    together = {"window_slots": value} if name == "ring_slots" else {}
+    return Case(case.spec, case.node, {**case.chosen, name: value, **together})
 
 
 def _raised(path: str, number: Number) -> float | None:
@@ -125,15 +134,18 @@ def _raised(path: str, number: Number) -> float | None:
     return whole if whole > number.value else None
 
 
-def _raised_option(name: str, value: int) -> int:
+def _option_step(name: str, value: int) -> int:
     grain = 16 if name == "slot_bytes" else 1
-    return value + max(grain, int(value * STEP) // grain * grain)
+    return max(grain, int(value * STEP) // grain * grain)
 
 
 def _effect(base: float, trial: _Trial) -> Effect:
-    made = Effect(trial.name, trial.kind, trial.before, trial.after, None, 0.0)
-    try:
-        speed = trial.case.simulate().tokens_per_s
-    except TwinError as error:
-        return replace(made, problem=str(error))
-    return replace(made, tokens_per_s=speed, effect=speed / base - 1)
+    problem = ""
+    for after, case in trial.ways:
+        try:
+            speed = case.simulate().tokens_per_s
+        except TwinError as error:
+            problem = problem or str(error)
+        else:
+            return Effect(trial.name, trial.kind, trial.before, after, speed, speed / base - 1)
+    return Effect(trial.name, trial.kind, trial.before, trial.ways[0][0], None, 0.0, problem)

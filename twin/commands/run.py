@@ -1,0 +1,275 @@
+"""`twin run`: generate text with the real engine."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twin.calibrate.validate import calibrated_node
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
+from twin.commands.output import emit, say
+from twin.engine.host import Generation, HostEngine
+from twin.engine.sampling import SamplingParams
+from twin.engine.tokenizer import TOKENIZER, Stream, Tokenizer, make_byte_tokenizer, open_tokenizer
+from twin.engine.weights import open_checkpoint, random_weights
+from twin.errors import ConfigError, EngineError
+from twin.models.load import load_model, model_names
+from twin.models.spec import ModelSpec
+from twin.plan.shards import Weights
+from twin.plan.types import Plan, Sampling
+from twin.report.tables import count
+from twin.study.case import Case
+from twin.units import format_quantity
+
+DEFAULT_TOKENS = 64
+INTERRUPTED = 130
+EXAMPLES = """\
+  twin run ./my-checkpoint --prompt "Once upon a time"
+  twin run ./my-checkpoint --prompt-file question.txt --max-tokens 200 --temperature 0.8 --top-p 0.95
+  twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
+  twin run ./my-checkpoint --prompt Hello --gpus 2 --blocks 1 --json"""
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(
+        commands, "run", run, summary="generate text with the real engine on this computer",
+        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, compiles the kernel for this CPU and\n"
+        "generates: the whole generation is one launch. Text goes to stdout as it is made, the speed to stderr.",
+        examples=EXAMPLES,
+    )  # fmt: skip
+    add_model(parser)
+    add_prompt(parser)
+    group = parser.add_argument_group("generation")
+    group.add_argument("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="most tokens to generate (default %(default)s)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most probable token (default %(default)s)")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens (default: all)")
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample from the most probable tokens that reach P (default: all)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling; the same seed gives the same text (default 0)")
+    group.add_argument("--stop", action="append", default=[], metavar="TOKEN|TEXT", help="end at this token id or text; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own end token")
+    add_machine(parser)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to continue")
+    prompt.add_argument("--prompt-file", metavar="FILE", type=Path, help="the same from a file")
+    prompt.add_argument("--prompt-tokens", metavar="IDS", help="the same as token ids: 1,2,3")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--random", type=int, metavar="SEED", help="random weights instead of a checkpoint: text without sense, true speed")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="emulated GPUs: 1, 2, 4 or 8 on this CPU (default %(default)s)")
+    add_engine_options(parser, without=("gpus", "context", "sampling"))
+
+
+@dataclass(slots=True)
+class Source:
+    """Where weights and words come from."""
+
+    spec: ModelSpec
+    weights: Weights
+    tokenizer: Tokenizer | None
+
+
+@dataclass(slots=True)
+class Printer:
+    """Shows text as it is made and watches for stop texts."""
+
+    stream: Stream | None
+    stops: list[str]
+    show: bool
+    cancel: Callable[[], None]
+    text: str = ""
+    shown: int = 0
+    stopped: bool = field(default=False)
+
+    def push(self, token: int) -> None:
+        if self.stopped:
+            return  # the engine was a token ahead of the cancellation
+        piece = self.stream.push(token) if self.stream else f"{token} "
+        self.add(piece)
+
+    def add(self, piece: str, *, final: bool = False) -> None:
+        self.text += piece
+        found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
+        if found:
+            self.text, self.stopped = self.text[: min(found)], True
+            self.cancel()
+        # The last characters may be the beginning of a stop text.
+        held = 0 if self.stopped or final else max((len(stop) - 1 for stop in self.stops), default=0)
+        ready = max(self.shown, len(self.text) - held)
+        if self.show:
+            print(self.text[self.shown : ready], end="", flush=True)
+        self.shown = ready
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.max_tokens < 1:
+        raise ConfigError(f"--max-tokens {args.max_tokens}: at least 1")
+    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    source = open_source(args)
+    prompt = read_prompt(args, source)
+    plan = plan_run(args, source.spec, positions=len(prompt) + args.max_tokens, greedy=sampling.greedy)
+    ids, texts = _stops(args, source)
+    with HostEngine(plan, source.weights) as engine:
+        stream = source.tokenizer.stream() if source.tokenizer else None
+        printer = Printer(stream, texts, not args.json, engine.cancel)
+        made = engine.generate(prompt, max_tokens=args.max_tokens, sampling=sampling, stop=ids, on_token=printer.push)
+    if stream and not printer.stopped:
+        printer.add(stream.finish(), final=True)
+    if not args.json:
+        print(flush=True)
+    reason = "stop" if printer.stopped else made.stop_reason
+    if args.json:
+        emit(args, to_json(plan, prompt, made, printer.text, reason), "")
+    say(speed_line(plan, len(prompt), made, reason))
+    return INTERRUPTED if reason == "cancelled" else 0
+
+
+def open_source(args: argparse.Namespace) -> Source:
+    """The checkpoint, or random weights of a model's shape. Text for random weights is bytes where it has no tokenizer."""
+    folder = Path(args.model)
+    if args.random is None:
+        if args.model in model_names() and not folder.exists():
+            raise ConfigError(f"{args.model} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape")
+        checkpoint = open_checkpoint(folder)
+        return Source(
+            checkpoint.spec, checkpoint.weights, open_tokenizer(folder) if args.prompt_tokens is None else _tokenizer_if_any(folder)
+        )
+    if args.random < 0:
+        raise ConfigError(f"--random {args.random}: a seed is at least 0")
+    spec = load_model(args.model)
+    tokenizer = _tokenizer_if_any(folder)
+    if tokenizer is None and args.prompt_tokens is None:
+        tokenizer = _byte_tokenizer()
+    return Source(spec, random_weights(spec, args.random, chosen_options(args).get("weight_dtype")), tokenizer)
+
+
+def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:
+    """The prompt as token ids. Raises ConfigError."""
+    if args.prompt_tokens is not None:
+        return _token_ids(args.prompt_tokens, source.spec)
+    if args.prompt_file is not None:
+        try:
+            text = args.prompt_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--prompt-file {args.prompt_file}: cannot be read as text ({error})") from error
+    else:
+        text = args.prompt
+    assert source.tokenizer is not None
+    tokens = source.tokenizer.encode(text)
+    if not tokens:
+        raise ConfigError("the prompt is empty: give at least one character")
+    worst = max(tokens)
+    if worst >= source.spec.vocab:
+        raise ConfigError(f"the tokenizer gives token {worst}, but {source.spec.name} knows {source.spec.vocab}: use --prompt-tokens")
+    return tokens
+
+
+def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greedy: bool) -> Plan:
+    """A proven plan that holds `positions`, and fits this computer's free memory."""
+    chosen = chosen_options(args)
+    limit = chosen.get("max_context", spec.context)
+    if positions - 1 > limit:
+        what = "max_context" if "max_context" in chosen else f"{spec.name}'s context"
+        raise ConfigError(f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten one of them")
+    chosen = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
+    chosen["context"] = min(positions, chosen["max_context"])
+    plan = Case(spec, calibrated_node(f"{args.gpus}xhost"), chosen).plan()
+    check_memory(plan)
+    return plan
+
+
+def check_memory(plan: Plan) -> None:
+    """All emulated GPUs together must fit into what is free now. Raises EngineError."""
+    need, free = plan.options.gpus * plan.memory_bytes(), _free_bytes()
+    if free is not None and need > free:
+        raise EngineError(
+            f"{plan.name} needs {format_quantity(need, 'B')}, free are {format_quantity(free, 'B')}: "
+            "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context"
+        )
+
+
+def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
+    first = f"prompt: {prompt} tokens in {format_quantity(made.prompt_ns / 1e9, 's')}"
+    if not made.tokens:
+        return f"{first}; nothing generated ({reason})"
+    speed = tokens_per_s(made)
+    rate = f"{count(speed)} tokens/s, streaming {plan.weight_bytes() * speed / 1e9:.3g} GB/s" if speed else "too short to time"
+    return f"{first}; {len(made.tokens)} tokens generated, {rate} (measured); ended by {reason}"
+
+
+def tokens_per_s(made: Generation) -> float:
+    """Of the steps after the prompt; 0 when there are none."""
+    total = float(made.step_ns[1:].sum())
+    return (len(made.step_ns) - 1) / total * 1e9 if total else 0.0
+
+
+def to_json(plan: Plan, prompt: list[int], made: Generation, text: str, reason: str) -> dict[str, Any]:
+    speed = tokens_per_s(made)
+    return {
+        "model": plan.spec.name if plan.spec else plan.name,
+        "text": text,
+        "tokens": made.tokens,
+        "prompt_tokens": prompt,
+        "stop_reason": reason,
+        "tokens_per_s": speed,
+        "prompt_s": made.prompt_ns / 1e9,
+        "stream_bytes_per_s": plan.weight_bytes() * speed,
+        "gpus": plan.options.gpus,
+        "blocks_per_gpu": plan.options.blocks,
+    }
+
+
+def _stops(args: argparse.Namespace, source: Source) -> tuple[set[int], list[str]]:
+    """(token ids, texts) that end the generation."""
+    ids = {int(stop) for stop in args.stop if stop.isdigit()}
+    texts = [stop for stop in args.stop if not stop.isdigit() and stop]
+    if texts and source.tokenizer is None:
+        raise ConfigError(f"--stop {texts[0]!r}: a text needs a tokenizer; give a token id")
+    known = {token for token in ids if token < source.spec.vocab}
+    if known != ids:
+        raise ConfigError(f"--stop {max(ids)}: {source.spec.name} knows tokens 0 to {source.spec.vocab - 1}")
+    if source.tokenizer and not args.ignore_eos:
+        ids |= source.tokenizer.stop
+    return ids, texts
+
+
+def _token_ids(text: str, spec: ModelSpec) -> list[int]:
+    try:
+        tokens = [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ConfigError(f"--prompt-tokens {text!r}: write token ids such as 1,2,3") from error
+    if not tokens:
+        raise ConfigError("--prompt-tokens is empty: give at least one token id")
+    for token in tokens:
+        if not 0 <= token < spec.vocab:
+            raise ConfigError(f"--prompt-tokens: token {token} is unknown, {spec.name} knows 0 to {spec.vocab - 1}")
+    return tokens
+
+
+def _tokenizer_if_any(folder: Path) -> Tokenizer | None:
+    return open_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
+
+
+def _byte_tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        make_byte_tokenizer(Path(folder))
+        return open_tokenizer(folder)
+
+
+def _free_bytes() -> int | None:
+    """Memory that can be had without swapping, as the system sees it; None where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
