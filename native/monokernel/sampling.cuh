@@ -76,16 +76,16 @@ __device__ inline double mass_above(Block& b, const Logits& all, float at) {
   return block_sum<double>(b, all.count, [&](int i) { return all.logit[i] > at ? double(all.probability[i]) : 0.0; });
 }
 
-// The smallest set of the most probable kept tokens that reaches top_p; probability_of(threshold) is the tied one's.
+// The smallest set of the most probable kept tokens that reaches top_p of what top-k left; probability_of(logit) is a tied one's.
 template <class Probability>
 __device__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, double top_p, Probability probability_of) {
-  if (mass_above(b, all, kept.threshold) + double(kept.ties) * double(probability_of(kept.threshold)) < top_p) return kept;
+  const double wanted = top_p * (mass_above(b, all, kept.threshold) + double(kept.ties) * double(probability_of(kept.threshold)));
   u32 lo = key_of(kept.threshold), hi = key_of(top);
   while (lo < hi) {
     const u32 middle = lo + (hi - lo + 1) / 2;
     const float at = value_of(middle);
     const double mass = block_sum<double>(b, all.count, [&](int i) { return all.logit[i] >= at ? double(all.probability[i]) : 0.0; });
-    if (mass >= top_p) {
+    if (mass >= wanted) {
       lo = middle;
     } else {
       hi = middle - 1;
@@ -96,7 +96,7 @@ __device__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, do
   const double one = double(probability_of(at));
   double mass = mass_above(b, all, at) + one;
   int ties = 1;
-  for (; ties < most && mass < top_p; ++ties) mass += one;
+  for (; ties < most && mass < wanted; ++ties) mass += one;
   return {at, ties};
 }
 
