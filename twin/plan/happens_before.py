@@ -116,13 +116,14 @@ class _Machine:
         self.own[blocks], self.foreign[blocks] = own, foreign
 
     def _barrier(self, stage: Stage, now: int) -> None:
-        """A kernel's end, or the grid protocol, orders all blocks of a rank; a grid stage that pushed orders all ranks."""
-        grid = self.plan.options.handoff is HandOffKind.GRID
-        if not grid and self.plan.options.execution is Execution.RESIDENT:
+        """A kernel's end orders all blocks of a GPU, the grid protocol those of a rank, or of all ranks if the stage pushed."""
+        resident = self.plan.options.execution is Execution.RESIDENT
+        if resident and self.plan.options.handoff is not HandOffKind.GRID:
             return
         self.own[:] = now
         self.foreign[:] = self.foreign.max(axis=0)
-        if grid and stage.publishes is not None and self.plan.values[stage.publishes].pushed:
+        pushed = stage.publishes is not None and self.plan.values[stage.publishes].pushed
+        if pushed if resident else self.plan.options.gpus == 1:
             self.foreign[:] = now
 
     def touches(self, spans: tuple[tuple[Span, ...], ...], owned: tuple[Span, ...]) -> Mask:

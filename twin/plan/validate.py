@@ -202,8 +202,8 @@ def _order(plan: Plan) -> Iterator[Violation]:
                 readers = [block for block, spans in enumerate(read.spans) if spans]
                 message = f"blocks {readers[:4]} wait for {value.name}, which {plan.stages[value.stage].name} publishes later in the step"
                 yield Violation("deadlock", stage.name, message)
-    inside = plan.options.execution is Execution.RESIDENT or plan.options.handoff is HandOffKind.GRID
-    if inside and plan.options.blocks > plan.limits.blocks and not plan.limits.oversubscribe:
+    resident = plan.options.execution is Execution.RESIDENT
+    if resident and plan.options.blocks > plan.limits.blocks and not plan.limits.oversubscribe:
         message = f"{plan.options.blocks} blocks per GPU wait for each other, {plan.limits.blocks} can be resident"
         yield Violation("residency", THE_PLAN, message)
 
@@ -212,14 +212,18 @@ def _collectives(plan: Plan) -> Iterator[Violation]:
     kind, execution = plan.options.collective, plan.options.execution
     if kind is CollectiveKind.NONE and plan.ranks > 1:
         yield Violation("collective", THE_PLAN, f"collective=none with {plan.ranks} ranks")
+    between_gpus = execution is not Execution.RESIDENT and plan.options.gpus > 1
     for stage in plan.stages:
         library = stage.kind is StageKind.COLLECTIVE
         if library and (kind is not CollectiveKind.LIBRARY or execution is Execution.RESIDENT):
             yield Violation("collective", stage.name, f"a library call with collective={kind.value}, execution={execution.value}")
         if library and (stage.resets or stage.matrix or len(stage.reads) != 1 or stage.publishes is None):
             yield Violation("collective", stage.name, "a library call gathers one value and does nothing else")
-        if not library and kind is CollectiveKind.LIBRARY and stage.publishes is not None and plan.values[stage.publishes].pushed:
-            yield Violation("collective", stage.name, f"pushes {plan.values[stage.publishes].name} although collective=library")
+        pushes = stage.publishes is not None and plan.values[stage.publishes].pushed
+        if pushes and not library and between_gpus and plan.options.handoff is HandOffKind.GRID:
+            yield Violation("collective", stage.name, "pushes to other GPUs, whose kernels do not poll with grid hand-offs")
+        if not library and kind is CollectiveKind.LIBRARY and pushes:
+            yield Violation("collective", stage.name, "pushes to other ranks although collective=library")
 
 
 def _resets(plan: Plan) -> Iterator[Violation]:

@@ -10,7 +10,7 @@ NEXT_STEP = {
     "deadlock": "let the producer come first: publish in an earlier stage, or read the previous step's value",
     "residency": "use fewer blocks per GPU, or execution=graph",
     "ring": "raise ring_slots or slot_bytes, or lower window_slots or tile_rows",
-    "collective": "use collective=push inside a resident kernel, collective=library with execution=graph or stream",
+    "collective": "inside a resident kernel push; between kernels use the library, or push with sentinel or counter",
     "data flow": "add the missing read, or rebuild the plan with twin.plan.build",
     "unread": "do not publish or push what nobody reads: its arrival would never be proven",
     "reset": "give each value exactly one reset after its last reader and before its copy is used again",
