@@ -106,7 +106,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError("collective=library cannot run inside a resident kernel: use push, or execution graph or stream")
     between_gpus = options.execution is not Execution.RESIDENT and options.gpus > 1
     if between_gpus and options.collective is CollectiveKind.PUSH and options.handoff is HandOffKind.GRID:
-        raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or collective=library")
+        raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or a library")
     if options.delay and not spec.lanes:
         raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
     if options.delay is not None and not 0 <= 2 * options.delay <= spec.layers:
