@@ -59,6 +59,11 @@ class Pipe:
         return done
 
 
+    def busy(self, now: int) -> int:
+        """Time spent serving so far, within a picosecond a request."""
+        return self.bytes * self.numerator // self.denominator - max(0, self.free - now)
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """From memory (or the cache that holds the weights) to one block."""
@@ -100,6 +105,7 @@ class Package:
         self.llc: list[Pipe] = []
         if device.llc is not None:
             self.llc = [Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains) for i in range(domains)]
+        self._marked, self._busy, self._load = 0, 0, 0
         self.ports: list[Pipe] = []
         self.ingress: list[Pipe] = []
         if device.fabric is not None:
@@ -132,9 +138,14 @@ class Package:
         """What gathered and published elements pass: the die's L2 and, if there is one, its port to the fabric."""
         return (self.l2[die], self.ports[die]) if self.ports else (self.l2[die],)
 
-    def streaming(self, now: int) -> bool:
-        """Is any part of the memory busy?"""
-        return any(pipe.free > now for pipe in (*self.domains, *self.llc))
+    def load(self, now: int, window: int) -> int:
+        """Thousandths of the last window for which memory (or the cache in its place) was busy; kept for one window."""
+        if now - self._marked >= max(1, window):
+            busy = sum(pipe.busy(now) for pipe in (*self.domains, *self.llc))
+            span = (now - self._marked) * len(self.domains)
+            self._load = min(1000, 1000 * (busy - self._busy) // span)
+            self._marked, self._busy = now, busy
+        return self._load
 
     def pipes(self) -> list[Pipe]:
         return [*self.domains, *self.llc, *self.ingress, *self.ports, *self.l2]

