@@ -28,6 +28,10 @@ from twin.plan.build import build
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
 
+RATES = ("memory.stream_bytes_per_s", "block.load_bytes_per_s", "block.bf16_bytes_per_s", "block.kv_bytes_per_s", "l2.bytes_per_s")
+TIMES = (
+    "block.row_s", "block.element_s", "block.stage_s", "memory.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.poll_s",
+)  # fmt: skip
 FAST = 1e18  # bytes/s; a pipe that never binds
 MODEL = ModelSpec(
     name="tiny", family="test", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=16, ffn=128, vocab=96, context=256, norm_eps=1e-5,
@@ -82,7 +86,8 @@ def node_of(device: Device, gpus: int = 1, *, topology: str = "mesh", hop_s: flo
     if gpus == 1:
         return Node("synthetic", device, 1)
     loaded = hop_s if loaded_hop_s is None else loaded_hop_s
-    return Node("synthetic", device, gpus, Link(topology, **numbers(bytes_per_s=5e10, hop_s=hop_s, loaded_hop_s=loaded, library_allreduce_s=4e-6)))
+    rates = numbers(bytes_per_s=5e10, hop_s=hop_s, loaded_hop_s=loaded, library_allreduce_s=4e-6)
+    return Node("synthetic", device, gpus, Link(topology, **rates))
 
 
 def limits_of(device: Device) -> Limits:
@@ -102,9 +107,9 @@ def devices(draw: st.DrawFn, *, caches: bool = False) -> Device:
     scale = st.sampled_from((0.01, 0.1, 0.3, 1.0, 3.0))
     times = st.sampled_from((0.0, 0.3, 1.0, 1.0, 4.0))
     fit = {}
-    for path in ("memory.stream_bytes_per_s", "block.load_bytes_per_s", "block.bf16_bytes_per_s", "block.kv_bytes_per_s", "l2.bytes_per_s"):
+    for path in RATES:
         fit[path] = number(_value(device, path) * draw(scale))
-    for path in ("block.row_s", "block.element_s", "block.stage_s", "memory.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.poll_s"):
+    for path in TIMES:
         fit[path] = number(_value(device, path) * draw(times))
     if device.fabric is not None:
         fit["fabric.die_port_bytes_per_s"] = number(device.fabric.die_port_bytes_per_s.value * draw(scale))
@@ -152,9 +157,11 @@ def plans(draw: st.DrawFn, node: Node, **fixed: Any) -> Plan:
     options = replace(options, **fixed)
     probe = draw(st.integers(0, 4)) if node.gpus == 1 and "collective" not in fixed else 4
     if probe == 0:
-        return stream_probe(options, limits_of(device), rows=options.blocks * draw(st.integers(1, 20)), cols=64, stages=draw(st.integers(1, 3)))
+        rows, stages = options.blocks * draw(st.integers(1, 20)), draw(st.integers(1, 3))
+        return stream_probe(options, limits_of(device), rows=rows, cols=64, stages=stages)
     if probe == 1:
-        return exchange_probe(options, limits_of(device), elements=options.blocks * draw(st.integers(1, 5)), stages=3 * draw(st.integers(1, 2)))
+        elements, stages = options.blocks * draw(st.integers(1, 5)), 3 * draw(st.integers(1, 2))
+        return exchange_probe(options, limits_of(device), elements=elements, stages=stages)
     return plan_for(node, options)
 
 

@@ -136,7 +136,9 @@ def test_resident_is_not_slower_than_a_graph_nor_a_graph_than_a_stream(data: st.
 def test_delay_is_never_slower(device, placement: Placement, hop_s: float, early: bool) -> None:  # type: ignore[no-untyped-def]
     """Within the anomaly below: the parts that came early are gathered at other times."""
     node = node_of(device, 4, hop_s=hop_s)
-    options = Options(gpus=4, blocks=device.blocks, slot_bytes=512, tile_rows=2, collective=CollectiveKind.PUSH, max_context=256, placement=placement)
+    options = Options(
+        gpus=4, blocks=device.blocks, slot_bytes=512, tile_rows=2, collective=CollectiveKind.PUSH, max_context=256, placement=placement
+    )
     lanes = replace(LANES, early_exchange=early)
     delayed, blocking = (simulate(plan_for(node, replace(options, delay=delay), lanes=lanes), node) for delay in (1, 0))
     assert delayed.step_ps <= blocking.step_ps * ANOMALY
@@ -212,8 +214,9 @@ def test_free_hand_offs_leave_the_closed_form(
     io_dies = min(io_dies, blocks)
     device = ideal(dies=io_dies, per_die=blocks // io_dies, io_dies=io_dies, stream=1e10)
     options = Options(
-        blocks=blocks, slot_bytes=slot, ring_slots=ring, window_slots=ring, tile_rows=2, handoff=handoff, placement=placement, max_context=256
-    )
+        blocks=blocks, slot_bytes=slot, ring_slots=ring, window_slots=ring, tile_rows=2, handoff=handoff, placement=placement,
+        max_context=256,
+    )  # fmt: skip
     limits = limits_of(device)
     plan = plan_for(node_of(device), options) if model else stream_probe(options, limits, rows=16 * blocks, cols=64, stages=2)
     result = simulate(plan, node_of(device), steps=3)
@@ -225,10 +228,13 @@ def test_free_hand_offs_leave_the_closed_form(
 @given(devices(), st.sampled_from((1, 2, 4)), st.sampled_from(list(Placement)), st.integers(1, 6))
 def test_more_blocks_are_never_slower_where_rows_divide(device: Device, blocks: int, placement: Placement, ring: int) -> None:
     """On one die, with sentinels and an L2 that does not bind: every further block gathers everything once more."""
-    device = apply_fit(replace(device, fabric=None), {"structure.dies": number(1), "structure.io_dies": number(1), "l2.bytes_per_s": number(FAST)})
+    single = {"structure.dies": number(1), "structure.io_dies": number(1), "l2.bytes_per_s": number(FAST)}
+    device = apply_fit(replace(device, fabric=None), single)
     times = []
     for count in (blocks, 2 * blocks):
         more = apply_fit(device, {"structure.blocks_per_die": number(count)})
-        options = Options(blocks=count, slot_bytes=512, ring_slots=ring, window_slots=ring, tile_rows=2, placement=placement, max_context=256)
+        options = Options(
+            blocks=count, slot_bytes=512, ring_slots=ring, window_slots=ring, tile_rows=2, placement=placement, max_context=256
+        )
         times.append(simulate(build(MODEL, options, limits_of(more)), node_of(more)).step_ps)
     assert times[1] <= times[0]

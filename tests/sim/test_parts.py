@@ -1,0 +1,282 @@
+"""The parts of the machine, tight on both sides: not at t - 1, at t."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.sim.machines import FAST, ideal, limits_of, node_of, number, plan_for, usual
+from twin.errors import HardwareError
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Cache, Device, Sharing
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan
+from twin.sim import cost
+from twin.sim.clock import Clock, SimulationError
+from twin.sim.links import Links
+from twin.sim.memory import Package, Path, Pipe
+from twin.sim.ring import Ring
+from twin.sim.run import simulate
+
+US = 10**6  # ps
+
+
+def fitted(device: Device, **values: float) -> Device:
+    return apply_fit(device, {path.replace("__", "."): number(value) for path, value in values.items()})
+
+
+# ---- pipes --------------------------------------------------------------------------------------------------
+
+
+def test_second_request_waits_for_the_pipe() -> None:
+    pipe = Pipe("p", 1e12)  # a byte per picosecond
+    assert [pipe.reserve(0, 100), pipe.reserve(40, 100), pipe.reserve(500, 1)] == [100, 200, 501]
+
+
+def test_a_pipe_rounds_up() -> None:
+    assert Pipe("p", 3e12).reserve(0, 1) == 1
+    assert Pipe("p", 1e12, share=3).reserve(0, 100) == 300
+
+
+def test_a_path_takes_as_long_as_its_slowest_pipe_and_its_latency() -> None:
+    path = Path((Pipe("a", 1e12), Pipe("b", 5e11)), latency=7)
+    assert path.request(0, 100) == 207
+
+
+def test_small_transfers_get_half_of_a_pipe_that_streams_and_take_that_from_the_stream() -> None:
+    pipe = Pipe("p", 1e12)
+    pipe.reserve(0, 30)
+    assert pipe.share(0, 100) == 130  # at half rate while the 30 last, at full rate after
+    assert pipe.free == 130
+    assert Pipe("p", 1e12).share(0, 100) == 100
+
+
+def test_the_load_of_a_package_is_the_share_of_the_last_window() -> None:
+    package = Package(ideal(), Placement.FLAT, 0)  # a byte per picosecond
+    package.domains[0].reserve(0, 250)
+    assert package.load(999, 1000) == 0  # the first window is not over
+    assert package.load(1000, 1000) == 250
+    assert package.load(2000, 1000) == 0
+
+
+def test_interleaved_memory_passes_the_fabric_and_local_memory_does_not() -> None:
+    device = usual(dies=4, io_dies=4)
+    port = Pipe("block", FAST)
+    flat, local = (Package(device, placement, 0).memory_path(0, port) for placement in (Placement.FLAT, Placement.DIE_AWARE))
+    die = ["Gpu[0].Die[0].port", "Gpu[0].Die[0].l2", "block"]
+    assert [pipe.name for pipe in flat.pipes] == ["Gpu[0].Memory[0]", "Gpu[0].Io[0].ingress", *die]
+    assert [pipe.name for pipe in local.pipes] == ["Gpu[0].Memory[0]", *die]
+    assert flat.latency - local.latency == 60_000  # ring of four: 0, 1, 1 and 2 hops of 60 ns
+    assert local.pipes[0].cost(1000) == 4 * flat.pipes[0].cost(1000)
+
+
+# ---- ring ---------------------------------------------------------------------------------------------------
+
+
+def ring_of(capacity: int, window: int, latency: int = 0) -> tuple[Clock, Ring]:
+    clock = Clock()
+    path = Path((Pipe("p", 1e12),), latency)
+    return clock, Ring(clock, [10] * 100, capacity=capacity, window=window, memory=path, cached=None, limit=100)
+
+
+def test_the_ring_is_filled_and_no_further() -> None:
+    clock, ring = ring_of(4, 4)
+    ring.pump()
+    clock.run(until=1000)
+    assert ring.issued == 4
+    ring.free()
+    clock.run(until=1001)
+    assert ring.issued == 5
+
+
+def test_the_window_limits_slots_in_flight() -> None:
+    clock, ring = ring_of(8, 2, latency=100)
+    ring.history = []
+    ring.pump()
+    clock.run(until=10_000)
+    assert ring.history[:4] == [(0, 110), (0, 120), (110, 220), (120, 230)]
+
+
+def test_a_closed_ring_requests_nothing_before_its_kernel_starts() -> None:
+    clock, ring = ring_of(4, 4)
+    ring.open(2, at=50)
+    clock.run(until=50)
+    assert ring.issued == 0
+    clock.run(until=51)
+    assert ring.issued == 2
+
+
+def test_a_slot_that_is_never_streamed_is_an_error() -> None:
+    _, ring = ring_of(4, 4)
+    ring.limit = 0
+    with pytest.raises(SimulationError, match="never be requested"):
+        ring.wait_ps()
+
+
+# ---- links --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("topology", "second"), [("mesh", 1_020_000), ("switch", 1_040_000)])
+def test_two_peers_have_a_link_each_in_a_mesh_and_share_one_behind_a_switch(topology: str, second: int) -> None:
+    packages = [Package(ideal(), Placement.FLAT, gpu) for gpu in range(3)]
+    link = node_of(ideal(), 4, topology=topology).link
+    assert link is not None
+    links = Links(link, packages)
+    assert links.send(0, 1, 0, 1000) == 1_020_000  # 1,000 B at 50 GB/s, 1 us
+    assert links.send(0, 2, 0, 1000) == second
+
+
+def test_an_unknown_topology_is_refused() -> None:
+    link = node_of(ideal(), 2, topology="torus").link
+    assert link is not None
+    with pytest.raises(HardwareError, match="torus"):
+        Links(link, [])
+
+
+# ---- costs --------------------------------------------------------------------------------------------------
+
+
+def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
+    device = fitted(ideal(), block__bf16_bytes_per_s=1e12, block__row_s=5e-12)
+    tile = cost.tile_cost(device.block, Options().weight_dtype, size=100, finished_rows=4)
+    assert tile.terms == (("throughput", 100), ("rows", 20))
+    assert (tile.ps, tile.binding) == (120, "throughput")
+    assert replace(tile, overlap=True).ps == 100
+
+
+def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
+    for context, window in ((1, 0), (100, 0), (100, 37), (256, 16)):
+        options = Options(blocks=4, attention_splits=3, context=context, max_context=256)
+        plan = attention_probe(options, limits_of(ideal()), heads=4, kv_heads=2, head_dim=16, window=window)
+        stage = plan.stages[0]
+        assert sum(cost.item_kv_bytes(plan, stage, item) for item in range(6)) == plan.kv_bytes()
+
+
+def test_a_cache_holds_a_step_that_fits_and_nothing_of_one_that_does_not() -> None:
+    assert cost.cached(100, 100)
+    assert not cost.cached(101, 100)
+
+
+def test_later_steps_stream_from_the_cache_that_holds_them() -> None:
+    device = replace(ideal(stream=1e10), llc=Cache(number(1e6), number(1e12), number(0)))
+    plan = stream_probe(Options(blocks=4, slot_bytes=512), limits_of(device), rows=64, cols=64)
+    result = simulate(plan, node_of(device), steps=3)
+    assert result.step_ends_ps[0] == pytest.approx(result.floor_s * 1e12, rel=0.01)
+    assert result.step_ps < result.step_ends_ps[0] / 50
+
+
+# ---- hand-offs: the time of one exchange, in closed form ----------------------------------------------------
+
+
+def exchange_ps(device: Device, handoff: HandOffKind, blocks: int = 4, elements: int = 40) -> int:
+    plan = exchange_probe(Options(blocks=blocks, handoff=handoff), limits_of(device), elements=elements, stages=6)
+    return simulate(plan, node_of(device), steps=3).step_ps // 6
+
+
+def handing(dies: int = 1) -> Device:
+    return fitted(
+        ideal(dies=dies, per_die=4 // dies), handoff__hop_s=3e-7, handoff__cross_die_s=1e-7, handoff__poll_s=4e-8, handoff__atomic_s=5e-9,
+        block__element_s=1e-9, block__stage_s=2e-7, l2__latency_s=1.5e-7,
+    )  # fmt: skip
+
+
+def test_a_sentinel_costs_a_hop_half_a_poll_and_the_gather() -> None:
+    resets = 10_000  # ps: each block sets its 10 elements back
+    assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(300_000 + 20_000 + 40_000 + resets + 200_000, abs=10)
+
+
+def test_another_die_is_further() -> None:
+    assert exchange_ps(handing(2), HandOffKind.SENTINEL) - exchange_ps(handing(1), HandOffKind.SENTINEL) == pytest.approx(100_000, abs=10)
+
+
+@pytest.mark.parametrize("handoff", [HandOffKind.COUNTER, HandOffKind.GRID])
+def test_a_counter_costs_two_hops_an_atomic_per_block_and_a_load(handoff: HandOffKind) -> None:
+    expected = 2 * 300_000 + 4 * 5_000 + 20_000 + 150_000 + 40_000 + 200_000
+    assert exchange_ps(handing(), handoff) == pytest.approx(expected, abs=10)
+
+
+def test_the_sampling_block_looks_at_every_logit() -> None:
+    device = fitted(ideal(per_die=1), block__sample_element_s=1e-9)
+    plan = sample_probe(Options(blocks=1), limits_of(device), vocab=500)
+    result = simulate(plan, node_of(device))
+    assert result.step_ps == pytest.approx(500_000, abs=10)
+    assert result.attribution_ps["sampling"] >= 500_000
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_pays_an_edge_per_stage_and_a_stream_a_launch_per_operation() -> None:
+    device = fitted(ideal(), launch__graph_edge_s=1e-6, launch__stream_s=3e-6)
+    node = node_of(device)
+    plan = plan_for(node, Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    operations = sum(len(stage.operations) for stage in plan.stages)
+    resident, graph, stream = (simulate(executed(plan, execution), node) for execution in Execution)
+    assert graph.attribution_ps["launch"] == len(plan.stages) * US
+    assert stream.attribution_ps["launch"] == operations * 3 * US
+    assert resident.attribution_ps["launch"] == 0
+
+
+def test_a_restart_is_counted_from_the_border_to_the_first_data() -> None:
+    """restart_s contains the latency, so only the rest is added to it."""
+    device = fitted(ideal(per_die=1, stream=1e9), memory__latency_s=3e-7, launch__restart_s=5e-7)
+    plan = stream_probe(Options(blocks=1, slot_bytes=1024, execution=Execution.GRAPH), limits_of(device), rows=8, cols=64)
+    assert simulate(plan, node_of(device)).step_ps == pytest.approx(500_000 + 1024 * 1000, abs=10)
+
+
+def test_a_library_collective_waits_for_all_gpus_and_costs_its_time() -> None:
+    node = node_of(ideal(), 2)
+    options = Options(
+        gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.LIBRARY, execution=Execution.GRAPH
+    )
+    plan = plan_for(node, options)
+    calls = sum(stage.kind.value == "collective" for stage in plan.stages)
+    assert simulate(plan, node).attribution_ps["collective"] == pytest.approx(calls * 4 * US, abs=2000)
+
+
+def executed(plan: Plan, execution: Execution) -> Plan:
+    return replace(plan, options=replace(plan.options, execution=execution))
+
+
+# ---- shared cores -------------------------------------------------------------------------------------------
+
+
+def test_blocks_of_one_core_take_turns() -> None:
+    device = replace(fitted(ideal(per_die=1), block__bf16_bytes_per_s=1e9), sharing=Sharing(number(1e-6)))
+    plans = [stream_probe(Options(blocks=n, slot_bytes=1024), limits_of(device), rows=16, cols=64) for n in (1, 2)]
+    alone, shared = (simulate(plan, node_of(device), steps=1).step_ps for plan in plans)
+    assert shared == pytest.approx(alone + US, abs=5000)
+
+
+def test_emulated_gpus_share_one_memory() -> None:
+    device = replace(ideal(per_die=2), sharing=Sharing(number(0)))
+    node = node_of(device, 2, topology="memory")
+    plan = plan_for(node, Options(gpus=2, blocks=2, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    result = simulate(plan, node)
+    assert result.stream_bytes_per_s == device.memory.stream_bytes_per_s.value
+    assert result.floor_s == plan.bytes_per_step() / result.stream_bytes_per_s
+
+
+# ---- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_other_hardware_is_refused() -> None:
+    node = node_of(ideal(), 2)
+    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    with pytest.raises(HardwareError, match="gpus=2"):
+        simulate(plan, node_of(ideal()))
+    with pytest.raises(HardwareError, match="no link"):
+        simulate(plan, replace(node, link=None))
+    with pytest.raises(HardwareError, match="blocks=4"):
+        simulate(plan, node_of(ideal(per_die=2), 2))
+    with pytest.raises(HardwareError, match="dies"):
+        simulate(replace(plan, die_of_block=(0, 1, 2, 3)), node)
+
+
+def test_a_value_that_nobody_publishes_in_time_is_a_deadlock() -> None:
+    device = ideal()
+    plan = exchange_probe(Options(blocks=4), limits_of(device), elements=8, stages=3)
+    first = replace(plan.stages[0], reads=(replace(plan.stages[0].reads[0], previous_step=False),))
+    with pytest.raises(SimulationError, match="deadlock"):
+        simulate(replace(plan, stages=(first, *plan.stages[1:])), node_of(device))
