@@ -75,7 +75,7 @@ struct Partial {
         query[h][d] = h < heads && at < HEAD_DIM ? q[h * HEAD_DIM + at] : 0.0f;
         output[h][d] = 0.0f;
       }
-      most[h] = -__builtin_inff();
+      most[h] = -infinity();
       total[h] = 0.0f;
     }
   }
@@ -90,7 +90,7 @@ struct Partial {
         Core::load_piece(item.keys + u64(lo + p) * ROW, key);
         for (int h = 0; h < HEADS; ++h) score[h][p] = b.core.warp_sum(Core::piece_dot(query[h], key));
       } else {
-        for (int h = 0; h < HEADS; ++h) score[h][p] = -__builtin_inff();
+        for (int h = 0; h < HEADS; ++h) score[h][p] = -infinity();
       }
     }
     for (int h = 0; h < HEADS; ++h) {
@@ -134,7 +134,7 @@ __device__ void merge_head(Block& b, const Partial& mine, int h, float* rows, St
     float sum = 0;
     for (int w = 0; w < b.core.warps(); ++w) {
       const float* from = rows + w * PARTIAL;
-      if (from[HEAD_DIM] > -__builtin_inff()) sum += from[d] * exp32(from[HEAD_DIM] - top);
+      if (from[HEAD_DIM] > -infinity()) sum += from[d] * exp32(from[HEAD_DIM] - top);
     }
     store(d, d == HEAD_DIM ? top : sum);
   }

@@ -35,9 +35,6 @@ struct Block {
   float* residual;  // [hidden] the whole residual stream of the rank
   float* input;     // [input_floats] what the stage computes with
   float* scratch;   // [scratch_floats] partials, sums, q k v: each stage's own use
-  int* failed;      // one per block: a wait was given up
-
-  __device__ bool alive() const { return !*failed; }
 };
 
 // First index, stride: `for (int i = first; i < n; i += stride)` shares a loop among the block's threads.

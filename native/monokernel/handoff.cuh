@@ -46,15 +46,11 @@ __device__ inline void report_hang(Block& b, const Waiting& what) {
 __device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
   b.core.relax(++patience.polls);
   if (patience.polls % POLLS_PER_CHECK) return true;
-  if (load_host(&b.control->abort)) {
-    *b.failed = 1;
-    return false;
-  }
+  if (load_host(&b.control->abort)) return false;
   const u64 now = now_ns();
   if (!patience.deadline) patience.deadline = now + b.launch.request.watchdog_ns;
   if (now < patience.deadline) return true;
   report_hang(b, what);
-  *b.failed = 1;
   return false;
 }
 
@@ -74,42 +70,42 @@ __device__ __forceinline__ bool skipped(const Block& b, int previous_step) { ret
 // The parts that a read sums, in rank order; with counters, also waits until they are complete.
 __device__ inline Source source_of(Block& b, int stage, const Read& read) {
   const Value& value = b.plan.values_at(read.value);
-  const float* base = b.memory.exchange + value.offset;
-  const int own = value.pushed ? b.rank : 0, last = value.pushed ? b.plan.ranks : 1;
-  Source source = {};
-  source.polled = b.plan.handoff == int(HandOff::SENTINEL);
+  const int own = value.pushed ? b.rank : 0, ranks = value.pushed ? b.plan.ranks : 1;
+  const bool counted = b.plan.handoff == int(HandOff::COUNTER), others = read.parts == int(Parts::OTHERS);
+  Source source = {b.memory.exchange + value.offset, value.part_stride, ranks, 0, MAX_RANKS, b.plan.handoff == int(HandOff::SENTINEL), false};
+  if (read.parts == int(Parts::OWN)) source.first = own, source.parts = 1;
+  if (others) source.hole = own, source.parts = ranks - 1;
   const u32 target = u32(b.at.step - read.previous_step) * u32(value.arrivals_per_step) + u32(value.arrivals);
-  for (int part = 0; part < last; ++part) {
-    const bool wanted = read.parts == int(Parts::ALL) || (read.parts == int(Parts::OWN)) == (part == own);
-    if (!wanted) continue;
-    source.part[source.parts++] = base + part * value.part_stride;
-    if (b.plan.handoff == int(HandOff::COUNTER) && b.core.thread() == 0)
-      wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)), target, {stage, read.value, part, -1});
+  for (int p = 0; p < source.parts && counted && b.core.thread() == 0 && !source.lost; ++p) {
+    const int part = source.part(p);
+    source.lost = !wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)), target, {stage, read.value, part, -1});
   }
-  if (b.plan.handoff == int(HandOff::COUNTER)) b.core.barrier();
+  if (counted) source.lost = b.core.any(source.lost);
   return source;
 }
 
-// Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block barrier.
+// Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block barrier, and tells
+// every thread the same: a thread that left alone would keep the others at the next barrier forever.
 __device__ inline bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
   Patience patience;
-  b.core.gather(source, lo, hi, out, read.residual, read.scale,
-                [&](int part, int element) { return keep_waiting(b, patience, {stage, read.value, part, element}); });
-  b.core.barrier();
-  return b.alive();
+  const bool good = b.core.gather(source, lo, hi, out, read.residual, read.scale, [&](int part, int element) {
+    return keep_waiting(b, patience, {stage, read.value, part, element});
+  });
+  return !b.core.any(!good);
 }
 
 // All spans of this block's part of a read, one after the other.
 __device__ inline bool gather_spans(Block& b, int stage, const Read& read, float* out) {
   if (skipped(b, read.previous_step)) return true;
   const Source source = source_of(b, stage, read);
+  if (source.lost) return false;
   const SpanRow row = b.plan.rows_at(read.spans + b.block);
   for (int i = row.first; i < row.first + row.count; ++i) {
     const Span span = b.plan.spans_at(i);
     if (!gather(b, stage, read, source, span.lo, span.hi, out)) return false;
     out += span.hi - span.lo;
   }
-  return b.alive();
+  return true;
 }
 
 // ---- writing -----------------------------------------------------------------------------------------------
@@ -126,37 +122,44 @@ __device__ inline void reset(Block& b, const Stage& stage) {
   }
 }
 
-// Where a stage's elements go.
+// Where a stage's elements go: into one part, on this rank or on all of them.
 struct Output {
   const Value* value;
-  int part;
-  int first_rank, last_rank;  // of the ranks that receive it
+  const Launch* launch;
+  float* own;  // element 0 on this rank
+  long at;     // the same, as an offset into any rank's exchange memory
+  int others;  // ranks besides this one that receive it
 };
 
 __device__ inline Output output_of(const Block& b, const Stage& stage) {
   const Value& value = b.plan.values_at(stage.publishes);
-  return {&value, value.pushed ? b.rank : 0, value.pushed ? 0 : b.rank, value.pushed ? b.plan.ranks : b.rank + 1};
+  const long at = long(value.offset) + long(value.pushed ? b.rank : 0) * value.part_stride;
+  return {&value, &b.launch, b.memory.exchange + at, at, value.pushed ? b.plan.ranks - 1 : 0};
 }
 
 __device__ __forceinline__ void publish(const Block& b, const Output& out, int element, float value) {
   const float safe = value == value ? value : bits_as<float>(PUBLISHED_NAN);  // no NaN may look like the sentinel
-  const long at = long(out.value->offset) + long(out.part) * out.value->part_stride + element;
-  for (int rank = out.first_rank; rank < out.last_rank; ++rank) store_shared(b.launch.ranks[rank].exchange + at, safe);
+  store_shared(out.own + element, safe);
+  for (int i = 1; i <= out.others; ++i) {  // each rank starts with its next neighbour, so that no link is hit by all
+    const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;
+    store_shared(out.launch->ranks[rank].exchange + out.at + element, safe);
+  }
 }
 
 // After the last element of a stage: the arrivals that readers may wait for.
 __device__ inline bool finish(Block& b, int index, const Stage& stage) {
   const bool counted = b.plan.handoff == int(HandOff::COUNTER) && stage.publishes >= 0;
   const bool barrier = b.plan.handoff == int(HandOff::GRID) && b.plan.resident;
-  if (!counted && !barrier) return b.alive();
+  if (!counted && !barrier) return true;
   publish_fence();
   b.core.barrier();
+  bool good = true;
   if (b.core.thread() == 0) {
     if (counted) {
       const Output out = output_of(b, stage);
       const Span own = b.plan.owned_at(out.value->owned + b.block);
-      for (int rank = out.first_rank; rank < out.last_rank && own.lo < own.hi; ++rank)
-        arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.value->pushed ? b.rank : 0)));
+      for (int rank = 0; rank < b.plan.ranks && own.lo < own.hi; ++rank)
+        if (rank == b.rank || out.others) arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
     }
     if (barrier) {
       b.at.grid_local += u32(b.plan.blocks);
@@ -164,13 +167,12 @@ __device__ inline bool finish(Block& b, int index, const Stage& stage) {
       if (stage.pushes) {
         b.at.grid_all += u32(b.plan.blocks) * u32(b.plan.ranks);
         for (int rank = 0; rank < b.plan.ranks; ++rank) arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1));
-        wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all, {index, -1, -1, -1});
+        good = wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all, {index, -1, -1, -1});
       }
-      wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local, {index, -1, -1, -1});
+      good = good && wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local, {index, -1, -1, -1});
     }
   }
-  b.core.barrier();
-  return b.alive();
+  return !b.core.any(!good);
 }
 
 }  // namespace twin

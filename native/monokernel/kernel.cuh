@@ -33,6 +33,7 @@ __device__ inline bool run_stage(Block& b, int index) {
 // False: the run is over.
 __device__ inline bool end_step(Block& b) {
   const Request& wanted = b.launch.request;
+  bool ended = false;
   b.core.barrier();
   if (b.core.thread() == 0) {
     if (b.plan.probe) {
@@ -41,11 +42,10 @@ __device__ inline bool end_step(Block& b) {
       wanted.checksums[me] = b.at.checksum;
     }
     ++b.at.step;
-    if (load_host(&b.control->abort)) *b.failed = 1;
+    ended = b.at.step >= wanted.steps || load_host(&b.control->abort);
   }
   b.core.ring.rewind();
-  b.core.barrier();
-  return b.alive() && b.at.step < wanted.steps;
+  return !b.core.any(ended);
 }
 
 // The whole generation.

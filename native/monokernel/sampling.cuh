@@ -58,7 +58,7 @@ struct Kept {
 };
 
 __device__ inline Kept keep_top_k(Block& b, const Logits& all, float top, int k) {
-  u32 lo = key_of(-__builtin_inff()), hi = key_of(top);
+  u32 lo = key_of(-infinity()), hi = key_of(top);
   while (lo < hi) {  // the largest threshold that at least k logits reach
     const u32 middle = lo + (hi - lo + 1) / 2;
     const float at = value_of(middle);
@@ -150,12 +150,12 @@ __device__ inline int draw(Block& b, int count, u64 position) {
   float* logits = b.memory.probabilities;
   float* probabilities = logits + count;
   const Request& wanted = b.launch.request;
-  Candidate mine = {-__builtin_inff(), 0x7FFFFFFF};
+  Candidate mine = {-infinity(), 0x7FFFFFFF};
   TWIN_EACH(i, count) {
     const Candidate other = {logits[i], i};
     if (wins(other, mine)) mine = other;
   }
-  const Candidate top = b.core.best(mine);
+  const Candidate top = b.core.best(mine, wins);
   if (!finite(top.logit)) return -1;
   if (wanted.temperature == 0.0f) return top.index;
   auto weight = [&](float logit) { return exp32((logit - top.logit) / wanted.temperature); };
@@ -166,7 +166,7 @@ __device__ inline int draw(Block& b, int count, u64 position) {
   TWIN_EACH(i, count) probabilities[i] *= norm;
   b.core.barrier();
   const Logits all = {logits, probabilities, count};
-  Kept kept = {-__builtin_inff(), count};
+  Kept kept = {-infinity(), count};
   const bool cut = wanted.top_k > 0 && wanted.top_k < count;
   if (cut) kept = keep_top_k(b, all, top.logit, wanted.top_k);
   if (wanted.top_p < 1.0) kept = keep_top_p(b, all, top.logit, kept, wanted.top_p, [&](float logit) { return weight(logit) * norm; });

@@ -17,7 +17,7 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
 __device__ inline void begin(Block& b, int index, const Stage& stage) {
   if constexpr (TRACE) mark(b, index, 0);
   reset(b, stage);
-  publish_fence();
+  if (stage.resets) publish_fence();  // nobody may see what this block publishes next before the resets
 }
 
 __device__ inline const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
@@ -126,13 +126,14 @@ __device__ inline bool attention(Block& b, int index, const Stage& stage) {
 __device__ inline bool combine(Block& b, int index, const Stage& stage) {
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
+  if (source.lost) return false;
   const int splits = b.plan.splits, width = splits * GROUP * PARTIAL;  // of one kv head
   for (int first = 0; first < b.plan.kv_heads; first += b.plan.combine_heads) {
     const int heads = least(b.plan.combine_heads, b.plan.kv_heads - first);
     if (!gather(b, index, read, source, first * width, (first + heads) * width, b.scratch)) return false;
     for (int h = b.core.warp(); h < heads * GROUP; h += b.core.warps()) {
       const float* from = b.scratch + h / GROUP * width + h % GROUP * PARTIAL;  // [split] at a distance of GROUP * PARTIAL
-      float top = -__builtin_inff(), total = 0;
+      float top = -infinity(), total = 0;
       for (int s = 0; s < splits; ++s) top = from[s * GROUP * PARTIAL + HEAD_DIM] > top ? from[s * GROUP * PARTIAL + HEAD_DIM] : top;
       float* out = b.input + (first * GROUP + h) * HEAD_DIM;
       for (int s = 0; s < splits; ++s) {
@@ -145,7 +146,7 @@ __device__ inline bool combine(Block& b, int index, const Stage& stage) {
     }
     b.core.barrier();
   }
-  return b.alive();
+  return true;
 }
 
 __device__ inline bool o_proj(Block& b, int index, const Stage& stage) {
@@ -177,6 +178,7 @@ __device__ inline bool down(Block& b, int index, const Stage& stage) {
 __device__ inline bool collective(Block& b, int index, const Stage& stage) {
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
+  if (source.lost) return false;
   const Output out = output_of(b, stage);
   const Span own = b.plan.owned_at(out.value->owned + b.block);
   for (int lo = own.lo; lo < own.hi; lo += b.plan.input_floats) {
@@ -218,9 +220,9 @@ __device__ inline bool lm_head(Block& b, int index, const Stage& stage) {
   }
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
-  Candidate mine = {-__builtin_inff(), first + b.plan.owned_at(stage.owned + b.block).lo};
+  Candidate mine = {-infinity(), first + b.plan.owned_at(stage.owned + b.block).lo};
   multiply(b, stage, [&](int row, float sum, float) {
-    const Candidate other = {first + row < b.plan.vocab ? sum : -__builtin_inff(), first + row};
+    const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
     if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
     if (b.plan.full) {
       publish(b, out, row, other.logit);
@@ -229,7 +231,7 @@ __device__ inline bool lm_head(Block& b, int index, const Stage& stage) {
     }
   });
   if (b.plan.full) return true;
-  const Candidate best = b.core.best(mine);
+  const Candidate best = b.core.best(mine, wins);
   if (b.core.thread() == 0) {
     publish(b, out, own.lo, best.logit);
     publish(b, out, own.lo + 1, float(best.index));
@@ -240,12 +242,16 @@ __device__ inline bool lm_head(Block& b, int index, const Stage& stage) {
 // The parts of a read one after the other: [parts][elements].
 __device__ inline bool gather_parts(Block& b, int index, const Read& read, float* out) {
   const Source source = source_of(b, index, read);
+  if (source.lost) return false;
   const int elements = b.plan.values_at(read.value).elements;
   for (int part = 0; part < source.parts; ++part) {
-    const Source one = {{source.part[part]}, 1, source.polled};
+    Source one = source;
+    one.first = source.part(part);
+    one.parts = 1;
+    one.hole = MAX_RANKS;
     if (!gather(b, index, read, one, 0, elements, out + part * elements)) return false;
   }
-  return b.alive();
+  return true;
 }
 
 // Tokens leave through memory that the host reads while the kernel runs.
@@ -282,11 +288,10 @@ __device__ inline bool sample(Block& b, int index, const Stage& stage) {
     token = finite(best.logit) ? best.index : -1;
   }
   b.core.barrier();
-  if (b.core.thread() != 0) return true;
+  if (b.core.thread() != 0) return token >= 0;
   if (token < 0) {
     claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
     store_host(&b.control->abort, 1);
-    *b.failed = 1;
     return false;
   }
   b.at.token = token;

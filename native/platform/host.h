@@ -10,6 +10,7 @@
 #define TWIN_TABLE static const
 
 #include "plan.h"
+#include "source.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define TWIN_VECTOR_EXCHANGE 0  // the sanitizer understands atomics, not lane-wise atomic vector loads
@@ -136,6 +137,8 @@ __forceinline__ float sum_lanes(vfloat v) {
   }
 }
 
+__forceinline__ float infinity() { return __builtin_inff(); }
+
 // exp(x) to 2 ulp without a branch, so that loops of it vectorise; results below the smallest normal number are 0.
 __forceinline__ float exp32(float x) {
   const float clamped = x > 88.72f ? 88.72f : (x < -87.33f ? -87.33f : x);
@@ -149,7 +152,7 @@ __forceinline__ float exp32(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   const float y = (p * r * r + r + 1.0f) * bits_as<float>(u32(int(n) + 127) << 23);
-  return x != x ? x : (x < -87.33f ? 0.0f : (x > 88.72f ? __builtin_inff() : y));
+  return x != x ? x : (x < -87.33f ? 0.0f : (x > 88.72f ? infinity() : y));
 }
 
 __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
@@ -258,13 +261,17 @@ struct Core {
   static constexpr int lane() { return 0; }
   static constexpr int lanes() { return 1; }
   void barrier() {}
+  bool any(bool mine) { return mine; }
   void warp_sync() {}
   float warp_sum(float v) { return v; }
   template <class T>
   T sum(T v) {
     return v;
   }
-  Candidate best(Candidate mine) { return mine; }
+  template <class Wins>
+  Candidate best(Candidate mine, Wins) {
+    return mine;
+  }
 
   float dot(const float* a, const float* b, int n) {
     vfloat sum[4] = {};
@@ -319,7 +326,7 @@ struct Core {
     for (; i + STEP <= hi; i += STEP) {
       vfloat sum[UNROLL] = {};
       for (int p = 0; p < source.parts; ++p) {
-        const float* from = source.part[p] + i;
+        const float* from = source.at(p) + i;
         vfloat got[UNROLL];
         for (;;) {
           vint missing = {};
@@ -329,7 +336,7 @@ struct Core {
             got[j] = bits_as<vfloat>(bits);
           }
           if (!source.polled || !any(missing)) break;
-          if (!stall(p, i)) return false;
+          if (!stall(source.part(p), i)) return false;
         }
         for (int j = 0; j < UNROLL; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
       }
@@ -342,10 +349,10 @@ struct Core {
     for (; i < hi; ++i) {
       float sum = 0;
       for (int p = 0; p < source.parts; ++p) {
-        float got = load_shared(source.part[p] + i);
+        float got = load_shared(source.at(p) + i);
         while (source.polled && bits_as<u32>(got) == SENTINEL) {
-          if (!stall(p, i)) return false;
-          got = load_shared(source.part[p] + i);
+          if (!stall(source.part(p), i)) return false;
+          got = load_shared(source.at(p) + i);
         }
         sum = p ? sum + got : got;
       }

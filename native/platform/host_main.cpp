@@ -16,7 +16,6 @@ struct Engine {
   Launch launch;
   Progress* progress;  // [workers]
   float* memory;       // [workers][residual, input, scratch]
-  int* failed;         // [workers], a line each
   Worker* workers;
   const int* cores;
   int core_count;
@@ -29,8 +28,6 @@ struct Engine {
   int stage;      // of the present launch, -1: leave
 };
 
-constexpr int FAILED_STRIDE = 16;
-
 long block_floats(const Plan& plan) { return long(plan.hidden + 31) / 32 * 32 + plan.input_floats + plan.scratch_floats; }
 
 Block make_block(Engine& e, int worker) {
@@ -41,8 +38,7 @@ Block make_block(Engine& e, int worker) {
   float* input = own + (plan.hidden + 31) / 32 * 32;
   Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0, u64(plan.window_slots) * u64(plan.slot_bytes)};
   Core core = {ring, e.count > e.core_count};
-  return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker], own, input, input + plan.input_floats,
-          e.failed + worker * FAILED_STRIDE};
+  return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker], own, input, input + plan.input_floats};
 }
 
 void pin(const Engine& e, int worker) {
@@ -147,8 +143,8 @@ long twin_block_floats(const int* image) { return twin::block_floats(twin::load_
 
 long twin_progress_bytes() { return long(sizeof(twin::Progress)); }
 
-void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* control, void* progress, float* memory, int* failed,
-                const int* cores, int core_count, const int* launches) {
+void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* control, void* progress, float* memory, const int* cores,
+                 int core_count, const int* launches) {
   Engine* e = new Engine();
   e->launch.plan = twin::load_plan(image);
   for (int rank = 0; rank < e->launch.plan.ranks; ++rank) e->launch.ranks[rank] = ranks[rank];
@@ -156,7 +152,6 @@ void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* 
   e->count = e->launch.plan.ranks * e->launch.plan.blocks;
   e->progress = static_cast<twin::Progress*>(progress);
   e->memory = memory;
-  e->failed = failed;
   e->cores = cores;
   e->core_count = core_count;
   e->launches = launches;

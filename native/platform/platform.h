@@ -11,17 +11,11 @@ constexpr u32 SENTINEL = 0xFFFFFFFFu;       // an exchanged word that is not yet
 constexpr u32 PUBLISHED_NAN = 0x7FC00000u;  // what a NaN is published as
 constexpr int COUNTER_STRIDE = 32;          // words: a counter has a 128-byte line of its own
 constexpr int PAGE_BYTES = 4096;            // streams of blocks start on a page
+constexpr int UNIT_BYTES = 16;              // of StageStart
 
 struct Candidate {
   float logit;
   int index;
-};
-
-// Exchanged elements of one value: the parts that are summed, in rank order.
-struct Source {
-  const float* part[16];
-  int parts;
-  bool polled;  // wait for each element; otherwise something else proved that they are there
 };
 }  // namespace twin
 

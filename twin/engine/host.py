@@ -27,7 +27,6 @@ HUGE_PAGE_BYTES = 2 * 2**20
 SENTINEL_WORD = -1  # as a signed integer: all bits set
 WAIT_US = 20_000  # between two looks for signals
 WATCHDOG_S = 30.0
-FAILED_STRIDE = 16  # words: each block's flag has a line of its own
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
 
@@ -61,13 +60,12 @@ class HostEngine:
         self._memory = _Arenas(plan, weights)
         self._progress = np.zeros(self._workers * self._library.twin_progress_bytes(), np.uint8)
         self._blocks = _arena(self._workers * self._library.twin_block_floats(_pointer(self._image)) * 4).view(np.float32)
-        self._failed = np.zeros(self._workers * FAILED_STRIDE, np.int32)
         self._cores = np.array(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [], np.int32)
         self._launches = np.array([_launches(plan, stage.operations) for stage in plan.stages], np.int32)
         self._kept: list[Any] = []  # arrays of the present run, which the device holds pointers to
         self._engine: int | None = self._library.twin_open(
             _pointer(self._image), self._memory.ranks, ctypes.byref(self._control), _pointer(self._progress), _pointer(self._blocks),
-            _pointer(self._failed), _pointer(self._cores), len(self._cores), _pointer(self._launches),
+            _pointer(self._cores), len(self._cores), _pointer(self._launches),
         )  # fmt: skip
 
     def __enter__(self) -> HostEngine:
@@ -221,7 +219,6 @@ class HostEngine:
         self._memory.clear()
         ctypes.memset(ctypes.byref(self._control), 0, ctypes.sizeof(Control))
         self._progress[:] = 0
-        self._failed[:] = 0
         self._blocks[:] = 0
 
     def _status(self) -> Status:
@@ -341,7 +338,7 @@ def _load(path: os.PathLike[str]) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     library.twin_block_floats.argtypes, library.twin_block_floats.restype = [pointer], ctypes.c_long
     library.twin_progress_bytes.argtypes, library.twin_progress_bytes.restype = [], ctypes.c_long
-    library.twin_open.argtypes = [pointer, pointer, pointer, pointer, pointer, pointer, pointer, number, pointer]
+    library.twin_open.argtypes = [pointer, pointer, pointer, pointer, pointer, pointer, number, pointer]
     library.twin_open.restype = pointer
     library.twin_start.argtypes, library.twin_start.restype = [pointer, pointer], number
     library.twin_wait.argtypes, library.twin_wait.restype = [pointer, number, number], number

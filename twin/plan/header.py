@@ -37,7 +37,8 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("float*", "exchange"),  # [buffers][copies][parts][elements]
     ("u32*", "counters"),  # one per 128-byte line
     ("u8*", "kv"),  # [attention stages][items][k, v][item_positions][head_dim]
-    ("float*", "probabilities"),  # [ranks * shard_vocab], the full sampler's
+    ("float*", "probabilities"),  # [logits, probabilities][ranks * shard_vocab], the full sampler's
+    ("float*", "state"),  # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
 )
 
 REQUEST_FIELDS = (  # what to generate, constant while the kernel runs

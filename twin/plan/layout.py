@@ -21,6 +21,8 @@ from twin.plan.shards import Weights
 from twin.plan.types import Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, Value, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
+UNIT_BYTES = 16  # a row of any tile is a multiple of it
+STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 COMBINE_FLOATS = 8192  # softmax partials gathered at once; more are combined in chunks
@@ -46,6 +48,7 @@ class Layout:
     rows: Table  # [sets][blocks] (first, count) into `spans`
     spans: Table
     streams: Table  # [blocks] first page of each block's stream
+    starts: Table  # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -65,6 +68,7 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "rows": ("SpanRow", ("first", "count")),
     "spans": ("Span", ("lo", "hi")),
     "streams": ("StreamStart", ("page",)),
+    "starts": ("StageStart", ("units",)),
 }  # fmt: skip
 FLOATS = {"scale", "norm_eps"}
 
@@ -97,7 +101,7 @@ def layout(plan: Plan) -> Layout:
         "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 2, "grid_counter": counters,
         "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
-    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams)
+    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
 
 
 KINDS = {kind: at for at, kind in enumerate(StageKind)}
@@ -224,6 +228,20 @@ def _streams(plan: Plan) -> tuple[Table, int]:
     return rows, page
 
 
+def _starts(plan: Plan) -> Table:
+    """In units of UNIT_BYTES, from the start of the block's stream."""
+    if plan.options.execution is Execution.RESIDENT:
+        return []
+    size = plan.options.weight_dtype.bytes
+    at = [0] * plan.blocks
+    rows: Table = []
+    for stage in plan.stages:
+        rows += [(a // UNIT_BYTES,) for a in at]
+        if stage.matrix:
+            at = [a + (hi - lo) * stage.matrix.cols * size for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)]
+    return rows
+
+
 def _sizes(plan: Plan) -> dict[str, int | float]:
     """Everything about a plan that is one number. `*_floats` of a block's own memory come from the worst stage."""
     spec, shard, options, lanes = plan.spec, plan.shard, plan.options, plan.spec.lanes if plan.spec else None
@@ -239,6 +257,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
         "norm_eps": spec.norm_eps if spec else 0.0,
         "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
+        "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
         "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "combine_heads": _combine_heads(plan),
     }  # fmt: skip
 

@@ -1,0 +1,20 @@
+// What a block reads of one value. Included by each platform once `__device__` means something.
+#pragma once
+
+namespace twin {
+
+// Parts whose elements are summed, in rank order: `parts` neighbours from `first` on, without the part `hole`.
+struct Source {
+  const float* base;  // part 0, element 0
+  int stride;         // floats from part to part
+  int parts;
+  int first;
+  int hole;     // left out; the last part or beyond leaves none out
+  bool polled;  // wait for each element; otherwise something else proved that they are there
+  bool lost;    // the wait for a counter was given up
+
+  __device__ int part(int p) const { return first + p + (first + p >= hole); }
+  __device__ const float* at(int p) const { return base + long(part(p)) * stride; }
+};
+
+}  // namespace twin
