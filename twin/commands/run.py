@@ -20,10 +20,11 @@ from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import ConfigError, EngineError
 from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
+from twin.plan.defaults import plan_for
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Sampling
+from twin.plan.validate import validate
 from twin.report.tables import count
-from twin.study.case import Case
 from twin.units import format_quantity
 
 DEFAULT_TOKENS = 64
@@ -183,8 +184,9 @@ def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greed
         raise ConfigError(f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten one of them")
     chosen = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
     chosen["context"] = min(positions, chosen["max_context"])
-    plan = Case(spec, calibrated_node(f"{args.gpus}xhost"), chosen).plan()
-    check_memory(plan)
+    plan = plan_for(spec, calibrated_node(f"{args.gpus}xhost"), **chosen)
+    check_memory(plan)  # before the proof, whose budget knows one GPU and no other programs
+    validate(plan)
     return plan
 
 
@@ -193,7 +195,7 @@ def check_memory(plan: Plan) -> None:
     need, free = plan.options.gpus * plan.memory_bytes(), _free_bytes()
     if free is not None and need > free:
         raise EngineError(
-            f"{plan.name} needs {format_quantity(need, 'B')}, free are {format_quantity(free, 'B')}: "
+            f"{plan.name} needs {need / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free: "
             "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context"
         )
 

@@ -103,6 +103,7 @@ def timeline(spans: Sequence[Span]) -> Figure:
 def comparison(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], *, band: float = 0.15) -> Figure:
     """Predicted against measured tokens/s on logarithmic axes; on the diagonal they agree, the band is +-`band`."""
     low, high = 0.7 * min([*predicted, *measured]), 1.4 * max([*predicted, *measured])
+    ticks = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
     line: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
     data = [
         line | {"x": [low, high, high, low], "y": [low * (1 + band), high * (1 + band), high * (1 - band), low * (1 - band)],
@@ -119,7 +120,7 @@ def comparison(names: Sequence[str], predicted: Sequence[float], measured: Seque
             "showlegend": False,
         },
     ]  # fmt: skip
-    axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, "dtick": "D2"}
+    axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
     layout = {
         "height": 440,
         "xaxis": axis | {"title": {"text": "measured tokens/s"}},

@@ -43,7 +43,6 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
   main { max-width: none; padding: 0; }
   section, .card { border-color: #bbb; break-inside: avoid; }
   section.long { break-inside: auto; }
-  .modebar { display: none; }
 }
 """
 LAYOUT: Figure = {
@@ -52,12 +51,11 @@ LAYOUT: Figure = {
     "plot_bgcolor": "rgba(0,0,0,0)",
     "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
     "hoverlabel": {"align": "left"},
-    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#b3bbc8", "activecolor": "#1f5fbf"},
 }
 SCRIPT = """
 for (const holder of document.querySelectorAll("script[type='application/json'][data-figure]")) {
   const figure = JSON.parse(holder.textContent);
-  Plotly.newPlot(holder.dataset.figure, figure.data, figure.layout, {responsive: true, displaylogo: false, displayModeBar: "hover"});
+  Plotly.newPlot(holder.dataset.figure, figure.data, figure.layout, {responsive: true, displayModeBar: false});
 }
 window.addEventListener("beforeprint", () => { for (const e of document.querySelectorAll(".figure")) Plotly.Plots.resize(e); });
 """

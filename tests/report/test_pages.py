@@ -1,0 +1,122 @@
+"""Pages: they hold what the result says, plotly accepts their figures, and nothing in them needs a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects
+import pytest
+
+from tests.command_line import TINY
+from twin.calibrate.validate import Compared, Validation
+from twin.hardware.load import load_node
+from twin.plan.defaults import plan_for
+from twin.plan.types import Plan
+from twin.report import figures, pages
+from twin.report.html import Chip, Page, Section, html_table
+from twin.sim.run import Result, simulate
+from twin.study.whatif import Effect
+
+NODE = load_node("1xh200")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_for(TINY, NODE, blocks=8)
+
+
+@pytest.fixture(scope="module")
+def result(plan: Plan) -> Result:
+    return simulate(plan, NODE, trace=True, blocks=pages.traced_blocks(plan))
+
+
+@pytest.fixture(scope="module")
+def page(plan: Plan, result: Result) -> Page:
+    extra = pages.engines({"one": result, "two": result}), pages.validation(VALIDATION), pages.sensitivity(EFFECTS, 0.1)
+    return pages.simulation_page(plan, NODE, result, *extra)
+
+
+VALIDATION = Validation("host", "some-run", (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)))
+EFFECTS = [
+    Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),
+    Effect("ring_slots", "option", 10, 9, 9.0, -0.02),
+    Effect("blocks", "option", 10, 11, None, 0.0, "not possible"),
+]
+
+
+class Outside(HTMLParser):
+    """Every address that a browser would load by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        loads = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
+        self.loaded += [value for name, value in attrs if name == loads.get(tag) and value]
+
+
+def test_page_loads_nothing_from_outside(page: Page) -> None:
+    outside = Outside()
+    outside.feed(page.html())
+    assert outside.loaded == []
+    assert "@import" not in page.html().split("<script>")[0]
+
+
+def test_page_shows_headline_and_every_section(page: Page, result: Result) -> None:
+    html = page.html()
+    assert pages.headline(result)[0][0] in html
+    for title in ("Timeline", "Where the time goes", "Prediction against measurement", "Sensitivity", "rest on", "Conditions"):
+        assert re.search(rf"<h2>[^<]*{title}", html), title
+    assert "b&lt;" in html
+
+
+def test_figures_are_valid_for_plotly(page: Page) -> None:
+    drawn = [figure for section in page.sections for figure in section.figures]
+    assert len(drawn) >= 6
+    for figure in drawn:
+        plotly.graph_objects.Figure(figure)
+
+
+def test_figure_data_cannot_end_its_script() -> None:
+    section = Section("t", "", (figures.attribution({"</script>": {"streaming": 1.0}}),))
+    html = Page("t", "", (), (section,)).html()
+    data = re.search(r"data-figure='figure-0-0'>(.*?)</script>", html, re.DOTALL)
+    assert data
+    assert json.loads(data[1])["data"][0]["y"] == ["</script>"]
+
+
+def test_timeline_covers_the_step(plan: Plan, result: Result) -> None:
+    path, blocks = pages._spans(result)
+    assert sum(span.end_us - span.start_us for span in path) == pytest.approx(result.step_s * 1e6, rel=1e-6)
+    assert {span.row for span in blocks} == {f"Gpu[0].Die[0].Block[{b}]" for b in pages.traced_blocks(plan)}
+
+
+def test_attribution_by_kind_sums_to_the_step(result: Result) -> None:
+    total = sum(us for causes in pages.by_kind(result).values() for us in causes.values())
+    assert total == pytest.approx(result.step_s * 1e6)
+
+
+def test_every_assumed_number_is_listed(page: Page, result: Result) -> None:
+    body = next(section.body for section in page.sections if "rest on" in section.title)
+    assert result.assumed
+    for path in result.assumed:
+        assert path.removeprefix("device.") in body
+
+
+def test_a_lowered_number_says_so() -> None:
+    assert [effect.label for effect in EFFECTS] == ["memory.stream_bytes_per_s", "ring_slots (lowered)", "blocks"]
+    assert [effect.assumed for effect in EFFECTS] == [True, False, False]
+
+
+def test_table_escapes_and_marks() -> None:
+    html = html_table(("a", "b"), [("<x>", 1), (Chip("assumed"), None)])
+    assert "&lt;x&gt;" in html
+    assert "chip assumed" in html
+    assert "<td class='number'>1</td>" in html
+
+
+def test_every_cause_has_a_colour(result: Result) -> None:
+    assert set(result.attribution) == set(figures.COLOURS)

@@ -1,0 +1,285 @@
+"""What every command promises: results on stdout, talk on stderr, the same output for the same input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Twin
+from twin.cli import COMMANDS, build_parser
+from twin.commands.arguments import option_value
+from twin.commands.reference import subparsers
+from twin.commands.run import Printer
+from twin.hardware.load import load_node
+from twin.models.load import load_model
+from twin.plan.defaults import SETTLED, default_options, limits_of, plan_for
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
+from twin.plan.validate import validate
+from twin.study.engines import ENGINES
+from twin.study.whatif import OPTIONS, sensitivity
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tiny(checkpoint: Path) -> str:
+    """Cheap to simulate on a real GPU's description."""
+    return str(checkpoint)
+
+
+ONE = ("1xh200", "--blocks", "8")
+
+
+# ---- help and output --------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(twin: Twin) -> None:
+    outcome = twin("--help")
+    assert outcome.code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^ +{name} ", outcome.out, re.MULTILINE)
+    assert "twin demo" in outcome.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_and_no_empty_line_of_help(name: str, twin: Twin) -> None:
+    outcome = twin(name, "--help")
+    assert outcome.code == 0
+    assert f"examples:\n  twin {name}" in outcome.out
+    for action in subparsers(build_parser())[name]._actions:
+        assert action.help is not None
+
+
+def test_every_option_of_the_engine_is_a_flag() -> None:
+    parser = subparsers(build_parser())["plan"]
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert {"--" + f.name.replace("_", "-") for f in fields(Options)} - {"--gpus"} <= flags
+    assert "--dtype" in flags
+
+
+def test_option_values_carry_units_and_names() -> None:
+    assert option_value("slot_bytes", "16 KiB") == 16384
+    assert option_value("handoff", "grid") is HandOffKind.GRID
+    assert option_value("delay", "2") == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("models",), ("models", "qwen3-8b"), ("hardware",), ("hardware", "8xmi300x"), ("plan", "laneformer-2b", "8xmi300x")],
+    ids=lambda words: " ".join(words),
+)
+def test_json_is_one_object_and_stderr_stays_empty(words: tuple[str, ...], twin: Twin) -> None:
+    outcome = twin(*words, "--json")
+    assert outcome.code == 0
+    assert isinstance(json.loads(outcome.out), dict)
+    assert outcome.err == ""
+    assert twin(*words).out != outcome.out
+
+
+def test_hardware_gives_each_number_its_kind_and_source(twin: Twin) -> None:
+    for number in json.loads(twin("hardware", "8xmi300x", "--json").out)["numbers"].values():
+        assert number["kind"]
+        assert number["source"]
+        assert number["low"] <= number["value"] <= number["high"]
+
+
+# ---- plan -------------------------------------------------------------------------------------------------------
+
+
+def test_plan_adds_up(twin: Twin) -> None:
+    data = json.loads(twin("plan", "laneformer-2b", "8xmi300x", "--json").out)
+    kinds = data["stage_kinds"].values()
+    assert sum(kind["bytes"] for kind in kinds) == data["bytes_per_step"]
+    assert sum(kind["count"] for kind in kinds) == data["stages"]
+    assert data["floor_s"] * data["floor_tokens_per_s"] == pytest.approx(1)
+    for budget in data["budgets"].values():
+        assert budget["used"] <= budget["limit"]
+
+
+@pytest.mark.parametrize("node", ["1xh200", "2xb200", "8xh200", "8xmi300x", "8xmi355x", "1xhost", "2xhost"])
+@pytest.mark.parametrize("model", ["laneformer-2b", "llama-3.2-1b"])
+def test_default_options_are_valid_and_fill_the_ring(model: str, node: str) -> None:
+    plan = plan_for(load_model(model), load_node(node))
+    validate(plan)
+    left = plan.limits.on_chip_bytes - plan.on_chip_bytes()
+    assert plan.limits.oversubscribe or 0 <= left < plan.options.slot_bytes
+
+
+def test_defaults_change_only_what_depends_on_model_and_node() -> None:
+    made, plain = default_options(load_model("laneformer-2b"), load_node("8xmi300x")), Options()
+    for field in fields(Options):
+        assert field.name in SETTLED or getattr(made, field.name) == getattr(plain, field.name)
+    assert made.blocks == 256
+    assert made.collective is CollectiveKind.PUSH
+
+
+def test_what_a_user_chooses_wins() -> None:
+    chosen = {"blocks": 64, "ring_slots": 2, "slot_bytes": 8192, "window_slots": 1, "max_context": 777}
+    made = default_options(load_model("laneformer-2b"), load_node("8xh200"), **chosen)
+    assert {name: getattr(made, name) for name in chosen} == chosen
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
+def test_every_engine_can_be_planned(engine: dict[str, object]) -> None:
+    plan = plan_for(load_model("laneformer-2b"), load_node("8xh200"), **engine)
+    validate(plan)
+    assert (plan.options.execution is Execution.RESIDENT) == (plan.launches() == 0)
+
+
+def test_limits_come_from_the_node() -> None:
+    limits = limits_of(load_node("8xmi300x"))
+    assert (limits.blocks, limits.dies, limits.oversubscribe) == (304, 8, False)
+    assert limits_of(load_node("1xhost")).oversubscribe
+
+
+# ---- simulate and whatif ----------------------------------------------------------------------------------------
+
+
+def test_simulate_is_deterministic_and_complete(twin: Twin, tiny: str) -> None:
+    first, second = (twin("simulate", tiny, *ONE, "--json") for _ in range(2))
+    assert first.out == second.out
+    data = json.loads(first.out)
+    assert {"tokens_per_s", "floor", "floor_s", "floor_tokens_per_s", "stream_fraction", "attribution", "options"} <= data.keys()
+    assert sum(data["attribution"].values()) == pytest.approx(data["step_s"])
+    assert data["stream_fraction"] == pytest.approx(data["floor_s"] * data["tokens_per_s"])
+    assert "simulated steps per second" in first.err
+
+
+def test_simulate_writes_trace_and_report(twin: Twin, tiny: str, tmp_path: Path) -> None:
+    trace, report = tmp_path / "a" / "trace.json", tmp_path / "b" / "page.html"
+    outcome = twin("simulate", tiny, *ONE, "--trace", trace, "--report", report)
+    assert outcome.code == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "Timeline of one step" in report.read_text()
+    assert str(report) in outcome.err
+    assert "(predicted)" in outcome.out
+
+
+def test_four_engines_side_by_side(twin: Twin, tiny: str) -> None:
+    data = json.loads(twin("simulate", tiny, *ONE, "--engines", "--json").out)["engines"]
+    assert list(data) == list(ENGINES)
+    assert data["stream"]["tokens_per_s"] < data["graph"]["tokens_per_s"] < data["resident, sentinel"]["tokens_per_s"]
+
+
+def test_whatif_shows_the_effect(twin: Twin, tiny: str) -> None:
+    outcome = twin("whatif", tiny, *ONE, "--set", "handoff=grid", "--set", "handoff.hop=x2", "--json")
+    data = json.loads(outcome.out)
+    assert data["effect"] < 0
+    assert data["changed"]["tokens_per_s"] == pytest.approx(data["baseline"]["tokens_per_s"] * (1 + data["effect"]))
+
+
+def test_whatif_without_effect_is_zero(twin: Twin, tiny: str) -> None:
+    assert json.loads(twin("whatif", tiny, *ONE, "--set", "power.tdp=x2", "--json").out)["effect"] == 0
+
+
+def test_whatif_can_change_the_number_of_gpus(twin: Twin, tiny: str) -> None:
+    outcome = twin("whatif", tiny, *ONE, "--set", "gpus=2", "--set", "link.hop=x0.5", "--json")
+    assert outcome.code == 2  # one GPU has no link to change
+    assert "link.hop" in outcome.err
+    assert twin("whatif", tiny, "2xh200", "--blocks", "8", "--set", "gpus=1", "--json").code == 0
+
+
+def test_sensitivity_covers_every_number_once_and_reports_progress(twin: Twin, tiny: str) -> None:
+    outcome = twin("whatif", tiny, *ONE, "--sensitivity", "--json")
+    effects = json.loads(outcome.out)["sensitivity"]
+    names = [effect["name"] for effect in effects]
+    assert len(names) == len(set(names))
+    assert set(OPTIONS) <= set(names)
+    assert "device.memory.stream_bytes_per_s" in names
+    assert [abs(e["effect"]) for e in effects] == sorted((abs(e["effect"]) for e in effects), reverse=True)
+    assert f"{len(names)}/{len(names)}" in outcome.err
+    assert sensitivity.__doc__
+
+
+# ---- run --------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_text_and_speed(twin: Twin, checkpoint: Path) -> None:
+    outcome = twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12")
+    assert outcome.code == 0
+    assert outcome.out.endswith("\n")
+    assert "12 tokens generated" in outcome.err
+    assert "(measured)" in outcome.err
+
+
+def test_run_json_holds_what_the_text_says(twin: Twin, checkpoint: Path) -> None:
+    text = twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12").out
+    data = json.loads(twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12", "--json").out)
+    assert data["text"] + "\n" == text
+    assert len(data["tokens"]) == 12
+    assert data["prompt_tokens"][-5:] == list(b"Hello")
+    assert data["stop_reason"] == "length"
+
+
+def test_run_is_the_same_on_any_number_of_gpus_and_blocks(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt-tokens", "1,2,3", "--max-tokens", "8", "--json")
+    tokens = [json.loads(twin(*words, *more).out)["tokens"] for more in ((), ("--gpus", "2"), ("--blocks", "3"))]
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_seed_decides_what_is_sampled(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt", "x", "--max-tokens", "10", "--temperature", "1.5", "--top-k", "50", "--json", "--seed")
+    made = [json.loads(twin(*words, seed).out)["tokens"] for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
+
+
+def test_stop_token_ends_the_generation(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12", "--json")
+    tokens = json.loads(twin(*words).out)["tokens"]
+    data = json.loads(twin(*words, "--stop", tokens[3]).out)
+    assert data["tokens"] == tokens[: tokens.index(tokens[3]) + 1]
+    assert data["stop_reason"] == "stop"
+
+
+def test_stop_text_is_not_printed(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt", "Hello", "--max-tokens", "40", "--ignore-eos")
+    text = json.loads(twin(*words, "--json").out)["text"]
+    stop = next(c for c in text if c.isascii() and c.isprintable() and not c.isdigit())
+    assert twin(*words, "--stop", stop).out == text.split(stop)[0] + "\n"
+
+
+def test_printer_holds_back_the_beginning_of_a_stop_text(capsys: pytest.CaptureFixture[str]) -> None:
+    cancelled: list[bool] = []
+    printer = Printer(None, ["END"], True, lambda: cancelled.append(True))
+    for piece in ("a", "bE", "N"):
+        printer.add(piece)
+    assert capsys.readouterr().out == "ab"
+    printer.add("Dxyz")
+    assert (printer.text, cancelled, capsys.readouterr().out) == ("ab", [True], "")
+
+
+def test_random_weights_need_no_checkpoint(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint / "config.json", "--random", "3", "--prompt", "abc", "--max-tokens", "5", "--json")
+    assert len(json.loads(twin(*words).out)["tokens"]) <= 5
+
+
+def test_ctrl_c_prints_what_was_generated(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10_000_000, "num_hidden_layers": 1}))
+    words = [sys.executable, "-m", "twin.cli", "run", str(tmp_path), "--random", "1", "--prompt-tokens", "1", "--max-tokens", "4000000"]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert process.stdout
+    assert process.stdout.read(10)  # it generates
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    assert out.endswith(b"\n")
+    assert b"cancelled" in err
+    assert b"Traceback" not in err
+
+
+def test_bench_checks_what_it_times(twin: Twin, checkpoint: Path) -> None:
+    data = json.loads(twin("bench", checkpoint, "--repeats", "2", "--tokens", "8", "--json").out)
+    assert data["tokens_per_s"] > 0
+    assert data["logit_difference"] < 1e-3
+    assert len(data["samples"]) == 2
