@@ -17,8 +17,8 @@ INTERRUPTED = 130
 DESCRIPTION = """\
 MonoTwin: LLM decoding for one user as a single resident GPU kernel, and a twin that predicts its speed.
 
-One plan of a decode step is run by the engine (NVIDIA, AMD, or this computer's CPU) and timed by a discrete-event
-simulation of the hardware, so that each claim about speed can be measured, explained and projected.
+One plan of a decode step is run by the engine and timed by a discrete-event simulation of the hardware, so that
+each claim about speed can be measured, explained and projected.
 """
 EXAMPLES = """\
 first steps:
@@ -53,9 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The command line with a sub-parser for each command named: only their modules are loaded, some are slow to."""
     parser = argparse.ArgumentParser(
-        prog="twin", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        prog="twin", usage="twin [-h] COMMAND ...", description=DESCRIPTION, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    # The spare width keeps argparse from breaking the line of the longest command.
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND [...]", prog="twin", required=True)
     for name in named:
         import_module(f"twin.commands.{name}").add(commands)
     return parser

@@ -22,11 +22,12 @@ _COMMENT = re.compile(r"^ +(\w+)[^#\n]*#[ ]*(.+)$", re.MULTILINE)
 
 
 def command(
-    commands: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, text: str, examples: str
+    commands: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, usage: str, summary: str, text: str, examples: str
 ) -> argparse.ArgumentParser:
     """A sub-command with its examples below its help, and --json."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
+        usage=f"twin {name} {usage}".rstrip(),
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
         epilog=f"examples:\n{examples.rstrip()}\n",
@@ -56,7 +57,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[s
             continue
         kind = _plain(hints[name])
         flags = [f"--{name.replace('_', '-')}"] + ([ALIASES[name]] if name in ALIASES else [])
-        about = comments.get(name) or _choices_text(kind)
+        about = comments.get(name) or _choices_text(kind) or name.replace("_", " ")
         default = "" if name in SETTLED or field.default is None else f" (default {getattr(field.default, 'value', field.default)})"
         group.add_argument(
             *flags, dest=f"option_{name}", default=argparse.SUPPRESS, type=_reader(name, kind), metavar=_metavar(kind),
@@ -118,6 +119,8 @@ def _choices_text(kind: Any) -> str:
     if not issubclass(kind, Enum):
         return ""
     comments = _comments(kind)
+    if not any(m.name in comments for m in kind):
+        return ""
     return "; ".join(f"{m.value}: {comments[m.name]}" if m.name in comments else m.value for m in kind)
 
 

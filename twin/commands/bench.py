@@ -29,7 +29,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "bench", run, summary="measure the engine's speed, with correctness checked in the same run",
+        commands, "bench", run, usage="MODEL [options]", summary="measure the engine's speed, with correctness checked in the same run",
         text="Compares logits with the NumPy reference first, then times greedy decoding: every repeat must give the same tokens.\n"
         "Reports the median and the spread beside the ceiling of this computer's memory and the twin's prediction.",
         examples=EXAMPLES,

@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "calibrate", run, summary="measure a device with probes and fit the twin to them",
+        commands, "calibrate", run, usage="DEVICE [--quick] [--json]", summary="measure a device with probes and fit the twin to them",
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) and is itself a plan that the twin\n"
         "can run. Fitting makes simulated probes take as long as measured ones. Engine runs are never fitted:\n"
         "`twin validate` predicts them. The fit is stored and used by all commands from then on.", examples=EXAMPLES,

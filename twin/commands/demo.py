@@ -51,7 +51,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "demo", run, summary="probe this computer, predict, run, compare; then look at big GPUs",
+        commands, "demo", run, usage="[--out FOLDER] [--json]", summary="probe this computer, predict, run, compare; then look at big GPUs",
         text="1. asks this CPU each probe's question and fits the twin to the answers\n"
         "2. writes a small checkpoint in Hugging Face format, predicts its speed, then runs it and compares\n"
         f"3. simulates {STUDIED} on {' and '.join(NODES)}, four ways to run a step each\n"

@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "hardware", run, summary="list devices, or show one device's numbers with kind and source",
+        commands, "hardware", run, usage="[DEVICE] [--json]", summary="list devices, or show one device's numbers with kind and source",
         text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust.", examples=EXAMPLES,
     )  # fmt: skip
     parser.add_argument("device", metavar="DEVICE", nargs="?", help="a device or a node; left out: list all")

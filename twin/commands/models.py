@@ -19,7 +19,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "models", run, summary="list models, or show the sizes of one",
+        commands, "models", run, usage="[MODEL] [--json]", summary="list models, or show the sizes of one",
         text="Any folder with a Hugging Face config.json of a dense Llama, Mistral, Qwen2, Qwen3 or Laneformer works as MODEL too.",
         examples=EXAMPLES,
     )  # fmt: skip

@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "plan", run, summary="show the schedule of one decode step, its budgets and its floor",
+        commands, "plan", run, usage="MODEL NODE [options]", summary="show the schedule of one decode step, its budgets and its floor",
         text="A plan says which block computes, waits for and publishes what. It is proven free of deadlock and races\n"
         "before anything runs it; the engine and the twin walk this same plan.", examples=EXAMPLES,
     )  # fmt: skip

@@ -38,7 +38,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "run", run, summary="generate text with the real engine on this computer",
+        commands, "run", run, usage="MODEL --prompt TEXT [options]", summary="generate text with the real engine on this computer",
         text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, compiles the kernel for this CPU and\n"
         "generates: the whole generation is one launch. Text goes to stdout as it is made, the speed to stderr.",
         examples=EXAMPLES,

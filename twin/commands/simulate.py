@@ -30,7 +30,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "simulate", run, summary="predict tokens/s, and show where each microsecond goes",
+        commands, "simulate", run, usage="MODEL NODE [options]", summary="predict tokens/s, and show where each microsecond goes",
         text="Simulates decode steps of the plan on the node, event by event, and reports the last, steady one.\n"
         "The same input gives the same output, byte for byte.", examples=EXAMPLES,
     )  # fmt: skip

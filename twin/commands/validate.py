@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "validate", run, summary="compare predicted and measured speed of held-out engine runs",
+        commands, "validate", run, usage="DEVICE [--report FILE] [--json]", summary="compare predicted and measured engine runs",
         text="The twin predicts each run first, then the engine runs it: other shapes, block counts and mixtures than any probe.",
         examples=EXAMPLES,
     )  # fmt: skip

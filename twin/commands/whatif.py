@@ -29,7 +29,7 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "whatif", run, summary="change options or hardware numbers, and see the effect",
+        commands, "whatif", run, usage="MODEL NODE --set NAME=VALUE [options]", summary="change options or hardware, see the effect",
         text="Simulates the baseline and the changed case. A name is an engine option (blocks, handoff, context ...) or the dotted path\n"
         "of a hardware number (`twin hardware NODE` lists them; the unit may be left out). A value is a quantity with its\n"
         "unit, or a change of the present one: x1.5, +10%.", examples=EXAMPLES,
