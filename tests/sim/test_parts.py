@@ -154,8 +154,17 @@ def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
 
 
 def test_a_cache_holds_a_step_that_fits_and_nothing_of_one_that_does_not() -> None:
-    assert cost.cached(100, 100)
-    assert not cost.cached(101, 100)
+    whole = Cache(number(100), number(1e9), number(0))
+    assert [cost.kept_share(size, whole) for size in (0, 100, 101)] == [0, 1, 0]
+
+
+def test_a_cache_with_random_replacement_keeps_less_of_a_longer_stream() -> None:
+    random = replace(Cache(number(100), number(1e9), number(0)), retention="random")
+    shares = [cost.kept_share(size, random) for size in (100, 110, 150, 200, 400)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1
+    assert abs(shares[3] - 0.2032) < 1e-3  # the root of h = exp(-2 (1 - h)) below 1
+    assert shares[4] < 0.03
 
 
 def test_later_steps_stream_from_the_cache_that_holds_them() -> None:
@@ -182,8 +191,8 @@ def handing(dies: int = 1) -> Device:
 
 
 def test_a_sentinel_costs_a_hop_half_a_poll_and_the_gather() -> None:
-    resets = 10_000  # ps: each block sets its 10 elements back
-    assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(300_000 + 20_000 + 40_000 + resets + 200_000, abs=10)
+    own = 10_000  # ps: each block publishes 10 elements, and sets as many back
+    assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(300_000 + 20_000 + 40_000 + 2 * own + 200_000, abs=10)
 
 
 def test_another_die_is_further() -> None:
@@ -192,7 +201,8 @@ def test_another_die_is_further() -> None:
 
 @pytest.mark.parametrize("handoff", [HandOffKind.COUNTER, HandOffKind.GRID])
 def test_a_counter_costs_two_hops_an_atomic_per_block_and_a_load(handoff: HandOffKind) -> None:
-    expected = 2 * 300_000 + 4 * 5_000 + 20_000 + 150_000 + 40_000 + 200_000
+    own = 10_000  # each block publishes 10 elements
+    expected = 2 * 300_000 + 4 * 5_000 + 20_000 + 150_000 + 40_000 + own + 200_000
     assert exchange_ps(handing(), handoff) == pytest.approx(expected, abs=10)
 
 

@@ -180,12 +180,12 @@ class Block:
         env, ring = self.env, self.ring
         if ring.open_at > env.now:
             yield env.timeout(ring.open_at - env.now)
-        path = ring.cached if step else ring.loaded
         arrivals: list[int] = []
         for number, (_, cost) in enumerate(work.kv):
             while len(arrivals) < min(len(work.kv), number + ring.window):
                 size = work.kv[len(arrivals)][0]
-                arrivals.append(path.request(env.now, size))
+                path = ring.path_of(len(arrivals), warm=step > 0)
+                arrivals.append(path.request_now(env.now, size))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import exp
 
-from twin.hardware.types import BlockUnit, Device, Launch
+from twin.hardware.types import BlockUnit, Cache, Device, Launch
 from twin.models.spec import DType
 from twin.plan.types import Execution, Kv, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
 PS = 10**12
+KEPT_ITERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,12 @@ def gather_cost(block: BlockUnit, *, elements: int) -> Cost:
     return Cost((("elements", picoseconds(elements * block.element_s.value)),))
 
 
-def stage_cost(block: BlockUnit, *, resets: int, vector: int) -> Cost:
-    """What a block pays once per stage, after its inputs are there."""
+def stage_cost(block: BlockUnit, *, resets: int, vector: int, published: int = 0) -> Cost:
+    """What a block pays once per stage, after its inputs are there. `published`: elements that no matrix row pays for."""
     element = block.element_s.value
     return Cost(
         (
+            ("published", picoseconds(published * element)),
             ("resets", picoseconds(resets * element)),
             ("vector", picoseconds(vector * element)),
             ("stage", picoseconds(block.stage_s.value)),
@@ -108,12 +111,23 @@ def chunks(size: int, chunk: int) -> Iterator[int]:
         yield min(chunk, size - start)
 
 
-def cached(footprint: int, capacity: float) -> bool:
-    """Does a footprint that is read once per step, in the same order, stay in a cache?
+def kept_share(footprint: int, cache: Cache, copies: int = 1) -> float:
+    """Share of a footprint, read once per step in the same order, that `copies` of a cache still hold a step later.
 
-    All or nothing: with least-recently-used replacement a cyclic stream a little larger than the cache hits never.
+    "whole": all or nothing. "random": a line survives a step when none of the footprint's misses replaces it, so the
+    share h solves h = exp(-(1 - h) * footprint / capacity); up to the capacity it is 1.
     """
-    return 0 < footprint <= capacity
+    capacity = cache.capacity_bytes.value * copies
+    if footprint <= 0:
+        return 0.0
+    if footprint <= capacity:
+        return 1.0
+    if cache.retention == "whole":
+        return 0.0
+    share = 0.0
+    for _ in range(KEPT_ITERATIONS):  # from below: 1 is always a solution, and not the one meant
+        share = exp(-(1 - share) * footprint / capacity)
+    return share
 
 
 def _split_positions(kv: Kv, split: int, lo: int, hi: int) -> int:

@@ -156,7 +156,9 @@ class Machine:
         if not self.cores:
             port = self.ports[name] = Pipe(f"{name}.load", rate)
             return None, port
-        number = on_gpu % device.blocks + (0 if self.shared else gpu * device.blocks)
+        number = gpu * device.blocks + on_gpu % device.blocks
+        if self.shared:  # as the engine pins its threads
+            number = (gpu * self.plan.options.blocks + on_gpu) % device.blocks
         if number not in self.ports:
             self.ports[number] = Pipe(f"Core[{number}].load", rate)
         return self.cores[number], self.ports[number]

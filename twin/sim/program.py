@@ -213,7 +213,8 @@ def _stage(
             slots.append(tile_ps[size, finished])
             sizes.append(size)
     kv = tuple(_kv(plan, unit, stage, block)) if stage.items else ()
-    fixed = cost.stage_cost(unit, resets=_resets(plan, stage, block), vector=stage.vector_elements)
+    published = 0 if stage.matrix or stage.publishes is None else _length(plan.values[stage.publishes].owned[block])
+    fixed = cost.stage_cost(unit, resets=_resets(plan, stage, block), vector=stage.vector_elements, published=published)
     work = StageWork(
         index=stage.index,
         kind=stage.kind,
@@ -230,6 +231,10 @@ def _stage(
         touches_memory=bool(slots or kv),
     )
     return work, sizes
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]
 
 
 def _fixed_cause(stage: Stage) -> int:

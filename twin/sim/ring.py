@@ -10,6 +10,9 @@ from twin.sim.clock import Clock, SimulationError
 from twin.sim.memory import Path
 
 
+SHARES = 10**6  # a cache's share of the stream is counted in millionths
+
+
 class Ring:
     """Slots of a block's stream. Weights do not depend on activations, so the stream crosses stage, layer and step borders.
 
@@ -18,21 +21,23 @@ class Ring:
     """
 
     __slots__ = (
-        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "limit", "loaded", "open_at", "paused", "per_step", "sizes",
+        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "paused", "per_step", "sizes",
         "waiting", "warm", "window",
     )  # fmt: skip
 
     def __init__(
-        self, env: Clock, sizes: Sequence[int], *, capacity: int, window: int, memory: Path, cached: Path | None, limit: int
-    ) -> None:
-        """`cached` serves every step after the first; `limit` is the first slot that may not be requested yet."""
+        self, env: Clock, sizes: Sequence[int], *, capacity: int, window: int, memory: Path, cached: tuple[Path, float] | None,
+        limit: int,
+    ) -> None:  # fmt: skip
+        """`cached` serves its share of every step after the first; `limit` is the first slot that may not be requested yet."""
         self.env = env
         self.sizes = sizes
         self.per_step = len(sizes)
         self.capacity = capacity
         self.window = min(window, capacity)
         self.loaded = memory
-        self.cached = cached or memory
+        self.cached, share = cached or (memory, 0.0)
+        self.kept = int(share * SHARES)
         self.warm = self.per_step  # first slot of the second step
         self.limit = limit
         self.open_at = 0  # no request before this time
@@ -96,6 +101,11 @@ class Ring:
         self.freed += 1
         self.pump()
 
+    def path_of(self, number: int, *, warm: bool) -> Path:
+        """Where request `number` is served: hits are spread evenly over the requests."""
+        hit = warm and (number + 1) * self.kept // SHARES > number * self.kept // SHARES
+        return self.cached if hit else self.loaded
+
     def in_flight_bytes(self) -> int:
         """Bytes requested and not yet consumed."""
         return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))
@@ -108,7 +118,7 @@ class Ring:
 
     def _request(self, now: int) -> None:
         slot = self.issued
-        path = self.loaded if slot < self.warm else self.cached
+        path = self.path_of(slot, warm=slot >= self.warm)
         arrived = path.request(now, self.sizes[slot % self.per_step])
         if slot:  # in order, even when a cache answers sooner than memory did
             before = self.arrivals[(slot - 1) % self.capacity]
