@@ -100,6 +100,17 @@ __device__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, do
   return {at, ties};
 }
 
+// Adds the kept probabilities of logits lo..hi-1 to `mass`, in order, until it passes `target` at `token`.
+__device__ inline double add_kept(const Logits& all, Kept kept, int lo, int hi, double mass, double target, int& token) {
+  for (int i = lo; i < hi; ++i) {
+    if (all.logit[i] < kept.threshold || (all.logit[i] == kept.threshold && kept.ties-- <= 0)) continue;
+    mass += double(all.probability[i]);
+    token = i;
+    if (mass > target) break;
+  }
+  return mass;
+}
+
 // The first token in vocabulary order whose cumulative kept probability passes `u` of the whole. Each thread adds one
 // run of neighbours; runs are added in order.
 __device__ inline int pick(Block& b, const Logits& all, Kept kept, double u) {
@@ -112,19 +123,9 @@ __device__ inline int pick(Block& b, const Logits& all, Kept kept, double u) {
   for (int i = first; i < last; ++i) here += all.logit[i] == kept.threshold;
   tied[me] = here;
   b.core.barrier();
-  int left = kept.ties;
-  for (int t = 0; t < me; ++t) left -= tied[t];
-  auto walk = [&](double mass, auto stop) {  // adds the kept probabilities of this run to mass until stop(mass, i)
-    int ties = left;
-    for (int i = first; i < last; ++i) {
-      const bool chosen = all.logit[i] > kept.threshold || (all.logit[i] == kept.threshold && ties-- > 0);
-      if (!chosen) continue;
-      mass += double(all.probability[i]);
-      if (stop(mass, i)) break;
-    }
-    return mass;
-  };
-  masses[me] = walk(0.0, [](double, int) { return false; });
+  for (int t = 0; t < me; ++t) kept.ties -= tied[t];
+  int token = 0;
+  masses[me] = add_kept(all, kept, first, last, 0.0, double(infinity()), token);
   b.core.barrier();
   double before = 0, total = 0;
   for (int t = 0; t < threads; ++t) {
@@ -132,13 +133,8 @@ __device__ inline int pick(Block& b, const Logits& all, Kept kept, double u) {
     total += masses[t];
   }
   const double target = u * total, mine = masses[me];
-  b.core.barrier();
   if (mine > 0 && before <= target && target < before + mine) {
-    int token = first;
-    walk(before, [&](double mass, int i) {
-      token = i;
-      return mass > target;
-    });
+    add_kept(all, kept, first, last, before, target, token);
     b.at.token = token;
   }
   b.core.barrier();

@@ -341,7 +341,7 @@ struct Core {
   // Threads take neighbouring quads; the loads of all parts are under way before the first is looked at.
   template <class Stall>
   __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
-    constexpr int AT_ONCE = Plan::ranks < 8 ? Plan::ranks : 8;
+    constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
     const bool aligned = lo % 4 == 0 && (u64(out) & 15u) == 0;
     const int quads = aligned ? (hi - lo) / 4 : 0;
     bool good = true;
@@ -355,7 +355,7 @@ struct Core {
           if (first + p < source.parts) got[p] = load_quad(source.at(first + p) + i);
 #pragma unroll
         for (int p = 0; p < AT_ONCE; ++p) {
-          if (first + p >= source.parts) break;
+          if (first + p >= source.parts) continue;
           while (good && source.polled && missing(got[p])) {
             good = stall(source.part(first + p), i);
             got[p] = load_quad(source.at(first + p) + i);

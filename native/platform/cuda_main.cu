@@ -3,7 +3,7 @@
 
 namespace twin {
 
-constexpr int up16(int bytes) { return (bytes + 15) / 16 * 16; }
+__host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 16; }
 
 // Shared memory of a block, in bytes from its start. The ring comes first: bulk copies want 128-byte alignment.
 struct Shared {
@@ -17,6 +17,7 @@ struct Shared {
   static constexpr int bytes = left + 16;
 };
 static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
+static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full, "the sampler's sums of all threads fit the scratch");
 

@@ -100,7 +100,8 @@ class HostEngine:
         self._check(prompt, max_tokens)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise EngineError(
-                f"temperature={sampling.temperature}: this plan samples greedily in every block; plan with sampling=full, or use temperature 0"
+                f"temperature={sampling.temperature}: this plan samples greedily in every block; "
+                "plan with sampling=full, or use temperature 0"
             )
         steps = len(prompt) + max_tokens - 1
         request = self._request(prompt, steps, stop)
@@ -147,7 +148,8 @@ class HostEngine:
             raise EngineError(f"cancelled before all {steps} steps of {self.plan.name} were run")
         if not np.isfinite(checksums).all():
             raise EngineError(f"{self.plan.name}: a block computed {checksums}; report this")
-        return stamps.max(axis=1).astype(np.int64) - self._control.started
+        ends: NDArray[np.int64] = stamps.max(axis=1).astype(np.int64) - int(self._control.started)
+        return ends
 
     # ---- one run --------------------------------------------------------------------------------------------
 
@@ -164,7 +166,8 @@ class HostEngine:
         limit = self.plan.options.max_context
         if len(prompt) + max_tokens > limit + 1:  # the last token is never read
             raise EngineError(
-                f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed max_context={limit}: shorten them, or plan a larger max_context"
+                f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed max_context={limit}: "
+                "shorten them, or plan a larger max_context"
             )
 
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
@@ -222,7 +225,7 @@ class HostEngine:
         self._blocks[:] = 0
 
     def _status(self) -> Status:
-        return list(Status)[self._control.status]
+        return tuple(Status)[int(self._control.status)]
 
     def _raise_failure(self, request: Request) -> None:
         control = self._control

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -76,15 +77,26 @@ CONTROL_FIELDS = (  # what changes while it runs
 )
 
 
-def structure(name: str, fields: tuple[tuple[str, str], ...]) -> type[ctypes.Structure]:
-    """The ctypes mirror of a generated struct."""
-    mirrored = [(field, ctypes.c_void_p if kind.endswith("*") else _C_TYPES[kind]) for kind, field in fields]
-    return type(name, (ctypes.Structure,), {"_fields_": mirrored})
+def _mirror(fields: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
+    return [(field, ctypes.c_void_p if kind.endswith("*") else _C_TYPES[kind]) for kind, field in fields]
 
 
-RankMemory = structure("RankMemory", RANK_FIELDS)
-Request = structure("Request", REQUEST_FIELDS)
-Control = structure("Control", CONTROL_FIELDS)
+class RankMemory(ctypes.Structure):
+    """The memory of one rank, as C++ sees it."""
+
+    _fields_ = _mirror(RANK_FIELDS)
+
+
+class Request(ctypes.Structure):
+    """What to generate, as C++ sees it."""
+
+    _fields_ = _mirror(REQUEST_FIELDS)
+
+
+class Control(ctypes.Structure):
+    """What changes while the kernel runs, as C++ sees it."""
+
+    _fields_ = _mirror(CONTROL_FIELDS)
 
 
 def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
@@ -128,7 +140,7 @@ def _type(field: str) -> str:
 
 def _struct(name: str, fields: tuple[str, ...]) -> str:
     body = "\n".join(f"  {_type(field)} {field};" for field in fields)
-    return f"struct {name} {{\n{body}\n}};\nstatic_assert(sizeof({name}) == {4 * len(fields)}, \"tables hold 4-byte fields\");\n"
+    return f'struct {name} {{\n{body}\n}};\nstatic_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
 
 
 def _memory(name: str, fields: tuple[tuple[str, str], ...], mirror: type[ctypes.Structure]) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, Value, tiles
+from twin.plan.types import Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
@@ -88,7 +88,7 @@ def layout(plan: Plan) -> Layout:
         stages.append((
             KINDS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
             -1 if stage.publishes is None else stage.publishes,
-            *((matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, sets.own(matrix.owned)) if matrix else (0,) * 5 + (-1,)),
+            *(_shape(matrix) if matrix else (0,) * 5), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
             *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
         ))  # fmt: skip
@@ -102,6 +102,10 @@ def layout(plan: Plan) -> Layout:
         "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
+
+
+def _shape(matrix: Matrix) -> tuple[int, ...]:
+    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols
 
 
 KINDS = {kind: at for at, kind in enumerate(StageKind)}
@@ -315,7 +319,8 @@ def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
     """(floats, offset by stage and vector name); the rotary tables, cos then sin, stand at stage -1."""
     if plan.spec is None:
         return 1, {}
-    total, offsets = 0, {}
+    total = 0
+    offsets: dict[int, dict[str, int]] = {}
     for stage in plan.stages:
         for name, size in _vector_sizes(plan, stage):
             offsets.setdefault(stage.index, {})[name] = total

@@ -1,0 +1,38 @@
+// The device's entry: divides a block's local data share, then runs the monokernel. Resident execution only.
+#include "../monokernel/kernel.cuh"
+
+namespace twin {
+
+struct Shared {
+  alignas(16) float residual[(Plan::hidden + 3) / 4 * 4 + 4];
+  alignas(16) float input[Plan::input_floats];
+  alignas(16) float scratch[Plan::scratch_floats];
+  u64 meeting[WAVES];
+  Progress progress;
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
+
+}  // namespace twin
+
+extern "C" __global__ void __launch_bounds__(twin::THREADS) twin_kernel(const twin::Launch launch, int first_rank) {
+  using namespace twin;
+  static __shared__ Shared shared;
+  const int rank = first_rank + block_index() / Plan::blocks, block = block_index() % Plan::blocks;
+  const RankMemory& memory = launch.ranks[rank];
+  const u8* stream = memory.stream + u64(launch.plan.streams_at(block).page) * PAGE_BYTES;
+  if (thread_index() == 0) shared.progress = {};
+  __syncthreads();
+  Block b = {{{stream, stream, 0, u32(thread_index() / WAVE)}, shared.meeting},
+             launch,
+             launch.plan,
+             launch.control,
+             memory,
+             rank,
+             block,
+             shared.progress,
+             shared.residual,
+             shared.input,
+             shared.scratch};
+  if (rank == 0 && block == 0 && thread_index() == 0) store_host(&launch.control->started, now_ns());
+  run(b);
+}

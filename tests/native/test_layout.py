@@ -1,0 +1,134 @@
+"""What C++ and Python agree on: enums, struct sizes, tables, and where each weight lies in a stream."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from enum import Enum
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twin.engine.toolchain import build_host
+from twin.engine.weights import random_weights
+from twin.models.spec import DType, Lanes, ModelSpec, Rope
+from twin.plan.build import build
+from twin.plan.header import Control, RankMemory, Request, Status, header
+from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.plan.shards import stage_matrix
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
+
+LIMITS = Limits(64, 1, 2**30, 2**40, True)
+SPEC = ModelSpec(
+    name="tiny", family="llama", layers=2, hidden=40, heads=4, kv_heads=2, head_dim=8, ffn=56, vocab=33, context=64, norm_eps=1e-5,
+    rope=Rope(10000.0), windows=(0, 0), qkv_bias=True,
+)  # fmt: skip
+
+
+def planned(**chosen: object) -> Plan:
+    base = {"context": 8, "max_context": 32, "kv_page": 4, "weight_dtype": DType.FP32, "slot_bytes": 512, "blocks": 3}
+    return build(SPEC, Options(**(base | chosen)), LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [StageKind, Parts, HandOffKind, DType, Status], ids=lambda k: k.__name__)
+def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
+    names = {HandOffKind: "HandOff", DType: "Type"}
+    found = re.search(rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned()))
+    assert found is not None
+    assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(kind))
+
+
+def test_the_same_plan_gives_the_same_header() -> None:
+    assert header(planned()) == header(planned())
+    assert header(planned(), embedded=False) == header(planned(blocks=2), embedded=False), "plans share host binaries"
+    assert header(planned()) != header(planned(blocks=2))
+
+
+def test_structs_have_the_size_that_the_compiler_gives_them() -> None:
+    plan = planned()
+    library = ctypes.CDLL(str(build_host(header(plan, embedded=False))))
+    words = len(layout(plan).sizes)
+    assert [library.twin_sizes(i) for i in range(4)] == [*(ctypes.sizeof(s) for s in (RankMemory, Request, Control)), 4 * words]
+
+
+def test_the_image_holds_every_table_row_by_row() -> None:
+    plan = planned(handoff=HandOffKind.SENTINEL)
+    words, made = image(plan), layout(plan)
+    for at, (name, table) in enumerate(made.tables.items(), start=1):
+        fields = FIELDS[name][1]
+        rows = words[words[at] :][: len(table) * len(fields)].reshape(-1, len(fields))
+        assert [len(r) for r in table] == [len(fields)] * len(table)
+        if "scale" not in fields:
+            assert rows.tolist() == [list(r) for r in table]
+    kinds = [row[0] for row in made.stages]
+    assert [list(StageKind)[k] for k in kinds] == [s.kind for s in plan.stages]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    blocks=st.integers(1, 5),
+    slot=st.sampled_from([256, 512, 1024, 16384]),
+    rows=st.sampled_from([2, 4, 8]),
+    dtype=st.sampled_from(list(DType)),
+)
+def test_a_stream_is_its_stages_tiles_back_to_back(blocks: int, slot: int, rows: int, dtype: DType) -> None:
+    plan = planned(blocks=blocks, slot_bytes=slot, tile_rows=rows, weight_dtype=dtype)
+    weights = random_weights(SPEC, 1, dtype)
+    made = layout(plan)
+    out = np.zeros(int(made.sizes["stream_pages"]) * PAGE_BYTES, np.uint8)
+    pack(plan, weights, 0, out)
+    for block in range(blocks):
+        expected = b""
+        for stage in plan.stages:
+            if not stage.matrix:
+                continue
+            matrix = np.asarray(stage_matrix(plan, stage, 0, weights))
+            parts = [matrix[r[0] : r[1], c[0] : c[1]].tobytes() for r, c in tiles(stage.matrix, block)]
+            assert [len(p) for p in parts] == tile_bytes(plan, stage, block)
+            assert max(len(p) for p in parts) <= slot
+            expected += b"".join(parts)
+        start = int(made.streams[block][0]) * PAGE_BYTES
+        assert len(expected) == stream_bytes(plan, block)
+        assert out[start : start + len(expected)].tobytes() == expected
+
+
+def test_starts_are_where_each_stages_tiles_begin() -> None:
+    plan = planned(execution=Execution.GRAPH)
+    made = layout(plan)
+    at = [0] * plan.blocks
+    for stage in plan.stages:
+        for block in range(plan.blocks):
+            assert made.starts[stage.index * plan.blocks + block] == (at[block] // 16,)
+            at[block] += sum(tile_bytes(plan, stage, block)) if stage.matrix else 0
+    assert layout(planned()).starts == []
+
+
+def test_constants_lie_where_the_stage_table_says() -> None:
+    plan = planned()
+    weights = random_weights(SPEC, 1, DType.FP32)
+    constants = pack_constants(plan, weights, 0)
+    fields = FIELDS["stages"][1]
+    row = layout(plan).stages[1]  # QKV of layer 0
+    norm = row[fields.index("norm")]
+    assert np.array_equal(constants[norm : norm + SPEC.hidden], weights["layers.0.attn_norm"].astype(np.float32))
+    assert row[fields.index("bias")] >= 0
+    assert row[fields.index("q_norm")] == -1
+
+
+def test_counters_wait_for_all_writers_of_the_copy() -> None:
+    """Each value's arrivals follow those of the value that used its copy before."""
+    spec = replace(SPEC, layers=8, windows=(0,) * 8, heads=4, kv_heads=4, ffn=64, hidden=48, qkv_bias=False, lanes=Lanes(2, 1))
+    options = Options(blocks=4, context=8, max_context=32, collective=CollectiveKind.PUSH, handoff=HandOffKind.COUNTER)
+    plan = build(spec, options, LIMITS)
+    fields = FIELDS["values"][1]
+    by_counter: dict[int, list[tuple[int, int, int]]] = {}
+    for value, row in zip(plan.values, layout(plan).values, strict=True):
+        named = dict(zip(fields, row, strict=True))
+        writers = sum(lo < hi for lo, hi in value.owned)
+        by_counter.setdefault(int(named["counter"]), []).append((int(named["arrivals"]), writers, int(named["arrivals_per_step"])))
+    for arrivals in by_counter.values():
+        assert [a for a, _, _ in arrivals] == list(np.cumsum([w for _, w, _ in arrivals]))
+        assert {p for _, _, p in arrivals} == {arrivals[-1][0]}

@@ -1,0 +1,138 @@
+"""Compiles the monokernel for an NVIDIA GPU: nvcc where it is installed, else NVRTC, which needs no toolkit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from twin.data import data_dir
+from twin.engine.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
+from twin.errors import ToolchainError
+from twin.plan.header import header
+from twin.plan.layout import layout
+from twin.plan.types import Plan
+
+CONSUMER_WARPS = 12  # as in cuda.cuh, which checks the sum
+PROGRESS_BYTES = 32
+FLAGS = ("-std=c++17", "--ptxas-options=-v")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What the assembler said, and the device code."""
+
+    arch: str
+    compiler: str
+    registers: int  # per thread
+    stack_bytes: int  # per thread; 0 unless an array is indexed at run time
+    spill_bytes: int  # stores and loads together
+    shared_bytes: int  # dynamic, per block: what a launch must ask for
+    cubin: bytes
+
+
+def shared_bytes(plan: Plan) -> int:
+    """Shared memory of a block: ring, residual, input, scratch, two barriers per slot, a word per warp, progress, a flag."""
+    sizes = layout(plan).sizes
+    vectors = sum(_up16(4 * int(sizes[name])) for name in ("hidden", "input_floats", "scratch_floats"))
+    slots = int(sizes["ring_slots"])
+    return slots * int(sizes["slot_bytes"]) + vectors + 16 * slots + 8 * CONSUMER_WARPS + PROGRESS_BYTES + 16
+
+
+def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:
+    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses."""
+    text = header(plan, trace=trace)
+    nvcc = shutil.which("nvcc")
+    flags = [*FLAGS, f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
+    version = run_compiler([nvcc, "--version"]) if nvcc else _nvrtc_version()
+    target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}"
+
+    def build(folder: Path) -> Path:
+        (folder / "plan.h").write_text(text, encoding="utf-8")
+        cubin, said = _by_nvcc(nvcc, arch, flags, folder) if nvcc else _by_nvrtc(arch, flags, folder)
+        made = folder / "made"
+        made.mkdir()
+        (made / "kernel.cubin").write_bytes(cubin)
+        (made / "report.json").write_text(json.dumps(_read_report(said)), encoding="utf-8")
+        return made
+
+    if not target.exists():
+        cached(target, build)
+    numbers = json.loads((target / "report.json").read_text(encoding="utf-8"))
+    return CompileReport(
+        arch, "nvcc" if nvcc else "NVRTC", **numbers, shared_bytes=shared_bytes(plan), cubin=(target / "kernel.cubin").read_bytes()
+    )
+
+
+def summary(report: CompileReport) -> dict[str, Any]:
+    """The report without the code."""
+    return {name: value for name, value in asdict(report).items() if name != "cubin"} | {"cubin_bytes": len(report.cubin)}
+
+
+def _by_nvcc(nvcc: str, arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
+    source, output = data_dir("native") / "platform" / "cuda_main.cu", folder / "kernel.cubin"
+    target = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+    said = run_compiler([nvcc, *flags, target, "-cubin", f"-I{folder}", str(source), "-o", str(output)])
+    return output.read_bytes(), said
+
+
+def _by_nvrtc(arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    platform = data_dir("native") / "platform"
+    source = (platform / "cuda_main.cu").read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(source, b"cuda_main.cu", 0, None, None), "nvrtcCreateProgram")
+    options = [f"-arch={arch}", *flags, f"-I{folder}", f"-I{platform}"]
+    result = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize"))
+    _checked(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+    said = log.decode(errors="replace").rstrip("\0\n")
+    if int(result[0]):
+        raise ToolchainError(f"NVRTC refused the kernel for {arch}; report this with its output:\n{said[:2000]}")
+    cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize"))
+    _checked(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+    return bytes(cubin), said
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise ToolchainError(
+            "neither nvcc nor cuda-python is installed: pip install 'monotwin[cuda]', or install the CUDA toolkit"
+        ) from error
+    return nvrtc
+
+
+def _nvrtc_version() -> str:
+    try:
+        return "nvrtc {}.{}".format(*_checked_all(_nvrtc().nvrtcVersion(), "nvrtcVersion"))
+    except RuntimeError as error:  # cuda-python without the library it binds
+        raise ToolchainError(f"NVRTC cannot be loaded ({error}): pip install nvidia-cuda-nvrtc-cu12") from error
+
+
+def _checked_all(result: tuple[Any, ...], call: str) -> tuple[Any, ...]:
+    if int(result[0]):
+        raise ToolchainError(f"{call} failed: {result[0]}")
+    return result[1:]
+
+
+def _checked(result: tuple[Any, ...], call: str) -> Any:
+    values = _checked_all(result, call)
+    return values[0] if values else None
+
+
+def _read_report(said: str) -> dict[str, int]:
+    """Numbers from the assembler's verbose output."""
+    found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    registers = re.search(r"Used (\d+) registers", said)
+    if not found or not registers:
+        raise ToolchainError(f"the assembler's report is not understood: {said[:500]!r}")
+    stack, stores, loads = (int(group) for group in found.groups())
+    return {"registers": int(registers[1]), "stack_bytes": stack, "spill_bytes": stores + loads}
+
+
+def _up16(size: int) -> int:
+    return -(-size // 16) * 16

@@ -1,0 +1,65 @@
+"""Compiles the monokernel for an AMD GPU with clang alone, without ROCm. The result has never run on a device."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from twin.data import data_dir
+from twin.engine.toolchain import run_compiler
+from twin.errors import ToolchainError
+from twin.plan.header import header
+from twin.plan.types import Plan
+
+CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
+FLAGS = (
+    "-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-nostdinc", "--no-gpu-bundle-output", "-mcode-object-version=5",
+    "-O3", "-std=c++17", "-Wall", "-Wextra", "-Rpass-analysis=kernel-resource-usage",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HipReport:
+    """What the compiler said, and the code object."""
+
+    arch: str
+    vgprs: int  # per lane
+    vgpr_spills: int
+    lds_bytes: int  # per block
+    code_object: bytes
+
+
+def clang() -> str:
+    """A clang that can compile for AMD GPUs."""
+    for candidate in CANDIDATES:
+        found = shutil.which(candidate)
+        if found:
+            return found
+    raise ToolchainError(
+        f"no clang ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 (Debian: apt-get install clang-19 lld-19)"
+    )
+
+
+def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
+    """Code object of a resident plan, with its tables compiled in."""
+    source = data_dir("native") / "platform" / "hip_main.hip"
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "plan.h").write_text(header(plan), encoding="utf-8")
+        output = folder / "kernel.hsaco"
+        said = run_compiler([clang(), *FLAGS, f"--offload-arch={arch}", f"-I{folder}", str(source), "-o", str(output)])
+        warnings = [line for line in said.splitlines() if "warning:" in line]
+        if warnings:
+            raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")
+        vgprs, spills, lds = (_number(said, field) for field in ("VGPRs", "VGPRs Spill", r"LDS Size \[bytes/block\]"))
+        return HipReport(arch, vgprs=vgprs, vgpr_spills=spills, lds_bytes=lds, code_object=output.read_bytes())
+
+
+def _number(said: str, field: str) -> int:
+    found = re.search(rf"remark:\s+{field}: (\d+)", said)
+    if not found:
+        raise ToolchainError(f"clang's report lacks {field}: {said[:500]!r}")
+    return int(found[1])
