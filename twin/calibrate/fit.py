@@ -22,6 +22,7 @@ from twin.calibrate.probes import Probe
 from twin.errors import CalibrationError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Node, Number
+from twin.models.spec import DType
 from twin.sim.run import simulate
 
 Vector = NDArray[np.float64]
@@ -35,17 +36,20 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "block.load_bytes_per_s",
         "memory.stream_bytes_per_s",
         "llc.capacity_bytes",
+        "llc.bytes_per_s",
+        "l2.bytes_per_s",
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
     "attention": ("block.kv_bytes_per_s",),
-    "launch": ("launch.graph_edge_s", "launch.stream_s"),
+    "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
     "sample": ("block.sample_element_s",),
     "turns": ("sharing.switch_s",),
 }
 BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
-PRIOR = 0.05  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
-REACH = math.log(200.0)  # a fitted number lies within this factor of its starting value
+PRIOR = 0.03  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
+REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
+EVALUATIONS = 8  # of the Jacobian: the start is read off the probes, so few suffice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,44 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
         raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
-    for group, paths in GROUPS.items():
+    for group, wanted in GROUPS.items():
         chosen = [p for p in probes if p.group == group]
-        if not chosen:
+        paths = tuple(path for path in wanted if getattr(device, path.split(".")[0]) is not None)
+        if not chosen or not paths:
             continue
         progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
-        fitted = _fit_group(apply_fit(device, numbers), paths, chosen, run)
+        begun = apply_fit(device, numbers | starting_numbers(group, paths, chosen, run))
+        fitted = _fit_group(begun, paths, chosen, run)
         numbers |= fitted.numbers
         residuals |= fitted.residuals
     return Fit(numbers, residuals, run.id)
+
+
+def starting_numbers(group: str, paths: tuple[str, ...], probes: list[Probe], run: store.Run) -> dict[str, Number]:
+    """Rates read straight off the stream probes. From a bad start a rate that does not bind yet has no slope to follow."""
+    if group != "stream":
+        return {}
+    middle = medians(run)
+    streams = [p for p in probes if p.name.startswith("stream")]
+    size = {p.name: p.plan.weight_bytes() for p in streams}
+    rate = {name: bytes_ / middle[name] for name, bytes_ in size.items()}
+    alone = [p.name for p in streams if p.plan.blocks == 1]
+    together = [p.name for p in streams if p.plan.blocks == max(q.plan.blocks for q in streams)]
+    large, small = max(size.values()), min(size.values())
+    between = [name for name in together if small * 2 < size[name] < large / 4] or together
+    found = {
+        "memory.stream_bytes_per_s": max(rate[n] for n in together if size[n] > large / 2),
+        "block.load_bytes_per_s": max(rate[n] for n in alone if size[n] > small * 2),
+        "llc.bytes_per_s": max(rate[n] for n in between),
+        "l2.bytes_per_s": max(rate[n] for n in together),
+    }
+    for dtype in DType:
+        found[f"block.{dtype.value}_bytes_per_s"] = max(rate[p.name] for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone)
+    return {path: _fitted(value, "read off a probe") for path, value in found.items() if path in paths}
+
+
+def _fitted(value: float, source: str) -> Number:
+    return Number(value, Kind.FITTED, source, value, value)
 
 
 def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run) -> Fit:
@@ -88,7 +121,7 @@ def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run:
         simulated = np.array([math.log(simulated_step_s(trial, probe)) for probe in probes])
         return np.concatenate([simulated - target, PRIOR * (point - start)])
 
-    found = least_squares(residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=12, x_scale=1.0)
+    found = least_squares(residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, x_scale=1.0)
     left = found.fun[: len(probes)]
     low, high = _bootstrap(found.x, found.jac, left, probes, run)
     numbers = {
@@ -114,7 +147,7 @@ def _value(device: Device, path: str) -> float:
 
 
 def _plain(point: Vector) -> list[Number]:
-    return [Number(math.exp(x), Kind.FITTED, "trial", math.exp(x), math.exp(x)) for x in point]
+    return [_fitted(math.exp(x), "trial") for x in point]
 
 
 def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe], run: store.Run) -> tuple[Vector, Vector]:

@@ -120,7 +120,7 @@ def _l2(l2: list[tuple[int, int]], cores: int) -> Cache:
 
 def _llc(size: int, cores: int) -> Cache:
     capacity = Number(size, Kind.DATASHEET, "operating system: L3 caches of the usable CPUs together")
-    return Cache(capacity, _assumed(cores * 20e9, cores * 5e9, cores * 60e9), _assumed(20e-9, 8e-9, 80e-9))
+    return Cache(capacity, _assumed(cores * 20e9, cores * 5e9, cores * 60e9), _assumed(20e-9, 8e-9, 80e-9), retention="random")
 
 
 def _handoff() -> HandOff:

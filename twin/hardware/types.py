@@ -67,11 +67,16 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The last cache before memory that all blocks of a die (L2) or of the package (LLC) share."""
+    """The last cache before memory that all blocks of a die (L2) or of the package (LLC) share.
+
+    `retention` says what a stream larger than the cache leaves in it: with "whole" nothing (streaming loads are evicted
+    first or bypass it), with "random" a share that falls smoothly with the stream's size (a CPU's hashed, adaptive L3).
+    """
 
     capacity_bytes: Number  # per die for L2, in all for LLC
     bytes_per_s: Number  # likewise
     latency_s: Number
+    retention: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)
