@@ -189,6 +189,7 @@ class Machine:
         self.flights: list[list[tuple[Op, int, tuple[int, ...], Word | None]]] = []
         self.finished: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)  # (step, stage) -> blocks past it
         self.released = schedule.held is None
+        self.of_rank = [[(r, b) for b in range(plan.blocks)] for r in range(plan.ranks)]
         self.order = list(self.blocks)
         self.random.shuffle(self.order)
         self.resident = plan.options.execution is Execution.RESIDENT
@@ -213,14 +214,14 @@ class Machine:
                 waiting.clear()
                 continue
             if self._can_land() and (not ready or self._store_first()):
-                self._land()
-                waiting.clear()
+                waiting -= self._land()
                 continue
             key = self._choose(ready)
-            if self._advance(self.blocks[key]):
-                waiting.clear() if not self.resident or self.grid else None
-            else:
+            block = self.blocks[key]
+            if not self._advance(block):
                 waiting.add(key)
+            elif block.phase == 3 and (not self.resident or self.grid or block.done):
+                waiting.clear()
 
     def _choose(self, ready: list[tuple[int, int]]) -> tuple[int, int]:
         def progress(key: tuple[int, int]) -> int:
@@ -256,8 +257,8 @@ class Machine:
 
     # ---- stores ----------------------------------------------------------------------------------------------
 
-    def _land(self) -> None:
-        """One travelling store or arrival reaches the memory it was sent to."""
+    def _land(self) -> set[tuple[int, int]]:
+        """One travelling store or arrival reaches the memory it was sent to. Returns the blocks that it may wake."""
         landable = [i for i, flight in enumerate(self.flights) if self._free(flight[0][0])]
         if self.schedule.stores == "late-remote":
             local = [i for i in landable if self.flights[i][0][1] == self.flights[i][0][0].rank]
@@ -270,15 +271,17 @@ class Machine:
         sender = self.blocks[op.rank, op.block]
         if (sender.step, sender.stage) == (op.step, op.stage):
             sender.landing -= 1
+        woken = set(self.blocks) if not self.resident else {*self.of_rank[to], (op.rank, op.block)}
         if word is None:
             self.counters[to][at[0], at[1], at[2]] += 1
-            return
+            return woken
         old = self.memory[to].get((at[0], at[1], at[2], at[3]))
         if self.sentinel and old is not None:
             raise Fault(f"lost: {op} lands on {old} in rank {to}")
         if old is not None and (old.value, old.step) == (word.value, word.step):
             raise Fault(f"double write: {op} over {old} in rank {to}")
         self.memory[to][at[0], at[1], at[2], at[3]] = word
+        return woken
 
     # ---- blocks ----------------------------------------------------------------------------------------------
 
@@ -606,16 +609,36 @@ def meaning(plan: Plan, steps: int = 3) -> dict[tuple[int, int], list[int]]:
     return Machine(Compiled(plan), Schedule(blocks="slow", stores="eager"), steps).run()
 
 
-def schedules(seed: int, plan: Plan, count: int) -> list[Schedule]:
-    """Adversaries first, then single operations held back as long as anything else can run."""
+def schedules(seed: int, plan: Plan, count: int, sound: Plan | None = None) -> list[Schedule]:
+    """Adversaries first, then single operations held back as long as anything else can run.
+
+    Half of the latter touch a value that differs between the plan and the sound one that it was made from.
+    """
     chance = random.Random(seed)
     counters = (False, True) if plan.options.handoff is HandOffKind.COUNTER else (False,)
     found = [
         Schedule(chance.random(), blocks, stores, None, single)
         for single in counters
-        for blocks, stores in (("random", "random"), ("ahead", "late-remote"), ("priority", "late"), ("slow", "eager"))
+        for blocks, stores in (("random", "random"), ("ahead", "late-remote"), ("priority", "late"))
     ]
-    candidates = operations(plan, 1) + operations(plan, 0)
-    for op in chance.sample(candidates, min(count, len(candidates))):
-        found.append(Schedule(chance.random(), chance.choice(("random", "ahead", "priority")), "random", op, chance.choice(counters)))
+    candidates = operations(plan, 1) + operations(plan, 0) if count else []
+    changed = _changed(plan, sound) if sound else set()
+    near = [op for op in candidates if _value_of(plan, op) in changed]
+    for group in (near, candidates):
+        for op in chance.sample(group, min((count + 1) // 2, len(group))):
+            found.append(Schedule(chance.random(), chance.choice(("random", "ahead", "priority")), "random", op, chance.choice(counters)))
+    return found
+
+
+def _value_of(plan: Plan, op: Op) -> int | None:
+    stage = plan.stages[op.stage]
+    return stage.reads[op.about[0]].value if op.what == "poll" else op.about[0] if op.what == "reset" else stage.publishes
+
+
+def _changed(plan: Plan, sound: Plan) -> set[int | None]:
+    """Values that are written, read, reset or stored differently."""
+    found: set[int | None] = {a.id for a, b in zip(plan.values, sound.values, strict=True) if a != b}
+    for a, b in zip(plan.stages, sound.stages, strict=True):
+        mine, theirs = ({*s.reads, *s.resets} for s in (a, b))
+        found |= {item.value for item in mine ^ theirs}
     return found

@@ -228,6 +228,8 @@ class _Builder:
         owned = spread(shard.vocab, self.blocks, self.shift)
         matrix = cut(rows=shard.vocab, cols=shard.hidden, unit=1, owned=owned, options=self.options)
         full = self.options.sampling is Sampling.FULL
+        if full and shard.vocab < self.blocks:  # a block without logits tells nobody how far it is
+            raise PlanError(f"the vocabulary has {shard.vocab} rows per rank for {self.blocks} blocks: use fewer blocks or sampling=greedy")
         published = owned if full else tuple((CANDIDATE * b, CANDIDATE * (b + 1)) for b in range(self.blocks))
         elements = shard.vocab if full else CANDIDATE * self.blocks
         stage = len(self.stages)

@@ -53,6 +53,7 @@ class _Machine:
     """All blocks of one rank, walked stage by stage."""
 
     plan: Plan
+    proof: Proof = field(default_factory=Proof)
     own: Times = field(init=False)
     foreign: Times = field(init=False)
     on_entry: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
@@ -67,29 +68,31 @@ class _Machine:
         self.foreign = np.full((blocks, blocks), NEVER, np.int32)
 
     def run(self) -> Proof:
-        proof = Proof()
         for step in range(STEPS):
-            for stage in self.plan.stages:
-                self._stage(proof, stage, step)
-        return proof
+            self.walk(step)
+        return self.proof
 
-    def _stage(self, proof: Proof, stage: Stage, step: int) -> None:
+    def walk(self, step: int) -> None:
+        for stage in self.plan.stages:
+            self._stage(stage, step)
+
+    def _stage(self, stage: Stage, step: int) -> None:
         now = step * len(self.plan.stages) + stage.index
-        self._check(proof, self.on_entry.pop(now, []))
+        self._check(self.on_entry.pop(now, []))
         for read in stage.reads:
             self._learn(read, step)
         if stage.kind is StageKind.COLLECTIVE:  # the library returns when every rank has called it
             np.maximum(self.foreign, now - 1, out=self.foreign)
         np.fill_diagonal(self.own, now)
-        self._check(proof, self.after_reads.pop(now, []))
+        self._check(self.after_reads.pop(now, []))
         if stage.publishes is not None:
             self.published[stage.publishes, step] = (self.own.copy(), self.foreign.copy())
             self.published.pop((stage.publishes, step - 2), None)
         self._barrier(stage, now)
 
-    def _check(self, proof: Proof, checks: list[Check]) -> None:
-        proof.orderings += len(checks)
-        proof.violations += [found for check in checks if (found := check()) is not None]
+    def _check(self, checks: list[Check]) -> None:
+        self.proof.orderings += len(checks)
+        self.proof.violations += [found for check in checks if (found := check()) is not None]
 
     def _learn(self, read: Read, step: int) -> None:
         """Every block that polled takes over what the writers it saw knew when they published."""
@@ -272,21 +275,16 @@ def _reads(plan: Plan) -> dict[int, list[tuple[Stage, Read]]]:
 
 
 def _successions(plan: Plan) -> Iterator[tuple[Value, Value, int]]:
-    """(old, new, step of old) for each `new` of step 1 and each earlier value whose words it may reuse.
+    """(old, new, step of old) for each `new` of step 1 and the value before it in its copy; older ones follow by transitivity.
 
-    A pushed value also reuses the other ranks' parts, which the values between it and the last pushed one
-    did not write but did reset.
+    A value that is not pushed still resets every part, so a pushed successor waits for it at all ranks too.
     """
     chains: dict[tuple[int, int], list[Value]] = defaultdict(list)
     for value in sorted(plan.values, key=lambda value: value.stage):
         chains[value.buffer, value.copy].append(value)
     for chain in chains.values():
         for index, new in enumerate(chain):
-            for back in range(1, len(chain) + 1):
-                old = chain[index - back]
-                yield old, new, int(index - back >= 0)
-                if old.pushed or not new.pushed:
-                    break
+            yield chain[index - 1], new, int(index > 0)
 
 
 def grouped(spans: tuple[tuple[Span, ...], ...]) -> Iterator[tuple[NDArray[np.intp], tuple[Span, ...]]]:

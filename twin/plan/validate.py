@@ -103,6 +103,8 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
         yield f"copy {value.copy} of {buffer.copies} in buffer {buffer.name}"
     if value.elements != buffer.elements:
         yield f"{value.elements} elements in a buffer of {buffer.elements}"
+    if value.pushed and plan.ranks == 1:
+        yield "pushed, but there is no other rank"
     if value.pushed and buffer.parts != plan.ranks:
         yield f"pushed by {plan.ranks} ranks into {buffer.parts} parts"
     if len(value.owned) != plan.blocks:

@@ -1,0 +1,162 @@
+"""The builder: every weight streamed once, every span covered, every bad option refused with the next step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
+from twin.errors import PlanError
+from twin.models.spec import LaneHead, Lanes
+from twin.plan.build import dies
+from twin.plan.partition import scatter, spread
+from twin.plan.probe import exchange_probe, sample_probe
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan, Sampling, Span, StageKind, tiles
+from twin.plan.validate import violations
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def covered(spans: tuple[Span, ...]) -> list[int]:
+    return [element for lo, hi in spans for element in range(lo, hi)]
+
+
+def tile_bytes(plan: Plan) -> int:
+    size = plan.options.weight_dtype.bytes
+    return plan.ranks * size * sum(
+        (rows[1] - rows[0]) * (cols[1] - cols[0])
+        for stage in plan.stages
+        if stage.matrix
+        for block in range(plan.blocks)
+        for rows, cols in tiles(stage.matrix, block)
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(SEEDS)
+def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
+    plan = some_plan(seed, most=32)
+    assert tile_bytes(plan) == plan.weight_bytes()
+    if plan.spec:
+        padding = (plan.shard.vocab * plan.ranks - plan.spec.vocab) * plan.spec.hidden
+        replicated = (plan.shard.kv_replicas - 1) * 2 * plan.spec.kv_size * plan.spec.hidden * plan.spec.layers
+        weights = plan.spec.streamed_parameters + padding + replicated
+        assert plan.weight_bytes() == weights * plan.options.weight_dtype.bytes
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(SEEDS)
+def test_spans_cover_everything_once(seed: int) -> None:
+    plan = some_plan(seed, most=32)
+    for value in plan.values:
+        assert covered(value.owned) == list(range(value.elements))
+    for stage in plan.stages:
+        if stage.matrix:
+            assert covered(stage.matrix.owned) == list(range(stage.matrix.rows))
+        if stage.kind is StageKind.ATTENTION:
+            assert covered(stage.items) == list(range(plan.shard.kv_heads * plan.kv.splits))
+
+
+@given(count=st.integers(0, 500), blocks=st.integers(1, 64), shift=st.integers(0, 100))
+def test_shares_differ_by_at_most_one(count: int, blocks: int, shift: int) -> None:
+    for spans in (spread(count, blocks, shift), scatter(count, blocks)):
+        sizes = [hi - lo for lo, hi in spans]
+        assert covered(spans) == list(range(count))
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_laneformer_streams_its_published_weights() -> None:
+    """(15 x (3072 x 6144 + 3072 x 3072 + 3 x 3072 x 12288) + 32000 x 3072) x 2 bytes; 32,000 rows need no padding on 8 lanes."""
+    plan = plan_of(LANEFORMER, gpus=8, blocks=256, slot_bytes=16384)
+    assert plan.weight_bytes() == tile_bytes(plan) == 4_443_340_800
+    matrices = [s.matrix for s in plan.stages if s.matrix]
+    per_block = [sum((m.owned[block][1] - m.owned[block][0]) * m.cols for m in matrices) for block in range(plan.blocks)]
+    assert max(per_block) - min(per_block) <= plan.shard.hidden, "blocks stream the same within one row"
+
+
+def test_padding_rows_are_counted() -> None:
+    plan = plan_of(tiny(1), gpus=4, blocks=1)
+    assert plan.shard.vocab * 4 - tiny(1).vocab == 3
+    assert tile_bytes(plan) == plan.weight_bytes()
+
+
+def test_delayed_lanes_read_what_the_model_was_trained_with() -> None:
+    """Early layers: own part times sqrt(lanes). Later ones: own part now, the others' parts `delay` layers late."""
+    plan = plan_of(tiny(4, Lanes(4, 1)), gpus=4, blocks=1)
+    reads = {
+        s.name: [(plan.values[r.value].name, r.parts, r.scale) for r in s.reads]
+        for s in plan.stages
+        if s.kind in (StageKind.GATE_UP, StageKind.LANE_MEAN)
+    }
+    assert reads["gate_up[0]"] == [("o_proj[0]", Parts.OWN, 2.0)]
+    assert reads["gate_up[1]"] == [("o_proj[1]", Parts.OWN, 1.0), ("o_proj[0]", Parts.OTHERS, 1.0)]
+    assert reads["lane_mean"] == [("down[3]", Parts.OWN, 1.0), ("down[2]", Parts.OTHERS, 1.0)]
+    assert [v.name for v in plan.values if not v.pushed and v.name.startswith("down")] == ["down[3]"]
+
+
+def test_dies_hold_neighbours_or_are_dealt_round() -> None:
+    assert dies(Options(blocks=6), 3) == (0, 0, 1, 1, 2, 2)
+    assert dies(Options(blocks=6, placement=Placement.FLAT), 3) == (0, 1, 2, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": 3}, "gpus=3: the tensor-parallel degree is 1, 2, 4 or 8"),
+        ({"blocks": 0}, "blocks=0: at least 1 block"),
+        ({"blocks": 9}, "o_proj has 8 outputs per rank for 9 blocks: use at most 8"),
+        ({"gpus": 2, "collective": CollectiveKind.NONE}, "collective=none with 2 ranks"),
+        ({"gpus": 2, "collective": CollectiveKind.LIBRARY}, "cannot run inside a resident kernel: use push"),
+        ({"gpus": 2, "handoff": HandOffKind.GRID, "execution": Execution.GRAPH}, "handoff=grid polls nothing"),
+        ({"delay": 1}, "delay=1: tiny was not trained with delayed tensor parallelism"),
+        ({"context": 2000}, "context=2000: must lie between 1 and max_context=1024"),
+        ({"copies": 0}, "copies=0: must be at least 1"),
+        ({"slot_bytes": 1000}, "slot_bytes=1000: must be a multiple of 16"),
+        ({"slot_bytes": 64}, "slot_bytes=64 holds no tile of 8 rows: use at least 128"),
+        ({"tile_rows": 3}, "tile_rows=3: must be even"),
+        ({"attention_splits": 99, "max_context": 64, "context": 8}, "attention_splits=99: more than the 4 pages of 16 positions"),
+        ({"gpus": 8}, "4 attention heads do not divide over 8 ranks"),
+        ({"blocks": 8, "gpus": 4, "sampling": Sampling.FULL}, "the vocabulary has 4 rows per rank for 8 blocks"),
+    ],
+)
+def test_bad_options_are_refused_with_the_next_step(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        plan_of(tiny(2), **{"blocks": 2, **options})
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "options", "message"),
+    [
+        (Lanes(3, 0), {"gpus": 2}, "3 lanes, which do not divide over 2 GPUs"),
+        (Lanes(4, 0), {"gpus": 2, "blocks": 3}, "blocks=3: 2 lanes per GPU need a multiple"),
+        (Lanes(2, 1), {"gpus": 2, "delay": 2}, "delay=2: must lie between 0 and half of the 2 layers"),
+        (Lanes(1, 0), {"gpus": 1}, "1 lane: a model of one lane is an ordinary one"),
+        (Lanes(2, 1, LaneHead.VOCABULARY), {"gpus": 2}, "half of the 2 layers leaves no time for resets"),
+    ],
+)
+def test_lanes_that_do_not_fit_are_refused(lanes: Lanes, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        plan_of(tiny(2, lanes), **{"blocks": 2, **options})
+    assert message in str(refusal.value)
+
+
+def test_columns_that_the_kernel_cannot_load_are_refused() -> None:
+    with pytest.raises(PlanError, match="12 columns per rank; the kernel loads 8 at a time"):
+        plan_of(replace(tiny(1), ffn=24), gpus=2)
+
+
+def test_probes_refuse_what_they_cannot_ask() -> None:
+    with pytest.raises(PlanError, match="sample_probe runs on 1 block, not 2"):
+        sample_probe(Options(blocks=2), LIMITS, vocab=8)
+    with pytest.raises(PlanError, match="its reset would fall two steps later"):
+        exchange_probe(Options(blocks=2), LIMITS, elements=8, stages=1)
+
+
+def test_two_copies_are_enough_without_a_delay() -> None:
+    for gpus in (1, 4):
+        assert not violations(plan_of(tiny(3), gpus=gpus, blocks=4, copies=2))
