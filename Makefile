@@ -35,7 +35,7 @@ test: $(STAMP) compiler
 	@$(BIN)/python -m pytest -q -m "not gpu and not slow"
 
 lint: $(STAMP)
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . || { echo 'make: lint failed; try: ruff check --fix . && ruff format .' >&2; exit 1; }
 
 types: $(STAMP)
 	@$(BIN)/mypy --strict -p twin
