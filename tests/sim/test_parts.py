@@ -11,11 +11,12 @@ from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Device, Sharing
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.links import Links
 from twin.sim.memory import Package, Path, Pipe
+from twin.sim.program import compile_plan
 from twin.sim.ring import Ring
 from twin.sim.run import simulate
 
@@ -290,3 +291,77 @@ def test_a_value_that_nobody_publishes_in_time_is_a_deadlock() -> None:
     first = replace(plan.stages[0], reads=(replace(plan.stages[0].reads[0], previous_step=False),))
     with pytest.raises(SimulationError, match="deadlock"):
         simulate(replace(plan, stages=(first, *plan.stages[1:])), node_of(device))
+
+
+# ---- what the plan is compiled to ---------------------------------------------------------------------------
+
+
+def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
+    node = node_of(fitted(ideal(), block__element_s=1e-9), 2)
+    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    program = compile_plan(plan, node.device)
+    gate_up = next(stage for stage in plan.stages if stage.kind is StageKind.GATE_UP)
+    (read,) = program.stages[0][gate_up.index].reads
+    assert read.size == 2 * 64 * 4  # two ranks' partial sums of 64 elements, in FP32
+    assert read.cost_ps == 2 * 64 * 1000
+    pushed = next(s for s in plan.stages for r in s.resets if plan.values[r.value].name == "o_proj[0]")
+    others = sum(plan.values[r.value].owned[0][1] for r in pushed.resets if not plan.values[r.value].pushed)
+    fixed = program.stages[0][pushed.index].fixed_ps
+    own_publication = 0 if pushed.matrix else plan.values[pushed.publishes or 0].owned[0][1]
+    assert fixed == (2 * 16 + others + own_publication + pushed.vector_elements) * 1000
+
+
+def test_the_fixed_cost_of_a_row_is_paid_once_however_many_slices_it_has() -> None:
+    device = fitted(ideal(per_die=1), block__row_s=1e-9)
+    for slot_bytes in (128, 4096):
+        plan = stream_probe(Options(blocks=1, slot_bytes=slot_bytes, tile_rows=2), limits_of(device), rows=8, cols=64)
+        (work,) = compile_plan(plan, device).stages[0]
+        assert sum(work.slots) - len(work.slots) == 8 * 1000  # a picosecond for each slot's bytes
+
+
+def test_a_gather_is_limited_by_the_cache_that_all_blocks_of_a_die_share() -> None:
+    device = fitted(ideal(), l2__bytes_per_s=1e9)
+    gathered = 4 * 40 * 4  # bytes: four blocks, 40 elements each
+    assert exchange_ps(device, HandOffKind.SENTINEL) == pytest.approx((gathered + 40 * 4) * 1000, rel=0.01)
+
+
+def test_a_full_ring_requests_nothing_however_often_it_is_asked() -> None:
+    clock, ring = ring_of(4, 4)
+    ring.pump()
+    clock.run(until=1000)
+    ring.pump()
+    assert ring.issued == 4
+
+
+# ---- attribution --------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
+    """One block owns all rows: the others wait long, but the path runs through its consumer."""
+    device = fitted(ideal(), block__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
+    plan = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    stages = []
+    for stage in plan.stages:
+        if stage.kind is StageKind.DOWN and stage.matrix and stage.publishes is not None:
+            rows = stage.matrix.rows
+            stage = replace(stage, matrix=replace(stage.matrix, owned=((0, rows), *[(rows, rows)] * 3)))
+        stages.append(stage)
+    slow = replace(plan, stages=tuple(stages))
+    result = simulate(slow, node_of(device))
+    exchanges = sum(1 for stage in plan.stages if stage.reads)
+    assert result.attribution_ps["hand_off"] == pytest.approx(exchanges * 300_000, rel=0.01)
+    down = [stage for stage in result.stages if stage.kind == "down"]
+    assert all(stage.causes_ps["consumer"] + stage.causes_ps["streaming"] >= 64 * 128 * 2 * 1000 for stage in down)
+
+
+def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
+    device = fitted(ideal(), handoff__hop_s=3e-7)
+    plans = [
+        Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH, handoff=HandOffKind.GRID)
+    ]
+    node = node_of(device, 2, hop_s=5e-6)
+    plan = plan_for(node, plans[0])
+    pushed = sum(plan.values[s.publishes].pushed for s in plan.stages if s.publishes is not None)
+    result = simulate(plan, node)
+    link_hops = result.step_ps - simulate(plan, node_of(device, 2, hop_s=0)).step_ps
+    assert link_hops == pytest.approx(pushed * (5_000_000 - 300_000), rel=0.01)  # instead of the local hop

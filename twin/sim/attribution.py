@@ -54,9 +54,7 @@ def tabulate(pieces: Sequence[Piece], stages: int) -> Table:
     return table
 
 
-def _back(
-    pieces: list[Piece], block: Block, step: int, stage: int, time: int, begin: int
-) -> tuple[int, tuple[Block, int] | None]:
+def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, begin: int) -> tuple[int, tuple[Block, int] | None]:
     """Walk one stage of one block backwards from `time`: where it got to, and whom it had waited for."""
     log = block.log[step][stage]
     for position in range(len(log) - 1, -1, -1):

@@ -60,7 +60,6 @@ class Pipe:
         self.bytes += size
         return done
 
-
     def busy(self, now: int) -> int:
         """Time spent serving so far, within a picosecond a request."""
         return self.bytes * self.numerator // self.denominator - max(0, self.free - now)
@@ -104,9 +103,7 @@ class Package:
         self.dies = int(structure.dies.value)
         self.io_dies = int(structure.io_dies.value)
         domains = self.io_dies if placement is Placement.DIE_AWARE else 1
-        self.domains = [
-            Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains) for i in range(domains)
-        ]
+        self.domains = [Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains) for i in range(domains)]
         self.l2 = [Pipe(f"{self.name}.Die[{i}].l2", device.l2.bytes_per_s.value) for i in range(self.dies)]
         self.llc: list[Pipe] = []
         if device.llc is not None:

@@ -171,9 +171,7 @@ class _Channels:
         key = (value.id, spans)
         if key not in self.producers:
             self.producers[key] = frozenset(
-                block
-                for block, (lo, hi) in enumerate(value.owned)
-                if lo < hi and any(lo < b and a < hi for a, b in spans)
+                block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans)
             )
         return self.producers[key]
 
@@ -261,9 +259,7 @@ def _sample(plan: Plan, unit: BlockUnit, stage: Stage, block: int) -> int:
     """Only a block that publishes the token looks at every logit."""
     if stage.kind is not StageKind.SAMPLE or stage.publishes is None:
         return 0
-    logits = sum(
-        (hi - lo) * part_count(plan, plan.values[read.value], read.parts) for read in stage.reads for lo, hi in read.spans[block]
-    )
+    logits = sum((hi - lo) * part_count(plan, plan.values[read.value], read.parts) for read in stage.reads for lo, hi in read.spans[block])
     return cost.sample_cost(unit, logits)
 
 

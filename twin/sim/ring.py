@@ -9,7 +9,6 @@ import simpy
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.memory import Path
 
-
 SHARES = 10**6  # a cache's share of the stream is counted in millionths
 
 
@@ -21,8 +20,8 @@ class Ring:
     """
 
     __slots__ = (
-        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "paused", "per_step", "sizes",
-        "waiting", "warm", "window",
+        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "paused",
+        "per_step", "sizes", "waiting", "warm", "window",
     )  # fmt: skip
 
     def __init__(
