@@ -87,8 +87,8 @@ struct Partial {
     for (int p = 0; p < POSITIONS; ++p) {
       if (p < count) {
         float key[PIECE];
-        Core::load_piece(item.keys + u64(lo + p) * ROW, key);
-        for (int h = 0; h < HEADS; ++h) score[h][p] = b.core.warp_sum(Core::piece_dot(query[h], key));
+        b.core.load_piece(item.keys + u64(lo + p) * ROW, key);
+        for (int h = 0; h < HEADS; ++h) score[h][p] = b.core.warp_sum(b.core.piece_dot(query[h], key));
       } else {
         for (int h = 0; h < HEADS; ++h) score[h][p] = -infinity();
       }
@@ -107,7 +107,7 @@ struct Partial {
     for (int p = 0; p < POSITIONS; ++p) {
       if (p >= count) break;
       float value[PIECE];
-      Core::load_piece(item.values + u64(lo + p) * ROW, value);
+      b.core.load_piece(item.values + u64(lo + p) * ROW, value);
       for (int h = 0; h < HEADS; ++h)
         for (int d = 0; d < PIECE; ++d) output[h][d] += score[h][p] * value[d];
     }

@@ -44,7 +44,8 @@ __device__ inline void report_hang(Block& b, const Waiting& what) {
 
 // Called between two polls. False: give up, because the run was cancelled, failed elsewhere, or hangs here.
 __device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
-  b.core.relax(++patience.polls);
+  if (++patience.polls == 1) b.core.published();  // what this block arrived at, others wait for
+  b.core.relax(patience.polls);
   if (patience.polls % POLLS_PER_CHECK) return true;
   if (load_host(&b.control->abort)) return false;
   const u64 now = now_ns();
@@ -118,7 +119,7 @@ __device__ inline void reset(Block& b, const Stage& stage) {
     const Value& value = b.plan.values_at(reset.value);
     const Span own = b.plan.owned_at(value.owned + b.block);
     for (int part = 0; part < value.parts; ++part)
-      fill_shared(b.memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo, SENTINEL);
+      b.core.fill(b.memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo, SENTINEL);
   }
 }
 

@@ -26,6 +26,7 @@ __device__ inline bool compute(Block& b, int index, const Stage& stage) {
 __device__ inline bool run_stage(Block& b, int index) {
   const Stage& stage = b.plan.stages_at(index);
   const bool done = compute(b, index, stage) && finish(b, index, stage);
+  b.core.published();
   if constexpr (TRACE) mark(b, index, 1);
   return done;
 }

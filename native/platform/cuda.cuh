@@ -334,6 +334,7 @@ struct Core {
   }
 
   __device__ static void relax(u32) {}
+  __device__ static void published() {}
 
   __device__ static bool missing(float v) { return bits_as<u32>(v) == SENTINEL; }
   __device__ static bool missing(float4 v) { return missing(v.x) || missing(v.y) || missing(v.z) || missing(v.w); }
@@ -383,11 +384,10 @@ struct Core {
     acquire_fence();
     return good;
   }
-};
 
-// A block's threads set `count` words to `bits`.
-__device__ __forceinline__ void fill_shared(float* at, int count, u32 bits) {
-  for (int i = Core::thread(); i < count; i += CONSUMERS) store_shared(at + i, bits_as<float>(bits));
-}
+  __device__ static void fill(float* at, int count, u32 bits) {
+    for (int i = thread(); i < count; i += CONSUMERS) store_shared(at + i, bits_as<float>(bits));
+  }
+};
 
 }  // namespace twin

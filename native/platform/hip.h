@@ -238,6 +238,7 @@ struct Core {
   }
 
   __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }  // polls slow the streams of other CUs
+  __device__ static void published() {}
 
   template <class Stall>
   __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
@@ -257,10 +258,10 @@ struct Core {
     acquire_fence();
     return good;
   }
-};
 
-__device__ __forceinline__ void fill_shared(float* at, int count, u32 bits) {
-  for (int i = Core::thread(); i < count; i += THREADS) store_shared(at + i, bits_as<float>(bits));
-}
+  __device__ static void fill(float* at, int count, u32 bits) {
+    for (int i = thread(); i < count; i += THREADS) store_shared(at + i, bits_as<float>(bits));
+  }
+};
 
 }  // namespace twin

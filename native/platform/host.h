@@ -4,6 +4,11 @@
 
 #include <sched.h>
 #include <time.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -121,20 +126,18 @@ __forceinline__ vfloat load_vector(const u8* at) {
 }
 
 __forceinline__ float sum_lanes(vfloat v) {
-#if defined(__clang__) || __GNUC__ >= 12
-  if constexpr (VECTOR == 16) v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-  if constexpr (VECTOR == 16) {
-    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    return v[0];
-  } else
+#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)  // halves folded in registers; without, through memory
+  v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return v[0] + v[1];
+#else
+  float lane[VECTOR];
+  __builtin_memcpy(lane, &v, sizeof v);
+  for (int half = VECTOR / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
 #endif
-  {
-    float sum = 0;
-    for (int i = 0; i < VECTOR; ++i) sum += v[i];
-    return sum;
-  }
 }
 
 __forceinline__ float infinity() { return __builtin_inff(); }
@@ -165,14 +168,6 @@ __forceinline__ float load_shared(const float* at) {
 
 __forceinline__ void store_shared(float* at, float value) {
   __atomic_store_n(reinterpret_cast<u32*>(at), bits_as<u32>(value), __ATOMIC_RELEASE);
-}
-
-__forceinline__ void fill_shared(float* at, int count, u32 bits) {
-  int i = 0;
-#if TWIN_VECTOR_EXCHANGE
-  for (; i + VECTOR <= count; i += VECTOR) *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
-#endif
-  for (; i < count; ++i) store_shared(at + i, bits_as<float>(bits));
 }
 
 __forceinline__ void arrive(u32* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
@@ -208,6 +203,42 @@ inline void pause_core() {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");
+#endif
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------
+
+// Where blocks that share a core wait for each other. sched_yield would not do: recent Linux schedulers charge every
+// yield a whole slice, and a block that had polled for a while was seen not to run again for tens of seconds.
+struct Parking {
+  alignas(LINE) int epoch;     // publications so far, of all blocks
+  alignas(LINE) int sleepers;
+};
+
+constexpr u32 PATIENT_SPINS = 20000;    // pauses, before a block with a core of its own begins to sleep
+constexpr long NAP_NS = 20000;          // then: another process wants the core, and will have it
+constexpr long PARKED_NS = 1000000;     // a parked block looks at the abort word at least this often
+
+inline void nap(long ns) {
+  const timespec time = {0, ns};
+  nanosleep(&time, nullptr);
+}
+
+inline void park(Parking& parking, int seen) {
+#if defined(__linux__)
+  const timespec time = {0, PARKED_NS};
+  __atomic_fetch_add(&parking.sleepers, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &parking.epoch, FUTEX_WAIT_PRIVATE, seen, &time, nullptr, 0);
+  __atomic_fetch_sub(&parking.sleepers, 1, __ATOMIC_SEQ_CST);
+#else
+  if (__atomic_load_n(&parking.epoch, __ATOMIC_SEQ_CST) == seen) sched_yield();
+#endif
+}
+
+inline void unpark(Parking& parking) {
+  __atomic_fetch_add(&parking.epoch, 1, __ATOMIC_SEQ_CST);
+#if defined(__linux__)
+  if (__atomic_load_n(&parking.sleepers, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &parking.epoch, FUTEX_WAKE_PRIVATE, 0x7FFFFFFF, nullptr, nullptr, 0);
 #endif
 }
 
@@ -248,7 +279,8 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
 
 struct Core {
   Ring ring;
-  bool crowded;  // more blocks than cores: let the others run
+  Parking* parking;  // more blocks than cores: let the others run; null when each has a core
+  int seen = 0;      // publications before the last poll
 
   static constexpr int POSITIONS = 16;  // cached positions scored before the running maximum moves
   static constexpr int HEADS = GROUP;   // query heads that share one read of a key
@@ -308,12 +340,20 @@ struct Core {
     return total;
   }
 
+  // Between two polls. A block that shares its core sleeps until somebody published after its last poll.
   void relax(u32 spins) {
-    if (crowded || spins > 20000) {
-      sched_yield();
-    } else {
-      pause_core();
+    if (!parking) {
+      spins > PATIENT_SPINS ? nap(NAP_NS) : pause_core();
+      return;
     }
+    const int now = __atomic_load_n(&parking->epoch, __ATOMIC_SEQ_CST);
+    if (now == seen) park(*parking, seen);
+    seen = now;
+  }
+
+  // The stage's publications are out: wake who waits for them.
+  void published() {
+    if (parking) unpark(*parking);
   }
 
   // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)
@@ -360,6 +400,15 @@ struct Core {
     }
     acquire_fence();
     return true;
+  }
+
+  // Exchange memory: `count` words become `bits`.
+  static void fill(float* at, int count, u32 bits) {
+    int i = 0;
+#if TWIN_VECTOR_EXCHANGE
+    for (; i + VECTOR <= count; i += VECTOR) *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
+#endif
+    for (; i < count; ++i) store_shared(at + i, bits_as<float>(bits));
   }
 
   static bool any(vint mask) {

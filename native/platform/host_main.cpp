@@ -26,6 +26,7 @@ struct Engine {
   int epoch;      // kernel launches so far
   int arrived;    // workers done with the present launch
   int stage;      // of the present launch, -1: leave
+  Parking parking;
 };
 
 long block_floats(const Plan& plan) { return long(plan.hidden + 31) / 32 * 32 + plan.input_floats + plan.scratch_floats; }
@@ -37,7 +38,7 @@ Block make_block(Engine& e, int worker) {
   float* own = e.memory + long(worker) * block_floats(plan);
   float* input = own + (plan.hidden + 31) / 32 * 32;
   Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0, u64(plan.window_slots) * u64(plan.slot_bytes)};
-  Core core = {ring, e.count > e.core_count};
+  Core core = {ring, e.count > e.core_count ? &e.parking : nullptr};
   return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker], own, input, input + plan.input_floats};
 }
 
@@ -59,6 +60,7 @@ bool launch_stage(Engine& e, Block& b, int stage) {
   __atomic_store_n(&e.arrived, 0, __ATOMIC_RELAXED);
   e.stage = stage;
   __atomic_add_fetch(&e.epoch, 1, __ATOMIC_RELEASE);
+  b.core.published();
   const bool done = stage < 0 || run_stage(b, stage);
   spin_until(b.core, [&] { return load_host(&e.arrived) == e.count - 1; });
   return done && !load_host(&e.launch.control->abort);
@@ -69,6 +71,7 @@ void launch_empty(Engine& e, Block& b) {
   __atomic_store_n(&e.arrived, 0, __ATOMIC_RELAXED);
   e.stage = e.launch.plan.stage_count;
   __atomic_add_fetch(&e.epoch, 1, __ATOMIC_RELEASE);
+  b.core.published();
   spin_until(b.core, [&] { return load_host(&e.arrived) == e.count - 1; });
 }
 
@@ -103,6 +106,7 @@ void serve(Engine& e, Block& b) {
     if (stage >= 0 && stage < stages) run_stage(b, stage);
     if (stage == stages - 1) end_step(b);
     __atomic_add_fetch(&e.arrived, 1, __ATOMIC_ACQ_REL);
+    b.core.published();
     if (stage < 0) return;
   }
 }
@@ -113,6 +117,7 @@ void* work(void* argument) {
   pin(e, me.index);
   Block b = make_block(e, me.index);
   __atomic_add_fetch(&e.waiting, 1, __ATOMIC_ACQ_REL);
+  b.core.published();
   spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count; });
   if (me.index == 0) store_host(&e.launch.control->started, now_ns());
   if (e.launch.plan.resident) {

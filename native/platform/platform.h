@@ -19,7 +19,9 @@ struct Candidate {
 };
 }  // namespace twin
 
-#if defined(__CUDACC__)
+#if defined(TWIN_PLATFORM)  // a test brings its own
+#include TWIN_PLATFORM
+#elif defined(__CUDACC__)
 #include "cuda.cuh"
 #elif defined(__HIP__)
 #include "hip.h"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import platform
 import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from twin.engine import host, toolchain
 from twin.engine.host import HostEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
@@ -123,6 +127,15 @@ def test_wide_vectors_and_many_slices_match_the_reference() -> None:
     spec = replace(LLAMA, hidden=328, head_dim=40, ffn=1000, layers=1, windows=(0,))
     assert error(planned(spec, blocks=3, slot_bytes=2048, tile_rows=4)) < 1e-5
     assert error(planned(spec, blocks=3, slot_bytes=65536)) < 1e-5
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("isa", ["x86-64", "haswell"])
+def test_older_instruction_sets_give_the_reference_numbers(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isa == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AVX2")
+    monkeypatch.setattr(host, "build_host", functools.partial(toolchain.build_host, extra=(f"-march={isa}",)))
+    assert error(planned(QWEN3, weight_dtype=DType.FP16)) < 1e-5
 
 
 # ---- sampling ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.toolchain import build_host
 from twin.errors import EngineError
 from twin.plan import layout as plan_layout
-from twin.plan.header import Control, RankMemory, Request, Status, header
+from twin.plan.header import MAX_RANKS, Control, RankMemory, Request, Status, header
 from twin.plan.layout import LINE_FLOATS, PAGE_BYTES, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan, Sampling, StageKind
@@ -49,6 +49,8 @@ class HostEngine:
         self, plan: Plan, weights: Weights | None, *, sanitize: str | None = None, trace: bool = False, watchdog_s: float = WATCHDOG_S
     ) -> None:
         """Without weights (probes), the streams are filled with random numbers."""
+        if plan.ranks > MAX_RANKS:
+            raise EngineError(f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or lanes")
         self.plan = plan
         self._trace = trace
         self._watchdog_ns = int(watchdog_s * 1e9)
@@ -317,7 +319,12 @@ def _launches(plan: Plan, operations: tuple[str, ...]) -> int:
 
 def _arena(size: int) -> NDArray[np.uint8]:
     """Zeroed memory on a huge page's border, on huge pages where the system has them."""
-    region = mmap.mmap(-1, max(1, size) + HUGE_PAGE_BYTES)
+    try:
+        region = mmap.mmap(-1, max(1, size) + HUGE_PAGE_BYTES)
+    except OSError as error:
+        raise EngineError(
+            f"{size / 1e9:.1f} GB of memory cannot be had ({error.strerror}): choose a smaller model or max_context"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE_PAGE_BYTES:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             region.madvise(mmap.MADV_HUGEPAGE)

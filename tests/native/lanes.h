@@ -1,0 +1,143 @@
+// A GPU's block on the CPU: every lane an OS thread. Slow, and the only way to run the kernel's barriers, shuffles and
+// warp-strided loops under a race detector. Memory and stored types are the host platform's.
+#pragma once
+
+#include <pthread.h>
+
+#define Core HostCore
+#define Ring HostRing
+#include "../../native/platform/host.h"
+#undef Core
+#undef Ring
+
+namespace twin {
+
+constexpr int LANES = 4, WARPS = 3, TEAM = LANES * WARPS;
+
+struct Meeting {  // a barrier whose threads sleep: a team has more of them than the computer has cores
+  pthread_barrier_t barrier;
+
+  explicit Meeting(int count = LANES) { pthread_barrier_init(&barrier, nullptr, unsigned(count)); }
+  ~Meeting() { pthread_barrier_destroy(&barrier); }
+  void wait() { pthread_barrier_wait(&barrier); }
+};
+
+struct Team {  // what the threads of a block share
+  Meeting all = Meeting(TEAM), warps[WARPS];
+  u64 slots[TEAM];
+};
+
+struct Ring {
+  const u8* stream;
+  u64 cursor;
+  u64 ahead;
+  u32 tile = 0;
+  u32 warp = 0;
+
+  bool mine() const { return tile % u32(WARPS) == warp; }
+  const u8* acquire() const { return stream + cursor; }
+  void release() {}
+  void next(int bytes) {
+    cursor += u64(bytes);
+    ++tile;
+  }
+  void rewind() { cursor = 0; }
+};
+
+struct Core {
+  Ring ring;
+  bool crowded;
+  Team* team = nullptr;
+  int me = 0;
+
+  static constexpr int POSITIONS = 4;
+  static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
+  static constexpr int PIECE = (HEAD_DIM + LANES - 1) / LANES;
+
+  int thread() const { return me; }
+  static constexpr int threads() { return TEAM; }
+  int warp() const { return me / LANES; }
+  static constexpr int warps() { return WARPS; }
+  int lane() const { return me % LANES; }
+  static constexpr int lanes() { return LANES; }
+  void barrier() { team->all.wait(); }
+  void warp_sync() { team->warps[warp()].wait(); }
+
+  template <class T, class Add>
+  T fold(T v, int first, int count, Add add, Meeting& meeting) {  // the same order, so the same bits, in every thread
+    T* slots = reinterpret_cast<T*>(team->slots);
+    constexpr int apart = 8 / sizeof(T);
+    meeting.wait();
+    slots[me * apart] = v;
+    meeting.wait();
+    T total = slots[first * apart];
+    for (int i = 1; i < count; ++i) total = add(total, slots[(first + i) * apart]);
+    meeting.wait();
+    return total;
+  }
+  float warp_sum(float v) {
+    return fold(v, warp() * LANES, LANES, [](float a, float b) { return a + b; }, team->warps[warp()]);
+  }
+  template <class T>
+  T sum(T v) {
+    return fold(v, 0, TEAM, [](T a, T b) { return a + b; }, team->all);
+  }
+  bool any(bool mine) { return sum(int(mine)) != 0; }
+  template <class Wins>
+  Candidate best(Candidate mine, Wins wins) {
+    return fold(mine, 0, TEAM, [&](Candidate a, Candidate b) { return wins(b, a) ? b : a; }, team->all);
+  }
+  float dot(const float* a, const float* b, int n) {
+    float part = 0;
+    for (int i = me; i < n; i += TEAM) part += a[i] * b[i];
+    return sum(part);
+  }
+
+  void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
+    for (int r = 0; r < rows; ++r) {
+      float part = 0;
+      for (int c = lane(); c < cols; c += LANES) part += load_element<WEIGHT>(w + (long(r) * cols + c) * type_bytes(WEIGHT)) * x[c];
+      const float total = warp_sum(part);
+      if (lane() == r % LANES) sums[r] = total;
+    }
+  }
+  void load_piece(const u8* row, float* out) const {
+    for (int d = 0; d < PIECE; ++d) {
+      const int at = lane() * PIECE + d;
+      out[d] = at < HEAD_DIM ? load_element<KV>(row + at * type_bytes(KV)) : 0.0f;
+    }
+  }
+  static float piece_dot(const float* a, const float* b) {
+    float sum = 0;
+    for (int d = 0; d < PIECE; ++d) sum += a[d] * b[d];
+    return sum;
+  }
+  void relax(u32) {
+    const timespec nap = {0, 20000};
+    nanosleep(&nap, nullptr);
+  }
+  void published() {}
+
+  template <class Stall>
+  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
+    for (int i = lo + me; i < hi; i += TEAM) {
+      float sum = 0;
+      for (int p = 0; p < source.parts; ++p) {
+        float got = load_shared(source.at(p) + i);
+        while (source.polled && bits_as<u32>(got) == SENTINEL) {
+          if (!stall(source.part(p), i)) return false;
+          got = load_shared(source.at(p) + i);
+        }
+        sum = p ? sum + got : got;
+      }
+      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+    }
+    return true;
+  }
+
+  void fill(float* at, int count, u32 bits) const {
+    for (int i = me; i < count; i += TEAM) store_shared(at + i, bits_as<float>(bits));
+  }
+};
+
+}  // namespace twin

@@ -1,0 +1,68 @@
+"""The kernel with many lanes and warps in a block: the same numbers, and no race between its barriers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twin.engine import toolchain
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = """
+import numpy as np
+from tests_engine import *
+import twin.engine.host
+from test_lanes import build_lanes
+twin.engine.host.build_host = build_lanes
+for more in ({"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}):
+    plan = planned(QWEN3 if "gpus" in more else QWEN2, slot_bytes=512, **more)
+    weights = random_weights(plan.spec, SEED, DType.FP32)
+    wanted = expected(plan, TOKENS[:4])
+    with HostEngine(plan, weights, sanitize=SANITIZE) as running:
+        got = running.logits(TOKENS[:4])
+        assert np.abs(got - wanted).max() < 1e-5 * np.abs(wanted).max(), more
+        assert np.array_equal(got, running.logits(TOKENS[:4])), more
+        params = FULL if plan.options.sampling is Sampling.FULL else SamplingParams()
+        tokens = running.generate(TOKENS[:3], max_tokens=4, sampling=params).tokens
+        logits = running.logits(TOKENS[:3] + tokens[:-1])[2:]
+        assert tokens == [sample(row, params, step) for step, row in enumerate(logits)], more
+plan = _waits_for_the_others(planned())
+with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, pytest.raises(EngineError, match="watchdog"):
+    running.generate([1, 2, 3], max_tokens=3)
+print("clean")
+"""
+
+
+def build_lanes(header: str, *, sanitize: str | None = None) -> Path:
+    """The host engine's library with the platform of lanes.h."""
+    flags = [*toolchain.FLAGS, "-O1", "-g", f'-DTWIN_PLATFORM="{HERE / "lanes.h"}"', *([f"-fsanitize={sanitize}"] if sanitize else [])]
+    compiler = toolchain.host_compiler()
+    sources = [*toolchain.native_sources(), HERE / "lanes.h", HERE / "lanes_main.cpp"]
+    target = toolchain.cache_dir() / f"lanes-{toolchain.content_key([toolchain.compiler_version(compiler), *flags, header], sources)}.so"
+
+    def build(folder: Path) -> Path:
+        (folder / "plan.h").write_text(header, encoding="utf-8")
+        toolchain.run_compiler([compiler, *flags, f"-I{folder}", str(HERE / "lanes_main.cpp"), "-o", str(folder / "lanes.so")])
+        return folder / "lanes.so"
+
+    return target if target.exists() else toolchain.cached(target, build)
+
+
+@pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
+def test_many_lanes_compute_the_same_without_races(sanitize: str | None, tmp_path: Path) -> None:
+    folders = f"{tmp_path}:{HERE}:{HERE.parents[1]}"
+    environment = os.environ | {"PYTHONPATH": folders, "TSAN_OPTIONS": "exitcode=66", "OPENBLAS_NUM_THREADS": "1"}
+    if sanitize:
+        runtime = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False).stdout.strip()
+        if not os.path.isabs(runtime):
+            pytest.skip("libtsan.so is not installed")
+        environment["LD_PRELOAD"] = runtime
+    (tmp_path / "tests_engine.py").symlink_to(HERE.parent / "engine" / "test_host_engine.py")
+    script = SCRIPT.replace("SANITIZE", repr(sanitize)).replace("import *", "import *\nfrom tests_engine import _waits_for_the_others", 1)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "clean" in done.stdout
