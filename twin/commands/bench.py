@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, add_model, command
-from twin.commands.output import done, emit, progress
+from twin.commands.output import done, emit, progress, warn_if_busy
 from twin.commands.run import add_machine, open_source, plan_run, tokens_per_s
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.prompt_length)]
     plan = plan_run(args, source.spec, positions=args.prompt_length + args.tokens, greedy=True)
     show = progress()
+    warn_if_busy()
     try:
         with HostEngine(plan, source.weights) as engine:
             show(f"comparing {args.check} positions with the reference")

@@ -10,7 +10,7 @@ from twin.calibrate.fit import Fit, fit_device
 from twin.calibrate.measure import probe_host
 from twin.calibrate.probes import host_probes
 from twin.commands.arguments import Subparsers, command
-from twin.commands.output import done, emit, progress
+from twin.commands.output import done, emit, progress, warn_if_busy
 from twin.errors import CalibrationError
 from twin.hardware.load import load_device, load_node
 from twin.hardware.override import numbers
@@ -38,6 +38,7 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     device = load_device(args.device)
     _refuse_absent(device)
+    warn_if_busy()
     fit = calibrate_host(quick=args.quick)
     emit(args, to_json(device, fit), text(device, fit))
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 from twin.calibrate.validate import Compared, Validation, calibrated_node
 from twin.commands.arguments import Subparsers, command
 from twin.commands.calibrate import calibrate_host
-from twin.commands.output import Progress, done, emit, progress, say
+from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import check_memory, tokens_per_s
 from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
@@ -63,6 +63,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    warn_if_busy()
     say("1/4 probing this CPU and fitting the twin to it (about a minute)")
     fit = calibrate_host(quick=True)
     say("2/4 a small checkpoint: predict, run, compare")
@@ -136,9 +137,13 @@ def to_json(compared: Validation, studies: dict[str, tuple[Node, dict[str, Resul
 
 
 def text(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]], report: Path) -> str:
-    rows = [(r.name, count(r.predicted_tokens_per_s), count(r.measured_tokens_per_s), percent(r.error, signed=True)) for r in compared.runs]
+    rows = [
+        (r.name, count(r.predicted_tokens_per_s), count(r.measured_tokens_per_s), percent(r.error, signed=True), percent(r.spread))
+        for r in compared.runs
+    ]
+    head = ("engine", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats")
     parts = [
-        f"{DEMO.name} on this computer\n\n{table(('engine', 'predicted tokens/s', 'measured tokens/s', 'error'), rows)}",
+        f"{DEMO.name} on this computer\n\n{table(head, rows)}",
         f"median error {percent(compared.median_abs_error)}; these runs were not used in the fit",
     ]
     for node, results in studies.values():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twin.calibrate.validate import Validation, validate_host
 from twin.commands.arguments import Subparsers, command
-from twin.commands.output import done, emit, progress, say
+from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
 from twin.hardware.load import load_device
 from twin.report.pages import validation_page
@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     device = load_device(args.device)
     if device.isa != "host":
         raise CalibrationError(f"{device.name}: its engine runs need that GPU, and here they are built for host; use `twin validate host`")
+    warn_if_busy()
     try:
         validation = validate_host(progress())
     finally:
