@@ -153,6 +153,8 @@ def test_columns_that_the_kernel_cannot_load_are_refused() -> None:
 def test_probes_refuse_what_they_cannot_ask() -> None:
     with pytest.raises(PlanError, match="sample_probe runs on 1 block, not 2"):
         sample_probe(Options(blocks=2), LIMITS, vocab=8)
+    with pytest.raises(PlanError, match="4 elements for 8 blocks"):
+        exchange_probe(Options(blocks=8, handoff=HandOffKind.COUNTER), LIMITS, elements=4)
     with pytest.raises(PlanError, match="its reset would fall two steps later"):
         exchange_probe(Options(blocks=2), LIMITS, elements=8, stages=1)
 

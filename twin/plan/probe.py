@@ -39,6 +39,8 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
 
     `stages` must be a multiple of `options.copies`, else the step border reuses a copy too early (`validate` refuses it).
     """
+    if elements < options.blocks and options.handoff is not HandOffKind.GRID:  # who publishes nothing tells nobody how far it is
+        raise PlanError(f"exchange_probe: {elements} elements for {options.blocks} blocks: give each block at least one")
     owned = spread(elements, options.blocks)
     whole = (((0, elements),),) * options.blocks
     copies = options.copies
