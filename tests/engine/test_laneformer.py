@@ -19,9 +19,6 @@ from twin.plan.shards import Array
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Sampling
 
 LAYERS, LANES = 9, 8
-# With early exchange the published code adds the others' parts of the first `delay` layers at once and, `delay` layers
-# later, again. The plan's contract (ARCHITECTURE.md) delivers them once; set this to True when that is changed.
-DELIVERED_AGAIN = False
 SPEC = ModelSpec(
     name="lanes", family="laneformer", layers=LAYERS, hidden=64, heads=16, kv_heads=8, head_dim=4, ffn=64, vocab=80, context=64,
     norm_eps=1e-5, rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(4, 4, 4, 0, 0, 4, 0, 0, 3), lanes=Lanes(LANES, 2),
@@ -112,8 +109,6 @@ def direct(spec: ModelSpec, w: dict[str, Array], prompt: list[int], delay: int) 
             h = norm(x, w[f"layers.{layer}.{kind}_norm"], spec.norm_eps)
             out = attention(spec, w, layer, h) if kind == "attn" else feed_forward(w, layer, h)
             late = past[kind][layer - delay] if layer >= delay > 0 else None
-            if late is not None and spec.lanes.early_exchange and layer < 2 * delay and not DELIVERED_AGAIN:
-                late = np.zeros_like(late)
             x = x + reduce_lanes(mode(spec.lanes, delay, layer), out, late)
             past[kind].append(out)
     match spec.lanes.head:

@@ -130,7 +130,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
     if lanes.count < 2:
         raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
     delay = options.delay if options.delay is not None else lanes.delay
-    late = lanes.head is LaneHead.VOCABULARY and not lanes.early_exchange and options.handoff is HandOffKind.SENTINEL
+    late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
     if late and 0 < 2 * delay == spec.layers:
         raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")
 
@@ -296,11 +296,8 @@ class _Builder:
                 return [self._whole(value, residual=True)]
             own = self._whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
-        reads = [self._whole(value, residual=True, parts=Parts.OWN)]
-        if layer >= 2 * delay or not lanes.early_exchange:  # an early exchange already delivered its parts
-            past = self._published(kind, layer - delay)
-            reads.append(self._whole(past, residual=True, parts=Parts.OTHERS))
-        return reads
+        past = self._published(kind, layer - delay)  # delivered late even if it was exchanged early, as in the published code
+        return [self._whole(value, residual=True, parts=Parts.OWN), self._whole(past, residual=True, parts=Parts.OTHERS)]
 
     def _exchanged(self, layer: int) -> bool:
         """Does any other rank ever read this layer's partial sums?"""

@@ -205,7 +205,7 @@ class _Walk:
         scale = math.sqrt(lanes.count) if layer < delay else 1.0
         needs = [Need(modules[-1], _whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
         late = layer - delay
-        if late >= 0 and not (lanes.early_exchange and late < delay):
+        if late >= 0:
             needs.append(Need(modules[late], _whole(self.plan, modules[late].elements), Parts.OTHERS, residual=True))
         return needs
 
