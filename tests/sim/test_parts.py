@@ -207,6 +207,14 @@ def test_a_counter_costs_two_hops_an_atomic_per_block_and_a_load(handoff: HandOf
     assert exchange_ps(handing(), handoff) == pytest.approx(expected, abs=10)
 
 
+def test_a_step_begins_with_one_access_to_memory_for_the_token() -> None:
+    node, slow = (node_of(fitted(ideal(), memory__latency_s=latency)) for latency in (0, 1e-7))
+    plan = plan_for(node, Options(blocks=4, slot_bytes=512, ring_slots=64, window_slots=64, tile_rows=2, max_context=256))
+    reads = 1 + sum(stage.kind is StageKind.ATTENTION for stage in plan.stages)  # the cache is not read ahead either
+    assert simulate(plan, slow).step_ps - simulate(plan, node).step_ps <= reads * 100_000
+    assert simulate(plan, slow).attribution_ps["other"] >= 100_000
+
+
 def test_the_sampling_block_looks_at_every_logit() -> None:
     device = fitted(ideal(per_die=1), block__sample_element_s=1e-9)
     plan = sample_probe(Options(blocks=1), limits_of(device), vocab=500)
@@ -337,14 +345,14 @@ def test_a_full_ring_requests_nothing_however_often_it_is_asked() -> None:
 
 
 def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
-    """One block owns all rows: the others wait long, but the path runs through its consumer."""
+    """The second block owns all rows: the others wait long, but the path runs through its consumer."""
     device = fitted(ideal(), block__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
     plan = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
     stages = []
     for stage in plan.stages:
         if stage.kind is StageKind.DOWN and stage.matrix and stage.publishes is not None:
             rows = stage.matrix.rows
-            stage = replace(stage, matrix=replace(stage.matrix, owned=((0, rows), *[(rows, rows)] * 3)))
+            stage = replace(stage, matrix=replace(stage.matrix, owned=((0, 0), (0, rows), *[(rows, rows)] * 2)))
         stages.append(stage)
     slow = replace(plan, stages=tuple(stages))
     result = simulate(slow, node_of(device))
