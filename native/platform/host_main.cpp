@@ -116,10 +116,13 @@ void* work(void* argument) {
   Engine& e = *me.engine;
   pin(e, me.index);
   Block b = make_block(e, me.index);
+  if (me.index == 0) {  // comes last, so that the start is stamped before any block runs
+    spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count - 1; });
+    store_host(&e.launch.control->started, now_ns());
+  }
   __atomic_add_fetch(&e.waiting, 1, __ATOMIC_ACQ_REL);
   b.core.published();
   spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count; });
-  if (me.index == 0) store_host(&e.launch.control->started, now_ns());
   if (e.launch.plan.resident) {
     run(b);
   } else if (me.index == 0) {

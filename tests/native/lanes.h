@@ -46,7 +46,7 @@ struct Ring {
 
 struct Core {
   Ring ring;
-  bool crowded;
+  Parking* parking;
   Team* team = nullptr;
   int me = 0;
 

@@ -18,7 +18,8 @@ from tests_engine import *
 import twin.engine.host
 from test_lanes import build_lanes
 twin.engine.host.build_host = build_lanes
-for more in ({"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}):
+cases = {"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}
+for more in cases:
     plan = planned(QWEN3 if "gpus" in more else QWEN2, slot_bytes=512, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
     wanted = expected(plan, TOKENS[:4])
