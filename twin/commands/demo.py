@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from twin.calibrate.store import conditions
 from twin.calibrate.validate import Compared, Validation, calibrated_node
 from twin.commands.arguments import Subparsers, command
 from twin.commands.calibrate import calibrate_host
@@ -63,6 +64,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    found = conditions()
     warn_if_busy()
     say("1/4 probing this CPU and fitting the twin to it (about a minute)")
     fit = calibrate_host(quick=True)
@@ -74,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     say(f"3/4 simulating {STUDIED} on {', '.join(NODES)}")
     studies = {name: _study(name) for name in NODES}
     say("4/4 writing the report")
-    report = page(compared, studies).write(args.out / "report.html")
-    emit(args, to_json(compared, studies, report), text(compared, studies, report))
+    report = page(compared, studies, found).write(args.out / "report.html")
+    emit(args, to_json(compared, studies, report) | {"conditions": found}, text(compared, studies, report))
     return 0
 
 
@@ -118,7 +120,7 @@ def _study(name: str) -> tuple[Node, dict[str, Result]]:
         done()
 
 
-def page(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]]) -> Page:
+def page(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]], found: dict[str, Any]) -> Page:
     """The report: what was measured here, then what was only predicted."""
     cards = [(percent(compared.median_abs_error), "median error of the predictions for this computer")]
     sections = [pages.validation(compared)]
@@ -127,7 +129,10 @@ def page(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]
         cards.append((count(best.tokens_per_s), f"tokens/s of {STUDIED} on {node.name}, predicted"))
         sections.append(pages.engines(results, f"{STUDIED} on {node.gpus} x {node.device.title}: predicted"))
         sections.append(pages.rests_on(node, best))
-    subtitle = "Measured: only the runs on this computer's CPU. Everything about GPUs is predicted from the numbers listed below."
+    subtitle = (
+        f"Measured: only the runs on this computer's CPU ({found['cpu']}, {found['cores']} cores, load {found['load_before']:.1f} before). "
+        "Everything about GPUs is predicted from the numbers listed below."
+    )
     return Page("MonoTwin demo", subtitle, tuple(cards), tuple(sections))
 
 
