@@ -345,14 +345,15 @@ def test_a_full_ring_requests_nothing_however_often_it_is_asked() -> None:
 
 
 def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
-    """The second block owns all rows: the others wait long, but the path runs through its consumer."""
+    """Another block owns all rows in each stage: the others wait long, but the path runs through its consumer."""
     device = fitted(ideal(), block__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
     plan = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
     stages = []
     for stage in plan.stages:
-        if stage.kind is StageKind.DOWN and stage.matrix and stage.publishes is not None:
-            rows = stage.matrix.rows
-            stage = replace(stage, matrix=replace(stage.matrix, owned=((0, 0), (0, rows), *[(rows, rows)] * 2)))
+        if stage.matrix:
+            rows, slow = stage.matrix.rows, stage.index % 4
+            owned = tuple((0, rows) if block == slow else (rows, rows) for block in range(4))
+            stage = replace(stage, matrix=replace(stage.matrix, owned=owned))
         stages.append(stage)
     slow = replace(plan, stages=tuple(stages))
     result = simulate(slow, node_of(device))
