@@ -119,9 +119,7 @@ class Compiled:
             same = [v for v in self.plan.values if (v.buffer, v.copy) == (value.buffer, value.copy)]
             upto = [v for v in same if v.stage <= value.stage]
             found[value.id] = tuple(
-                sum(sum(lo < hi for lo, hi in v.owned) for v in group if own or v.pushed)
-                for own in (True, False)
-                for group in (upto, same)
+                sum(sum(lo < hi for lo, hi in v.owned) for v in group if own or v.pushed) for own in (True, False) for group in (upto, same)
             )
         return found  # type: ignore[return-value]
 

@@ -98,12 +98,14 @@ def starting_numbers(group: str, paths: tuple[str, ...], probes: list[Probe], ru
     between = [name for name in together if small * 2 < size[name] < large / 4] or together
     found = {
         "memory.stream_bytes_per_s": max(rate[n] for n in together if size[n] > large / 2),
-        "block.load_bytes_per_s": max(rate[n] for n in alone if size[n] > small * 2),
+        "block.load_bytes_per_s": max(rate[n] for n in alone if size[n] > large / 2),
         "llc.bytes_per_s": max(rate[n] for n in between),
         "l2.bytes_per_s": max(rate[n] for n in together),
     }
     for dtype in DType:
-        found[f"block.{dtype.value}_bytes_per_s"] = max(rate[p.name] for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone)
+        found[f"block.{dtype.value}_bytes_per_s"] = max(
+            rate[p.name] for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone
+        )
     return {path: _fitted(value, "read off a probe") for path, value in found.items() if path in paths}
 
 

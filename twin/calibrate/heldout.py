@@ -42,7 +42,6 @@ def held_out() -> list[HeldOut]:
         chosen = replace(Options(max_context=2048), context=prompt + TOKENS // 2, **options)  # type: ignore[arg-type]
         return HeldOut(name, spec, chosen, prompt)
 
-    push = {"collective": CollectiveKind.PUSH}
     return [
         run("tiny-bf16-b2", TINY, blocks=2),
         run("tiny-fp32-b3", TINY, blocks=3, weight_dtype=DType.FP32, kv_dtype=DType.FP32),
@@ -56,6 +55,6 @@ def held_out() -> list[HeldOut]:
         run("deep-bf16-b2-graph", DEEP, blocks=2, execution=Execution.GRAPH),
         run("qwen-bf16-b4-grid", QWEN, blocks=4, handoff=HandOffKind.GRID),
         run("medium-bf16-b2-long", MEDIUM, prompt=1200, blocks=2),
-        run("small-bf16-2gpus-b1", SMALL, blocks=1, gpus=2, **push),
-        run("lanes-bf16-2gpus-b4", LANES, blocks=4, gpus=2, **push),
+        run("small-bf16-2gpus-b1", SMALL, blocks=1, gpus=2, collective=CollectiveKind.PUSH),
+        run("lanes-bf16-2gpus-b4", LANES, blocks=4, gpus=2, collective=CollectiveKind.PUSH),
     ]

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def fit_file(device: str) -> Path:
 def conditions() -> dict[str, Any]:
     """What a later reader must know about the machine and the code."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
@@ -93,7 +93,7 @@ def _commit() -> str | None:
 
 def write_run(device: str, name: str, meta: dict[str, Any], samples: dict[str, list[float]]) -> Run:
     """Store a run under a new folder; an existing folder is never touched."""
-    stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H%M%S")
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
     folder = runs_folder(device) / f"{stamp}-{name}"
     folder.mkdir(parents=True, exist_ok=False)
     (folder / "meta.yaml").write_text(yaml.safe_dump(meta, sort_keys=False))

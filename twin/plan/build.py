@@ -243,9 +243,7 @@ class _Builder:
         everything = self._whole(value)
         if full:
             everything = replace(everything, spans=(everything.spans[0], *[()] * (self.blocks - 1)))
-        self._stage(
-            StageKind.SAMPLE, -1, reads=(everything,), publishes=0 if full else None, vector=0, operations=("sample",)
-        )
+        self._stage(StageKind.SAMPLE, -1, reads=(everything,), publishes=0 if full else None, vector=0, operations=("sample",))
 
     # ---- pieces -------------------------------------------------------------------------------------------
 

@@ -35,12 +35,7 @@ def with_resets(plan: Plan) -> Plan:
 def _last_read(plan: Plan, value: Value) -> int:
     """Position of the last read on the unrolled time line, where step 0 is the step that publishes the value."""
     count = len(plan.stages)
-    reads = [
-        stage.index + (count if read.previous_step else 0)
-        for stage in plan.stages
-        for read in stage.reads
-        if read.value == value.id
-    ]
+    reads = [stage.index + (count if read.previous_step else 0) for stage in plan.stages for read in stage.reads if read.value == value.id]
     return max(reads, default=value.stage)
 
 

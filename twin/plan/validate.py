@@ -115,9 +115,7 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
 
 
 def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
-    if stage.publishes is not None and not (
-        0 <= stage.publishes < len(plan.values) and plan.values[stage.publishes].stage == stage.index
-    ):
+    if stage.publishes is not None and not (0 <= stage.publishes < len(plan.values) and plan.values[stage.publishes].stage == stage.index):
         yield f"publishes value {stage.publishes}, which is not its own"
     for read in stage.reads:
         yield from _read_faults(plan, read)

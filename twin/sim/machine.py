@@ -93,7 +93,11 @@ class Machine:
                 block.ring.history = []
 
     def pipes(self) -> list[Pipe]:
-        return [pipe for package in self.packages for pipe in package.pipes()] + list(self.ports.values())
+        return [pipe for package in self.packages for pipe in package.pipes()] + self.loads()
+
+    def loads(self) -> list[Pipe]:
+        """What blocks load, from memory and from caches: every byte passes exactly one of these."""
+        return [*self.ports.values(), *(pipe for package in self.packages for pipe in package.near)]
 
     def footprint(self) -> int:
         """Bytes that one package reads per step."""

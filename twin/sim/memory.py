@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twin.hardware.types import Device
+from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
 from twin.sim.cost import PS, kept_share
 from twin.units import picoseconds
@@ -109,6 +109,7 @@ class Package:
         if device.llc is not None:
             self.llc = [Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains) for i in range(domains)]
         self._marked, self._busy, self._load = 0, 0, 0
+        self.near: list[Pipe] = []  # what single blocks load from a cache
         self.ports: list[Pipe] = []
         self.ingress: list[Pipe] = []
         if device.fabric is not None:
@@ -130,13 +131,21 @@ class Package:
     def cached_path(self, die: int, block_port: Pipe, footprint: int) -> tuple[Path, float] | None:
         """The path of what a cache still holds after a step, and its share of the step's bytes; None if it holds nothing."""
         if kept_share(footprint, self.device.l2, self.dies) == 1:
-            return Path((self.l2[die], block_port), picoseconds(self.device.l2.latency_s.value)), 1.0
+            return Path((self.l2[die], self._nearer(block_port, self.device.l2)), picoseconds(self.device.l2.latency_s.value)), 1.0
         share = kept_share(footprint, self.device.llc) if self.device.llc is not None else 0.0
         if share == 0 or self.device.llc is None:
             return None
         domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
-        pipes = [self.llc[domain], *self._fabric(die), block_port]
+        pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, self.device.llc)]
         return Path(tuple(pipes), picoseconds(self.device.llc.latency_s.value) + self._hops_ps(die)), share
+
+    def _nearer(self, port: Pipe, cache: Cache) -> Pipe:
+        """What a block loads from a cache: it keeps the same bytes in flight as from memory, each for a shorter time."""
+        latency = cache.latency_s.value
+        closer = self.device.memory.latency_s.value / latency if latency else 1.0
+        near = Pipe(f"{port.name}.cached", self.device.block.load_bytes_per_s.value * max(1.0, closer))
+        self.near.append(near)
+        return near
 
     def exchange_pipes(self, die: int) -> tuple[Pipe, ...]:
         """What gathered and published elements pass: the die's L2 and, if there is one, its port to the fabric."""

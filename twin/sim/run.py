@@ -143,7 +143,7 @@ def _result(machine: Machine, table: Table, trace: Trace | None, wall_s: float) 
         attribution_ps=dict(zip(CAUSES, totals, strict=True)),
         stages=tuple(_stage_time(plan, index, row) for index, row in enumerate(table)),
         step_ends_ps=ends,
-        delivered_bytes=sum(port.bytes for port in machine.ports.values()),
+        delivered_bytes=sum(pipe.bytes for pipe in machine.loads()),
         consumed_bytes=sum(block.consumed_bytes() for block in machine.blocks),
         in_ring_bytes=sum(block.ring.in_flight_bytes() for block in machine.blocks),
         assumed=tuple(_rests_on(plan, machine.node)),
