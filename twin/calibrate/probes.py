@@ -86,7 +86,7 @@ def _attention(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
             "attention",
             attention_probe(
                 _options(count, context=context, max_context=2048, attention_splits=1), limits, heads=8, kv_heads=4, head_dim=64, stages=4
-            ),  # fmt: skip
+            ),
             50,
         )
         for context in contexts
