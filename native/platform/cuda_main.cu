@@ -18,8 +18,13 @@ struct Shared {
 };
 static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
 static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
+static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request), "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full, "the sampler's sums of all threads fit the scratch");
+
+__device__ Progress* kept_progress(const RankMemory& memory, int block) {
+  return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + (Plan::state_floats - 32));
+}
 
 // Copies a block's residual and progress between shared memory and what outlives a kernel.
 __device__ void keep(Block& b, bool store) {
@@ -27,7 +32,7 @@ __device__ void keep(Block& b, bool store) {
   int* words = reinterpret_cast<int*>(&b.at);
   TWIN_EACH(i, Plan::hidden) (store ? kept[i] : b.residual[i]) = store ? b.residual[i] : kept[i];
   TWIN_EACH(i, int(sizeof(Progress) / 4)) {
-    int* at = reinterpret_cast<int*>(kept + Plan::state_floats - 32) + i;
+    int* at = reinterpret_cast<int*>(kept_progress(b.memory, b.block)) + i;
     (store ? *at : words[i]) = store ? words[i] : *at;
   }
   b.core.barrier();
@@ -37,6 +42,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   const Plan& plan = launch.plan;
   const u8* stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   if (!Plan::resident) {
+    if (step < 0) step = kept_progress(memory, block)->step;
     const u8* from = stream + u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
     stream_stages(plan, block, first, last, head_needed(launch.request, step), [&](int bytes) {
       const bool more = loader.fill(from, bytes);
@@ -57,7 +63,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
 
 }  // namespace twin
 
-// One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages first..last-1 of one step.
+// One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages first..last-1 of one step;
+// step -1 is the one that the block has reached, so that one graph serves all steps.
 extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     twin_kernel(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first, int last) {
   using namespace twin;
@@ -94,12 +101,14 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
              reinterpret_cast<float*>(shared + Shared::residual),
              reinterpret_cast<float*>(shared + Shared::input),
              reinterpret_cast<float*>(shared + Shared::scratch)};
+  const bool reporter = rank == 0 && block == 0 && threadIdx.x == 0;
   if (Plan::resident) {
-    if (rank == 0 && block == 0 && threadIdx.x == 0) store_host(&launch.control->started, now_ns());
+    if (reporter) store_host(&launch.control->started, now_ns());
     run(b);
   } else {
     keep(b, false);
-    bool going = true;
+    if (reporter && first == 0 && b.at.step == 0) store_host(&launch.control->started, now_ns());
+    bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
     for (int index = first; index < last && going; ++index) going = run_stage(b, index);
     if (going && last == Plan::stage_count) end_step(b);
     keep(b, true);

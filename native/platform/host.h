@@ -216,7 +216,8 @@ struct Parking {
 };
 
 constexpr u32 PATIENT_SPINS = 20000;    // pauses, before a block with a core of its own begins to sleep
-constexpr u32 POLITE_YIELDS = 8;        // that a block tries before it parks: 8 blocks on 2 cores hand off in 4 us, 53 us without
+constexpr u32 POLITE_YIELDS = 64;       // that a block tries before it parks: waking a core that went idle costs 20-50 us
+constexpr u64 POLITE_NS = 50000;        // but no more once one of them took long: the core is busy, and sleeping is fairer
 constexpr long NAP_NS = 20000;          // then: another process wants the core, and will have it
 constexpr long PARKED_NS = 1000000;     // a parked block looks at the abort word at least this often
 
@@ -304,8 +305,10 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
 
 struct Core {
   Ring ring;
-  Parking* parking;  // more blocks than cores: let the others run; null when each has a core
+  Parking* parking;  // more blocks than cores: some may sleep; null when each has a core
+  bool alone;        // no other block shares this one's core
   int seen = 0;      // publications before the last poll
+  u64 began = 0;     // of the present wait
 
   static constexpr int POSITIONS = 16;  // cached positions scored before the running maximum moves
   static constexpr int HEADS = GROUP;   // query heads that share one read of a key
@@ -365,13 +368,15 @@ struct Core {
     return total;
   }
 
-  // Between two polls. A block that shares its core sleeps until somebody published after its last poll.
+  // Between two polls. A block that shares its core lets the others run, then sleeps until somebody published after
+  // its last poll.
   void relax(u32 spins) {
-    if (!parking) {
+    if (alone) {
       spins > PATIENT_SPINS ? nap(NAP_NS) : pause_core();
       return;
     }
-    if (spins <= POLITE_YIELDS) {
+    if (spins <= 1) began = now_ns();
+    if (spins <= POLITE_YIELDS && now_ns() - began < POLITE_NS) {
       sched_yield();
       return;
     }

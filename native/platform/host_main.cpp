@@ -38,7 +38,9 @@ Block make_block(Engine& e, int worker) {
   float* own = e.memory + long(worker) * block_floats(plan);
   float* input = own + (plan.hidden + 31) / 32 * 32;
   Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0, u64(plan.window_slots) * u64(plan.slot_bytes)};
-  Core core = {ring, e.count > e.core_count ? &e.parking : nullptr};
+  const bool crowded = e.count > e.core_count;  // without cores to pin to, the system places the threads
+  const bool alone = !crowded || (worker < e.core_count && worker + e.core_count >= e.count);
+  Core core = {ring, crowded ? &e.parking : nullptr, alone};
   return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker], own, input, input + plan.input_floats};
 }
 
