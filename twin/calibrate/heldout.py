@@ -44,7 +44,8 @@ def held_out() -> list[HeldOut]:
 
     return [
         run("tiny-bf16-b2", TINY, blocks=2),
-        run("tiny-fp32-b3", TINY, blocks=3, weight_dtype=DType.FP32, kv_dtype=DType.FP32),
+        run("tiny-fp16-b3", TINY, blocks=3, weight_dtype=DType.FP16, kv_dtype=DType.FP16),
+        run("small-fp32-b3", SMALL, blocks=3, weight_dtype=DType.FP32, kv_dtype=DType.FP32),
         run("small-fp16-b1", SMALL, blocks=1, weight_dtype=DType.FP16, kv_dtype=DType.FP16),
         run("small-bf16-b3", SMALL, blocks=3),
         run("small-bf16-b4", SMALL, blocks=4),

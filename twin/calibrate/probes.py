@@ -116,7 +116,10 @@ def _samples(limits: Limits) -> list[Probe]:
 def _turns(limits: Limits, cores: int) -> list[Probe]:
     """More blocks than cores: every hand-off waits for the neighbours' turns."""
     crowd = CROWD * cores
-    return [Probe(f"turns-b{crowd}", "turns", exchange_probe(_options(crowd), limits, elements=1024, stages=15), 50)]
+    return [
+        Probe(f"turns-{elements}-b{crowd}", "turns", exchange_probe(_options(crowd), limits, elements=elements, stages=15), 50)
+        for elements in (64, 1024)
+    ]
 
 
 def _steps(footprint_bytes: int) -> int:

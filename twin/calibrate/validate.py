@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from twin.calibrate import store
 from twin.calibrate.heldout import TOKENS, HeldOut, held_out
+from twin.calibrate.measure import quiet
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.engine.weights import random_weights
@@ -135,7 +134,7 @@ def _predict(run: HeldOut, plan: Plan) -> float:
 
 
 def _measure(run: HeldOut, engine: HostEngine) -> float:
-    """Median seconds of a decoded token."""
+    """Quiet seconds of a decoded token."""
     prompt = [7 + position % 97 for position in range(run.prompt)]
     made = engine.generate(prompt, max_tokens=TOKENS + WARMUP_TOKENS, sampling=SamplingParams())
-    return float(np.median(made.step_ns[WARMUP_TOKENS:])) * 1e-9
+    return quiet(made.step_ns[WARMUP_TOKENS:]) * 1e-9
