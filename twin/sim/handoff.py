@@ -93,7 +93,6 @@ class HandOffs:
 
     def _push(self, block: Block, step: int, publication: Publication, stored: int, binder: Binder) -> int:
         links = self.links
-        assert links is not None  # the machine refuses a pushed plan without links
         last = stored
         source = self.gpu_of[block.rank]
         for rank, target in enumerate(self.gpu_of):
@@ -103,6 +102,7 @@ class HandOffs:
                 for channel in publication.others:
                     self._arrive(rank, step, channel, block.die, stored, binder)
                 continue
+            assert links is not None  # the machine refuses a plan of several GPUs without links
             arrival = links.send(source, target, stored, publication.size)
             last = max(last, arrival)
             for channel in publication.others:
