@@ -226,9 +226,13 @@ def test_cancel_returns_what_was_generated(execution: Execution) -> None:
 
 
 def test_an_interrupt_returns_what_was_generated() -> None:
-    with engine(planned(max_context=1_000_000, attention_splits=1)) as running:
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-        made = running.generate([1], max_tokens=900_000)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
+    try:
+        with engine(planned(max_context=1_000_000, attention_splits=1)) as running:
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+            made = running.generate([1], max_tokens=900_000)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert made.stop_reason == "cancelled"
     assert made.tokens
 
