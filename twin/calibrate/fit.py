@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from twin.calibrate import store
-from twin.calibrate.measure import medians
+from twin.calibrate.measure import quiet, settled
 from twin.calibrate.probes import Probe
 from twin.errors import CalibrationError
 from twin.hardware.override import apply_fit
@@ -49,6 +49,8 @@ BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
 PRIOR = 0.03  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
+BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
+UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
 EVALUATIONS = 8  # of the Jacobian: the start is read off the probes, so few suffice
 
 
@@ -88,24 +90,23 @@ def starting_numbers(group: str, paths: tuple[str, ...], probes: list[Probe], ru
     """Rates read straight off the stream probes. From a bad start a rate that does not bind yet has no slope to follow."""
     if group != "stream":
         return {}
-    middle = medians(run)
+    middle = settled(run)
     streams = [p for p in probes if p.name.startswith("stream")]
     size = {p.name: p.plan.weight_bytes() for p in streams}
     rate = {name: bytes_ / middle[name] for name, bytes_ in size.items()}
     alone = [p.name for p in streams if p.plan.blocks == 1]
     together = [p.name for p in streams if p.plan.blocks == max(q.plan.blocks for q in streams)]
     large, small = max(size.values()), min(size.values())
-    between = [name for name in together if small * 2 < size[name] < large / 4] or together
-    found = {
-        "memory.stream_bytes_per_s": max(rate[n] for n in together if size[n] > large / 2),
-        "block.load_bytes_per_s": max(rate[n] for n in alone if size[n] > large / 2),
-        "llc.bytes_per_s": max(rate[n] for n in between),
-        "l2.bytes_per_s": max(rate[n] for n in together),
+    read_off = {
+        "memory.stream_bytes_per_s": [n for n in together if size[n] > large / 2],
+        "block.load_bytes_per_s": [n for n in alone if size[n] > large / 2],
+        "llc.bytes_per_s": [n for n in together if small * 2 < size[n] < large / 4],
+        "l2.bytes_per_s": together,
     }
     for dtype in DType:
-        found[f"block.{dtype.value}_bytes_per_s"] = max(
-            rate[p.name] for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone
-        )
+        same = [p.name for p in streams if p.plan.options.weight_dtype is dtype]
+        read_off[f"block.{dtype.value}_bytes_per_s"] = [n for n in alone if n in same]
+    found = {path: max(rate[n] for n in names) for path, names in read_off.items() if names}
     return {path: _fitted(value, "read off a probe") for path, value in found.items() if path in paths}
 
 
@@ -115,7 +116,7 @@ def _fitted(value: float, source: str) -> Number:
 
 def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run) -> Fit:
     start = np.array([math.log(_value(device, path)) for path in paths])
-    middle = medians(run)
+    middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
 
     def residual(point: Vector) -> Vector:
@@ -126,10 +127,14 @@ def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run:
     found = least_squares(residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, x_scale=1.0)
     left = found.fun[: len(probes)]
     low, high = _bootstrap(found.x, found.jac, left, probes, run)
-    numbers = {
-        path: Number(math.exp(x), Kind.FITTED, f"fit of {run.id}, {len(probes)} probes", math.exp(lo), math.exp(hi))
-        for path, x, lo, hi in zip(paths, found.x, low, high, strict=True)
-    }
+    source = f"fit of {run.id}, {len(probes)} probes"
+    numbers = {}
+    for at, path in enumerate(paths):
+        slope = float(np.linalg.norm(found.jac[: len(probes), at]))
+        if slope < BOUND:
+            low[at], high[at] = found.x[at] - UNBOUND, found.x[at] + UNBOUND
+        said = source if slope >= BOUND else f"{source}, of which none is bound by this number"
+        numbers[path] = Number(math.exp(found.x[at]), Kind.FITTED, said, math.exp(low[at]), math.exp(high[at]))
     return Fit(numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True)), run.id)
 
 
@@ -160,10 +165,10 @@ def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe
     random = np.random.default_rng(0)
     inverse = np.linalg.pinv(jacobian)
     logs = [np.log(run.samples[p.name]) for p in probes]
-    middle = np.array([np.median(values) for values in logs])
+    middle = np.array([quiet(values) for values in logs])
     draws = []
     for _ in range(BOOTSTRAP):
-        noise = np.array([np.median(random.choice(values, len(values))) for values in logs]) - middle
+        noise = np.array([quiet(random.choice(values, len(values))) for values in logs]) - middle
         misfit = random.choice(left, len(left))
         change = np.concatenate([noise + misfit, np.zeros(jacobian.shape[0] - len(left))])
         draws.append(point + inverse @ change)

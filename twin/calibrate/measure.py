@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +49,11 @@ def quiet(seconds: NDArray[Any]) -> float:
     """The lower quartile of the steps of one call.
 
     Other processes only ever add time, and on a shared computer they do so to more than every second step. Probes and
-    held-out runs are read in the same way; repeats are compared by their medians.
+    held-out runs are read in this same way, their repeats too.
     """
     return float(np.percentile(seconds, QUIET_PERCENT))
 
 
-def medians(run: store.Run) -> dict[str, float]:
-    """The middle sample of each probe."""
-    return {name: statistics.median(values) for name, values in run.samples.items()}
+def settled(run: store.Run) -> dict[str, float]:
+    """One time per probe, read off its repeats as `quiet` reads a repeat's steps."""
+    return {name: quiet(np.array(values)) for name, values in run.samples.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twin.models.spec import DType
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
 
 MB = 10**6
@@ -114,12 +114,13 @@ def _samples(limits: Limits) -> list[Probe]:
 
 
 def _turns(limits: Limits, cores: int) -> list[Probe]:
-    """More blocks than cores: every hand-off waits for the neighbours' turns."""
+    """More blocks than cores: every hand-off waits for the neighbours' turns, which leave the core's caches cold."""
     crowd = CROWD * cores
-    return [
-        Probe(f"turns-{elements}-b{crowd}", "turns", exchange_probe(_options(crowd), limits, elements=elements, stages=15), 50)
-        for elements in (64, 1024)
+    bare = [(f"turns-{n}-b{crowd}", exchange_probe(_options(crowd), limits, elements=n, stages=15)) for n in (64, 1024)]
+    busy = [
+        (f"turns-{rows}x512-b{crowd}", turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512)) for rows in (512, 1024)
     ]
+    return [Probe(name, "turns", plan, 50) for name, plan in (*bare, *busy)]
 
 
 def _steps(footprint_bytes: int) -> int:

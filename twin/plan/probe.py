@@ -54,6 +54,20 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 
+def turns_probe(options: Options, limits: Limits, *, elements: int, rows: int, cols: int, stages: int = 15) -> Plan:
+    """An exchange_probe with a matrix of [rows, cols] after each hand-off: what work and waiting cost each other."""
+    exchange = exchange_probe(replace(options, handoff=HandOffKind.COUNTER), limits, elements=elements, stages=stages)
+    matrix = cut(rows=rows, cols=cols, unit=1, owned=spread(rows, options.blocks), options=options)
+    chain: list[Stage] = []
+    for stage in exchange.stages:
+        chain.append(replace(stage, index=2 * stage.index))
+        chain.append(Stage(2 * stage.index + 1, StageKind.STREAM, stage.layer, (), (), None, matrix, 0, ("gemv",)))
+    values = tuple(replace(value, stage=2 * value.stage) for value in exchange.values)
+    name = f"turns {stages} x {elements}, {rows} x {cols}"
+    plan = replace(exchange, name=name, options=replace(exchange.options, handoff=options.handoff), stages=tuple(chain), values=values)
+    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+
+
 def attention_probe(
     options: Options, limits: Limits, *, heads: int, kv_heads: int, head_dim: int, stages: int = 1, window: int = 0
 ) -> Plan:

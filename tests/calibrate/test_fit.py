@@ -1,0 +1,127 @@
+"""Fitting finds the numbers that made the samples, says what no probe settles, and refuses what does not belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twin.calibrate import store
+from twin.calibrate.fit import fit_device, simulated_step_s
+from twin.calibrate.measure import quiet, settled
+from twin.calibrate.probes import Probe, host_probes
+from twin.calibrate.validate import calibrated_node
+from twin.errors import CalibrationError
+from twin.hardware.load import load_node
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Device, Kind, Number
+from twin.plan.defaults import limits_of
+from twin.plan.validate import violations
+
+TRUE = {
+    "block.bf16_bytes_per_s": 20e9,
+    "block.row_s": 3e-9,
+    "handoff.hop_s": 4e-7,
+    "block.element_s": 8e-10,
+    "block.kv_bytes_per_s": 9e9,
+    "launch.graph_edge_s": 2e-6,
+    "block.sample_element_s": 5e-9,
+    "sharing.switch_s": 1.5e-6,
+}
+FEW = ("stream-bf16-1MB-b1", "rows-64", "exchange-sentinel-64-b1", "exchange-sentinel-64-b2", "exchange-sentinel-4096-b2",
+       "attention-1024-b1", "graph-b2", "sample-4096", "turns-64-b8")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOTWIN_CALIBRATION", str(tmp_path))
+
+
+def two_cores() -> Device:
+    """This computer's device, with two cores whatever it has."""
+    device = load_node("1xhost").device
+    return apply_fit(device, {"structure.blocks_per_die": Number(2, Kind.MEASURED, "test")})
+
+
+def probes() -> list[Probe]:
+    node = load_node("1xhost")
+    return [p for p in host_probes(limits_of(node), 2, quick=True) if p.name in FEW]
+
+
+def truth(device: Device) -> Device:
+    return apply_fit(device, {path: Number(value, Kind.MEASURED, "test") for path, value in TRUE.items()})
+
+
+def measured(device: Device, chosen: list[Probe]) -> store.Run:
+    random = np.random.default_rng(1)
+    made = truth(device)
+    samples = {p.name: (simulated_step_s(made, p) * (1 + 0.01 * random.random(5))).tolist() for p in chosen}
+    return store.write_run("host", "test", {"device": "host"}, samples)
+
+
+def test_every_probe_is_a_valid_plan() -> None:
+    node = load_node("1xhost")
+    for probe in host_probes(limits_of(node), node.device.blocks, quick=False):
+        assert violations(probe.plan) == [], probe.name
+
+
+def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
+    device = two_cores()
+    fit = fit_device(device, probes(), measured(device, probes()), lambda said: None)
+    assert abs(fit.worst[1]) < 0.05
+    for path in ("block.bf16_bytes_per_s", "block.kv_bytes_per_s", "block.sample_element_s", "sharing.switch_s", "launch.graph_edge_s"):
+        number = fit.numbers[path]
+        assert number.value == pytest.approx(TRUE[path], rel=0.1), path
+        assert number.kind is Kind.FITTED
+        assert number.low is not None
+        assert number.high is not None
+        assert number.low <= number.value <= number.high
+
+
+def test_a_number_that_binds_no_probe_says_so_and_gets_a_wide_range() -> None:
+    device = two_cores()
+    fit = fit_device(device, probes(), measured(device, probes()), lambda said: None)
+    unbound = fit.numbers["block.fp32_bytes_per_s"]  # no FP32 probe among the few
+    assert "none is bound" in unbound.source
+    assert unbound.low is not None
+    assert unbound.high is not None
+    assert unbound.high / unbound.low > 3
+
+
+def test_a_run_without_a_probe_is_refused() -> None:
+    device = two_cores()
+    with pytest.raises(CalibrationError, match=r"lacks the probe .*probe again"):
+        fit_device(device, probes(), measured(device, probes()[1:]), lambda said: None)
+
+
+def test_a_run_comes_back_as_it_was_stored() -> None:
+    run = store.write_run("host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]})
+    again = store.latest_run("host", "test")
+    assert (again.id, again.meta, again.samples) == (run.id, run.meta, run.samples)
+
+
+def test_a_folder_without_samples_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="is not a run"):
+        store.read_run(tmp_path / "nothing")
+
+
+def test_without_a_run_the_next_step_is_named() -> None:
+    with pytest.raises(CalibrationError, match="run `twin calibrate host` first"):
+        store.latest_run("host", "probes")
+
+
+def test_a_fit_serves_only_the_processor_that_made_it() -> None:
+    fitted = {"handoff.hop_s": Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)}
+    store.write_fit("host", fitted, {"cpu": store.cpu_name(), "run": "test"})
+    assert calibrated_node("2xhost").device.handoff.hop_s == fitted["handoff.hop_s"]
+    store.write_fit("host", fitted, {"cpu": "another", "run": "test"})
+    assert calibrated_node("2xhost").device.handoff.hop_s.kind is not Kind.FITTED
+
+
+def test_quiet_ignores_what_other_processes_added() -> None:
+    assert quiet(np.array([1.0, 1.0, 1.0, 9.0])) == 1.0
+
+
+def test_repeats_are_read_like_steps(tmp_path: Path) -> None:
+    assert settled(store.Run(tmp_path, {}, {"a": [2.0, 1.0, 5.0, 1.0, 1.0]})) == {"a": 1.0}
