@@ -116,11 +116,12 @@ def _samples(limits: Limits) -> list[Probe]:
 def _turns(limits: Limits, cores: int) -> list[Probe]:
     """More blocks than cores: every hand-off waits for the neighbours' turns, which leave the core's caches cold."""
     crowd = CROWD * cores
-    bare = [(f"turns-{n}-b{crowd}", exchange_probe(_options(crowd), limits, elements=n, stages=15)) for n in (64, 1024)]
-    busy = [
-        (f"turns-{rows}x512-b{crowd}", turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512)) for rows in (512, 1024)
+    return [
+        Probe(
+            f"turns-{rows}x512-b{crowd}", "turns", turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512), 50
+        )  # fmt: skip
+        for rows in (512, 1024)
     ]
-    return [Probe(name, "turns", plan, 50) for name, plan in (*bare, *busy)]
 
 
 def _steps(footprint_bytes: int) -> int:
