@@ -29,6 +29,7 @@ TRUE = {
     "block.sample_element_s": 5e-9,
     "sharing.switch_s": 1.5e-6,
 }
+RATES = ("memory.stream_bytes_per_s", "llc.bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s")  # out of the way
 FEW = ("stream-bf16-1MB-b1", "rows-64", "exchange-sentinel-64-b1", "exchange-sentinel-64-b2", "exchange-sentinel-4096-b2",
        "attention-1024-b1", "graph-b2", "sample-4096", "turns-512x512-b8")  # fmt: skip
 
@@ -70,13 +71,22 @@ def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
     device = two_cores()
     fit = fit_device(device, probes(), measured(device, probes()), lambda said: None)
     assert abs(fit.worst[1]) < 0.05
-    for path in ("block.kv_bytes_per_s", "block.sample_element_s", "sharing.switch_s", "launch.graph_edge_s"):
+    for path in ("block.kv_bytes_per_s", "block.sample_element_s", "launch.graph_edge_s"):
         number = fit.numbers[path]
         assert number.value == pytest.approx(TRUE[path], rel=0.1), path
         assert number.kind is Kind.FITTED
         assert number.low is not None
         assert number.high is not None
         assert number.low <= number.value <= number.high
+
+
+def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
+    device = apply_fit(truth(two_cores()), {path: Number(2e11, Kind.MEASURED, "test") for path in RATES})
+    turns = [p for p in probes() if p.group == "turns"]
+    samples = {p.name: [simulated_step_s(device, p)] * 3 for p in turns}
+    begun = apply_fit(device, {"sharing.switch_s": Number(1e-7, Kind.ASSUMED, "test")})
+    fit = fit_device(begun, turns, store.write_run("host", "test", {}, samples), lambda said: None)
+    assert fit.numbers["sharing.switch_s"].value == pytest.approx(TRUE["sharing.switch_s"], rel=0.05)
 
 
 def test_a_number_that_binds_no_probe_says_so_and_gets_a_wide_range() -> None:

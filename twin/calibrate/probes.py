@@ -116,12 +116,8 @@ def _samples(limits: Limits) -> list[Probe]:
 def _turns(limits: Limits, cores: int) -> list[Probe]:
     """More blocks than cores: every hand-off waits for the neighbours' turns, which leave the core's caches cold."""
     crowd = CROWD * cores
-    return [
-        Probe(
-            f"turns-{rows}x512-b{crowd}", "turns", turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512), 50
-        )  # fmt: skip
-        for rows in (512, 1024)
-    ]
+    plans = {rows: turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512) for rows in (512, 1024)}
+    return [Probe(f"turns-{rows}x512-b{crowd}", "turns", plan, 50) for rows, plan in plans.items()]
 
 
 def _steps(footprint_bytes: int) -> int:
