@@ -152,25 +152,32 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Slot i of the ring is filled by the loader for tile n (n % slots == i), used by one warp, and given back.
+// Tile n lies in slot n % ring_slots, is announced by barrier n % BARRIERS, used by warp n % CONSUMER_WARPS, and given back.
+// A parity tells two neighbouring phases apart, no more: so a barrier belongs to one warp, which has seen its last phase.
 struct Ring {
+  static constexpr u32 BARRIERS = u32((Plan::ring_slots + CONSUMER_WARPS - 1) / CONSUMER_WARPS * CONSUMER_WARPS);
+
   u8* slots;
-  u64* full;   // [slots] bytes have arrived
-  u64* empty;  // [slots] the warp is done
+  u64* full;   // [BARRIERS] bytes have arrived
+  u64* empty;  // [BARRIERS] the warp is done
   u32 tile;    // tiles of the block so far
   u32 warp;
 
-  __device__ u32 slot() const { return tile % u32(Plan::ring_slots); }
-  __device__ u32 parity() const { return tile / u32(Plan::ring_slots) & 1u; }
+  __device__ static u32 barrier_of(u32 tile) { return tile % BARRIERS; }
+  __device__ static u32 parity_of(u32 tile) { return tile / BARRIERS & 1u; }
+  __device__ u8* slot() const { return slots + tile % u32(Plan::ring_slots) * u32(Plan::slot_bytes); }
   __device__ bool mine() const { return tile % u32(CONSUMER_WARPS) == warp; }
   __device__ const u8* acquire() const {
-    while (!barrier_passed(full + slot(), parity())) {
+    wait(full, tile);
+    return slot();
+  }
+  __device__ static void wait(u64* barriers, u32 tile) {
+    while (!barrier_passed(barriers + barrier_of(tile), parity_of(tile))) {
     }
-    return slots + slot() * u32(Plan::slot_bytes);
   }
   __device__ void release() const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + slot());
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + barrier_of(tile));
   }
   __device__ void next(int) { ++tile; }
   __device__ void rewind() {}
@@ -182,29 +189,24 @@ struct Loader {
   const volatile int* stop;  // the consumers have left
 
   __device__ bool fill(const u8* from, int bytes) {
-    while (!barrier_passed(ring.empty + ring.slot(), ring.parity() ^ 1u))
+    const u32 slots = u32(Plan::ring_slots), last = ring.tile - slots;  // the slot's last tenant
+    while (ring.tile >= slots && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
       if (*stop) return false;
-    if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) wait_arrived(ring.tile - u32(Plan::window_slots));
-    const u32 full = shared_address(ring.full + ring.slot());
+    if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) Ring::wait(ring.full, ring.tile - u32(Plan::window_slots));
+    const u32 full = shared_address(ring.full + Ring::barrier_of(ring.tile));
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(ring.slots + ring.slot() * u32(Plan::slot_bytes))),
+                     shared_address(ring.slot())),
                  "l"(from), "r"(bytes), "r"(full)
                  : "memory");
     ring.next(bytes);
     return !*stop;
   }
 
-  __device__ void wait_arrived(u32 tile) {
-    Ring at = ring;
-    at.tile = tile;
-    at.acquire();
-  }
-
   // Nothing may arrive after the block has left.
   __device__ void drain() {
     const u32 last = ring.tile < u32(Plan::ring_slots) ? ring.tile : u32(Plan::ring_slots);
-    for (u32 back = 1; back <= last; ++back) wait_arrived(ring.tile - back);
+    for (u32 back = 1; back <= last; ++back) Ring::wait(ring.full, ring.tile - back);
   }
 };
 

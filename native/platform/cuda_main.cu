@@ -11,7 +11,7 @@ struct Shared {
   static constexpr int input = residual + up16(4 * Plan::hidden);
   static constexpr int scratch = input + up16(4 * Plan::input_floats);
   static constexpr int barriers = scratch + up16(4 * Plan::scratch_floats);
-  static constexpr int meeting = barriers + 2 * 8 * Plan::ring_slots;
+  static constexpr int meeting = barriers + 2 * 8 * int(Ring::BARRIERS);
   static constexpr int progress = meeting + 8 * CONSUMER_WARPS;
   static constexpr int left = progress + up16(int(sizeof(Progress)));
   static constexpr int bytes = left + 16;
@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   u64* full = reinterpret_cast<u64*>(shared + Shared::barriers);
   Progress* progress = reinterpret_cast<Progress*>(shared + Shared::progress);
   int* left = reinterpret_cast<int*>(shared + Shared::left);  // the consumers are done
-  const Ring ring = {shared, full, full + Plan::ring_slots, 0, threadIdx.x / 32};
+  const Ring ring = {shared, full, full + Ring::BARRIERS, 0, threadIdx.x / 32};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Plan::ring_slots; ++i) {
+    for (u32 i = 0; i < Ring::BARRIERS; ++i) {
       barrier_init(ring.full + i, 1);
       barrier_init(ring.empty + i, 1);
     }

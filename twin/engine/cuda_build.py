@@ -35,11 +35,12 @@ class CompileReport:
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Shared memory of a block: ring, residual, input, scratch, two barriers per slot, a word per warp, progress, a flag."""
+    """Shared memory of a block: ring, residual, input, scratch, two barriers per slot (rounded up to warps), and words of its warps."""
     sizes = layout(plan).sizes
     vectors = sum(_up16(4 * int(sizes[name])) for name in ("hidden", "input_floats", "scratch_floats"))
     slots = int(sizes["ring_slots"])
-    return slots * int(sizes["slot_bytes"]) + vectors + 16 * slots + 8 * CONSUMER_WARPS + PROGRESS_BYTES + 16
+    barriers = -(-slots // CONSUMER_WARPS) * CONSUMER_WARPS
+    return slots * int(sizes["slot_bytes"]) + vectors + 16 * barriers + 8 * CONSUMER_WARPS + PROGRESS_BYTES + 16
 
 
 def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:

@@ -1,0 +1,273 @@
+"""The engine on an NVIDIA GPU: the reference's numbers from every protocol and execution, and the same bits every time."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twin.engine.cuda import CudaEngine, run_probe
+from twin.engine.sampling import SamplingParams, sample
+from twin.engine.weights import random_weights
+from twin.errors import EngineError
+from twin.models.load import load_model
+from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
+from twin.plan.build import build
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.reference import Reference
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, Sampling, StageKind
+
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False)
+LLAMA = ModelSpec(
+    name="llama", family="llama", layers=3, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=101, context=64, norm_eps=1e-5,
+    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)), windows=(0, 5, 0),
+)  # fmt: skip
+QWEN2 = replace(LLAMA, name="qwen2", family="qwen2", qkv_bias=True, rope=Rope(10000.0))
+QWEN3 = replace(LLAMA, name="qwen3", family="qwen3", qk_norm=True, tied=True, head_dim=24)
+LANED = replace(
+    LLAMA, name="lanes", family="laneformer", layers=6, windows=(4,) * 4 + (0, 0), rope=Rope(10000.0, RopeStyle.INTERLEAVED),
+    heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2),
+)  # fmt: skip
+FAMILIES = (LLAMA, QWEN2, QWEN3, LANED)
+EXECUTIONS = (Execution.RESIDENT, Execution.GRAPH)
+DTYPES = (DType.FP16, DType.BF16)
+TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.2e-2, DType.FP32: 2e-5}  # a cached value may round to its other neighbour
+TOKENS = [5, 74, 0, 33, 100, 2, 61, 9, 10, 11, 12, 5, 5, 80]
+SEED = 3
+
+
+def missing() -> str:
+    """Why no GPU can be used, or nothing."""
+    try:
+        from cuda.bindings import driver
+
+        if int(driver.cuInit(0)[0]) or not driver.cuDeviceGetCount()[1]:
+            return "no NVIDIA GPU"
+    except (ImportError, RuntimeError) as error:
+        return f"no NVIDIA driver: {error}"
+    return ""
+
+
+REASON = missing()
+gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON or "a GPU")]
+pytestmark = gpu
+
+
+def planned(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
+    base: dict[str, Any] = {
+        "context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16,
+        "blocks": 6,
+    }  # fmt: skip
+    if spec.lanes:
+        base |= {"collective": CollectiveKind.PUSH, "blocks": 16}
+    return build(spec, Options(**(base | chosen)), H200)
+
+
+def typed(dtype: DType) -> dict[str, DType]:
+    return {"weight_dtype": dtype, "kv_dtype": dtype}
+
+
+def wide(name: str, layers: int) -> Plan:
+    """A real model's matrices on all blocks, with few layers and a small vocabulary."""
+    spec = load_model(name)
+    spec = replace(spec, layers=layers, windows=spec.windows[-layers:], vocab=8192)
+    chosen: dict[str, Any] = {
+        "blocks": 128 if spec.lanes else 132, "slot_bytes": 16384, "ring_slots": 6, "window_slots": 6, "max_context": 512, "kv_page": 16,
+    }  # fmt: skip
+    return planned(spec, **(chosen | typed(DType.FP16 if spec.lanes else DType.BF16)))
+
+
+MATRIX = [(s, h, d, x) for s in FAMILIES for h in HandOffKind for d in DTYPES for x in EXECUTIONS]
+WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 3)]
+
+
+def hung_plan(handoff: HandOffKind) -> Plan:
+    """DOWN of layer 0 asks for candidates that the LM head publishes later."""
+    plan = planned(handoff=handoff)
+    stages = list(plan.stages)
+    at = next(s for s in stages if s.kind is StageKind.DOWN)
+    value = next(s.publishes for s in stages if s.kind is StageKind.LM_HEAD)
+    assert value is not None
+    spans = (((0, plan.values[value].elements),),) * plan.blocks
+    stages[at.index] = replace(at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans)))
+    return replace(plan, stages=tuple(stages))
+
+
+FULL_PLAN = {"sampling": Sampling.FULL}
+LANE_CASES = [(head, delay, early) for head in LaneHead for delay, early in ((1, True), (2, True))]
+
+
+def all_plans() -> Iterator[Plan]:
+    """What these tests compile, for who wants to compile it in advance and in parallel."""
+    yield from (hung_plan(h) for h in (HandOffKind.SENTINEL, HandOffKind.COUNTER))
+    yield from (planned(s, handoff=h, execution=x, **typed(d)) for s, h, d, x in MATRIX)
+    yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e))) for h, d, e in LANE_CASES)
+    yield from (wide(*one) for one in WIDE)
+    yield crowded_plan()
+    yield from (planned(execution=x, **FULL_PLAN) for x in EXECUTIONS)
+    yield from (planned(max_context=100_000, attention_splits=1, execution=x) for x in EXECUTIONS)
+    yield from (probe for x in EXECUTIONS for h in HandOffKind for probe in probes(x, h))
+
+
+def probes(execution: Execution, handoff: HandOffKind) -> list[Plan]:
+    options = Options(blocks=5, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048)
+    lone = replace(options, blocks=1, sampling=Sampling.FULL)
+    return [
+        stream_probe(options, H200, rows=300, cols=256, stages=2),
+        exchange_probe(options, H200, elements=100),
+        attention_probe(options, H200, heads=8, kv_heads=2, head_dim=64, window=33),
+        sample_probe(lone, H200, vocab=5000),
+    ]
+
+
+def crowded_plan() -> Plan:
+    spec = replace(LLAMA, hidden=320, heads=40, kv_heads=4, ffn=320)
+    return build(spec, replace(planned().options, blocks=300), replace(H200, blocks=300))
+
+
+class Kept(dict[str, Any]):
+    """Random weights, each made once: ranks are packed one after the other, and real widths take seconds to make."""
+
+    def __init__(self, spec: ModelSpec, dtype: DType) -> None:
+        super().__init__()
+        self.spec, self.dtype, self.source = spec, dtype, random_weights(spec, SEED, dtype)
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self.source[name]
+        return self[name]
+
+
+@functools.lru_cache(maxsize=1)
+def kept(spec: ModelSpec, dtype: DType) -> Kept:
+    return Kept(spec, dtype)
+
+
+def weights_of(plan: Plan) -> Any:
+    assert plan.spec is not None
+    return kept(plan.spec, plan.options.weight_dtype)
+
+
+def expected(plan: Plan, tokens: list[int]) -> np.ndarray[Any, Any]:
+    reference = Reference(plan, weights_of(plan))
+    return np.stack([reference.step(token).copy() for token in tokens])
+
+
+# ---- hangs first: the tests after these rely on the watchdog ---------------------------------------------------
+
+
+@pytest.mark.parametrize("handoff", [HandOffKind.SENTINEL, HandOffKind.COUNTER])
+def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKind) -> None:
+    plan = hung_plan(handoff)
+    with CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running, pytest.raises(EngineError) as caught:
+        running.generate([1, 2, 3], max_tokens=3)
+    assert "down[0]" in str(caught.value)
+    assert "candidates" in str(caught.value)
+
+
+# ---- the reference's numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spec", "handoff", "dtype", "execution"), MATRIX, ids=lambda v: v.name if isinstance(v, ModelSpec) else v.value)
+def test_numbers_match_the_reference_and_repeat(spec: ModelSpec, handoff: HandOffKind, dtype: DType, execution: Execution) -> None:
+    plan = planned(spec, handoff=handoff, execution=execution, **typed(dtype))
+    wanted = expected(plan, TOKENS)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        logits = running.logits(TOKENS)
+        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[dtype]
+        for _ in range(4):
+            assert np.array_equal(logits, running.logits(TOKENS))
+        made = running.generate(TOKENS[:5], max_tokens=40)
+        assert running.generate(TOKENS[:5], max_tokens=40).tokens == made.tokens
+        rows = running.logits(TOKENS[:5] + made.tokens[:-1])[4:]
+    assert made.tokens == [int(row.argmax()) for row in rows]
+    assert (made.step_ns > 0).all()
+
+
+def test_every_protocol_and_execution_gives_the_same_bits() -> None:
+    made = []
+    for handoff in HandOffKind:
+        for execution in EXECUTIONS:
+            plan = planned(LANED, handoff=handoff, execution=execution)
+            with CudaEngine(plan, weights_of(plan)) as running:
+                made.append(running.logits(TOKENS))
+    assert all(np.array_equal(made[0], other) for other in made)
+
+
+@pytest.mark.parametrize(("head", "delay", "early"), LANE_CASES)
+def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> None:
+    plan = planned(replace(LANED, lanes=Lanes(8, delay, head, early)))
+    wanted = expected(plan, TOKENS)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        assert np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.FP16]
+
+
+@pytest.mark.parametrize(("name", "layers"), WIDE)
+def test_real_widths_match_the_reference(name: str, layers: int) -> None:
+    plan = wide(name, layers)
+    tokens = [t * 80 for t in TOKENS[:6]]
+    wanted = expected(plan, tokens)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        logits = running.logits(tokens)
+        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(4))
+        made = running.generate(tokens, max_tokens=200)
+        assert running.generate(tokens, max_tokens=200).tokens == made.tokens
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_sampled_tokens_are_those_of_the_python_sampler(execution: Execution) -> None:
+    plan = planned(execution=execution, **FULL_PLAN)
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        tokens = running.generate(TOKENS[:5], max_tokens=30, sampling=params).tokens
+        logits = running.logits(TOKENS[:5] + tokens[:-1])[4:]
+    assert tokens == [sample(row, params, step) for step, row in enumerate(logits)]
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_stop_token_ends_the_run(execution: Execution) -> None:
+    plan = planned(execution=execution)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        free = running.generate(TOKENS[:5], max_tokens=20).tokens
+        made = running.generate(TOKENS[:5], max_tokens=20, stop={free[7]})
+        assert running.generate(TOKENS[:5], max_tokens=20).tokens == free
+    assert made.stop_reason == "stop"
+    assert made.tokens == free[: free.index(free[7]) + 1]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_cancel_returns_what_was_generated(execution: Execution) -> None:
+    plan = planned(max_context=100_000, attention_splits=1, execution=execution)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        threading.Timer(0.2, running.cancel).start()
+        begun = time.monotonic()
+        made = running.generate([1], max_tokens=90_000)
+    assert made.stop_reason == "cancelled"
+    assert 0 < len(made.tokens) == len(made.step_ns) < 90_000
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("handoff", list(HandOffKind))
+def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
+    for probe in probes(execution, handoff):
+        seconds = run_probe(probe, steps=5, warmup=1)
+        assert seconds.shape == (5,)
+        assert (seconds > 0).all()
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
+    plan = planned()
+    with pytest.raises(EngineError, match="one GPU"):
+        CudaEngine(replace(plan, options=replace(plan.options, gpus=2)), None)
+    with pytest.raises(EngineError, match=r"300 blocks .* cannot be resident: \d+ multiprocessors hold \d each"):
+        CudaEngine(crowded_plan(), None)

@@ -1,0 +1,270 @@
+"""What every engine does alike: checks a request, starts the kernel, passes tokens on, explains a failure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from twin.engine.sampling import SamplingParams
+from twin.errors import EngineError
+from twin.plan.header import MAX_RANKS, Control, Request, Status
+from twin.plan.layout import STORAGE
+from twin.plan.types import Plan, Sampling, StageKind
+
+PROBE_SCALE = 0.02  # spread of a probe's random weights
+PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one run made, and how long each step took."""
+
+    tokens: list[int]  # a stop token included
+    step_ns: NDArray[np.int64]  # [tokens] duration of the step that generated each
+    prompt_ns: int  # from the start to the step of the first token
+    stop_reason: str  # "length", "stop" or "cancelled"
+    trace: NDArray[np.int64] | None = None  # [steps][ranks][blocks][stages][inputs ready, finished] ns since the start
+
+
+class Session(ABC):
+    """A plan and its weights, ready to generate. A context manager; not to be used by two threads at once."""
+
+    plan: Plan
+    _trace: bool
+    _watchdog_ns: int
+    _control: Control
+
+    def __init__(self, plan: Plan, *, trace: bool, watchdog_s: float) -> None:
+        if plan.ranks > MAX_RANKS:
+            raise EngineError(f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or lanes")
+        self.plan = plan
+        self._trace = trace
+        self._watchdog_ns = int(watchdog_s * 1e9)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the device's state; the engine cannot run afterwards."""
+
+    def cancel(self) -> None:
+        """End the present run at once, keeping what it generated. May be called from a signal handler or another thread."""
+        self._control.abort = 1
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008  # frozen
+        stop: Iterable[int] = frozenset(),
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
+
+        Raises EngineError for a wrong request, and when the kernel hangs or finds no token to choose.
+        """
+        self._check(prompt, max_tokens)
+        if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
+            raise EngineError(
+                f"temperature={sampling.temperature}: this plan samples greedily in every block; "
+                "plan with sampling=full, or use temperature 0"
+            )
+        steps = len(prompt) + max_tokens - 1
+        request = self._request(prompt, steps, stop)
+        request.seed, request.temperature = sampling.seed, sampling.temperature
+        request.top_k, request.top_p = min(sampling.top_k, 2**31 - 1), sampling.top_p
+        tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
+        request.tokens, request.stamps = address(tokens), address(stamps)
+        trace = self._trace_memory(request, steps)
+        cancelled = self._run(request, tokens, on_token)
+        made = self._control.emitted
+        times = np.concatenate([[self._control.started], stamps[: len(prompt) - 1 + made]]).astype(np.int64)
+        if trace is not None:
+            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[: len(prompt) - 1 + made]
+        return Generation(
+            tokens=[int(t) for t in tokens[:made]],
+            step_ns=np.diff(times)[len(prompt) - 1 :],
+            prompt_ns=int(times[len(prompt) - 1] - times[0]) if made else 0,
+            stop_reason="stop" if self._status() is Status.STOP else "cancelled" if cancelled and made < max_tokens else "length",
+            trace=trace,
+        )
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """[len(tokens), vocab]: the logits after each of the given tokens."""
+        self._check(tokens, 1)
+        assert self.plan.spec is not None
+        request = self._request(tokens, len(tokens), ())
+        out = self._zeros((len(tokens), self.plan.spec.vocab), np.float32)
+        out[:] = np.nan
+        stamps = self._zeros(len(tokens), np.uint64)
+        request.every_position, request.logits, request.stamps = 1, address(out), address(stamps)
+        self._trace_memory(request, len(tokens))
+        if self._run(request, np.zeros(0, np.int32), None):
+            raise EngineError("cancelled before all positions were computed")
+        return out.copy()
+
+    def run_steps(self, steps: int) -> NDArray[np.int64]:
+        """Probes: run, and return when the slowest block ended each step, [steps] in ns since the start."""
+        request = self._request((), steps, ())
+        workers = self.plan.ranks * self.plan.blocks
+        stamps = self._zeros((steps, workers), np.uint64)
+        checksums = self._zeros(workers, np.float32)
+        request.block_stamps, request.checksums = address(stamps), address(checksums)
+        request.temperature = 1.0  # a probe of the sampler draws from the whole vocabulary
+        self._trace_memory(request, steps)
+        if self._run(request, np.zeros(0, np.int32), None):
+            raise EngineError(f"cancelled before all {steps} steps of {self.plan.name} were run")
+        if not np.isfinite(checksums).all():
+            raise EngineError(f"{self.plan.name}: a block computed {checksums}; report this")
+        ends: NDArray[np.int64] = stamps.max(axis=1).astype(np.int64) - int(self._control.started)
+        return ends
+
+    # ---- one run --------------------------------------------------------------------------------------------
+
+    def _check(self, prompt: Sequence[int], max_tokens: int) -> None:
+        if self.plan.spec is None:
+            raise EngineError(f"{self.plan.name} is a probe: it generates nothing; use run_probe")
+        if not len(prompt):
+            raise EngineError("the prompt is empty: give at least one token")
+        for at, token in enumerate(prompt):
+            if not 0 <= token < self.plan.spec.vocab:
+                raise EngineError(f"prompt token {at} is {token}: must lie between 0 and {self.plan.spec.vocab - 1}")
+        if max_tokens < 1:
+            raise EngineError(f"max_tokens={max_tokens}: must be at least 1")
+        limit = self.plan.options.max_context
+        if len(prompt) + max_tokens > limit + 1:  # the last token is never read
+            raise EngineError(
+                f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed max_context={limit}: "
+                "shorten them, or plan a larger max_context"
+            )
+
+    def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
+        forced, stops = np.array(prompt, np.int32), np.array(sorted(stop), np.int32)
+        request = Request(forced=len(forced), steps=steps, stop_count=len(stops), watchdog_ns=self._watchdog_ns, top_p=1.0)
+        request.prompt, request.stop = self._give(forced), self._give(stops)
+        return request
+
+    def _trace_memory(self, request: Request, steps: int) -> NDArray[Any] | None:
+        if not self._trace:
+            return None
+        trace = self._zeros((steps, self.plan.ranks, self.plan.blocks, len(self.plan.stages), 2), np.uint64)
+        request.trace = address(trace)
+        return trace
+
+    def _run(self, request: Request, tokens: NDArray[np.int32], on_token: Callable[[int], None] | None) -> bool:
+        """Start all blocks and stay until they have left. True when the run was cancelled."""
+        self._start(request)
+        told, cancelled = 0, False
+        try:
+            while True:
+                try:
+                    left = self._wait(told)
+                    emitted = self._control.emitted
+                    while on_token and told < emitted:
+                        told += 1
+                        on_token(int(tokens[told - 1]))
+                    told = emitted
+                except KeyboardInterrupt:
+                    cancelled = True
+                    self.cancel()
+                    continue
+                if left and told == self._control.emitted:
+                    break
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._join()
+        self._raise_failure(request)
+        return cancelled or bool(self._control.abort)
+
+    def _status(self) -> Status:
+        return tuple(Status)[int(self._control.status)]
+
+    def _raise_failure(self, request: Request) -> None:
+        control = self._control
+        if self._status() is Status.NO_TOKEN:
+            raise EngineError("the largest logit is not finite, no token can be chosen; check the weights")
+        if self._status() is not Status.HUNG:
+            return
+        stage = self.plan.stages[control.hung_stage].name
+        if control.hung_value < 0:
+            what = "the grid barrier"
+        else:
+            what = f"{self.plan.values[control.hung_value].name}, part {control.hung_part}"
+            what += f", element {control.hung_element}" if control.hung_element >= 0 else ", its counter"
+        raise EngineError(
+            f"watchdog: Rank[{control.hung_rank}].Block[{control.hung_block}] waited {request.watchdog_ns / 1e9:g} s in {stage} "
+            f"at step {control.hung_step} for {what}; validate the plan, or raise watchdog_s on a slow computer"
+        )
+
+    # ---- what an engine has to say --------------------------------------------------------------------------
+
+    @abstractmethod
+    def _zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array of the present run that the kernel writes."""
+
+    @abstractmethod
+    def _give(self, array: NDArray[Any]) -> int:
+        """The address at which the kernel reads an array of the present run."""
+
+    @abstractmethod
+    def _fill_random(self, seed: int) -> None:
+        """Random weights in every stream."""
+
+    @abstractmethod
+    def _start(self, request: Request) -> None:
+        """Forget the run before, then start all blocks."""
+
+    @abstractmethod
+    def _wait(self, told: int) -> bool:
+        """Sleep a little, or until more than `told` tokens are there. True: all blocks have left."""
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Stay until all blocks have left."""
+
+
+def probe_seconds(plan: Plan, make: Callable[[], Session], *, steps: int, warmup: int, weights_seed: int) -> NDArray[np.float64]:
+    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block counts."""
+    if plan.spec is not None:
+        raise EngineError(f"{plan.name} is a model's plan, not a probe: use generate")
+    if steps < 1 or warmup < 0:
+        raise EngineError(f"steps={steps}, warmup={warmup}: at least 1 step, at least 0 to warm up")
+    with make() as engine:
+        engine._fill_random(weights_seed)
+        ends = engine.run_steps(warmup + steps)
+    return np.diff(np.concatenate([[0], ends]))[warmup:] / 1e9
+
+
+def address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def kv_bytes(plan: Plan) -> int:
+    stages = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
+    rows = stages * plan.shard.kv_heads * plan.kv.splits * plan.kv.item_positions
+    return 2 * rows * plan.shard.head_dim * plan.kv.dtype.bytes
+
+
+def probability_floats(plan: Plan) -> int:
+    """Logits of all ranks and their probabilities."""
+    return 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
+
+
+def random_chunk(plan: Plan, seed: int) -> NDArray[np.uint8]:
+    """Random weights to repeat over a stream: the values do not matter, but denormals would."""
+    values = np.random.default_rng(seed).standard_normal(PROBE_CHUNK, np.float32) * np.float32(PROBE_SCALE)
+    chunk: NDArray[np.uint8] = values.astype(STORAGE[plan.options.weight_dtype]).view(np.uint8)
+    return chunk
