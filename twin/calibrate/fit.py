@@ -51,7 +51,8 @@ PRIOR = 0.03  # weight of staying at the start, per e-fold: numbers that no prob
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
 BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
 UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
-EVALUATIONS = 8  # of the Jacobian: the start is read off the probes, so few suffice
+EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
+ENOUGH = 1e-3  # relative change of all numbers, or of the misfit, at which a fit ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,9 @@ def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run:
         simulated = np.array([math.log(simulated_step_s(trial, probe)) for probe in probes])
         return np.concatenate([simulated - target, PRIOR * (point - start)])
 
-    found = least_squares(residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, x_scale=1.0)
+    found = least_squares(
+        residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, ftol=ENOUGH, xtol=ENOUGH
+    )
     left = found.fun[: len(probes)]
     low, high = _bootstrap(found.x, found.jac, left, probes, run)
     source = f"fit of {run.id}, {len(probes)} probes"

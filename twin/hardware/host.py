@@ -69,6 +69,7 @@ def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockUnit:
         stage_s=_assumed(1e-6, 0.05e-6, 50e-6),
         kv_bytes_per_s=_assumed(2e9, 0.1e9, 20e9),
         sample_element_s=_assumed(1e-9, 0.1e-9, 20e-9),
+        loading="on-demand",
     )
 
 

@@ -40,7 +40,11 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class BlockUnit:
-    """One SM, CU or core, as the engine uses it."""
+    """One SM, CU or core, as the engine uses it.
+
+    `loading` says when weights move: "ahead" by a loader that fills the ring while the block waits, or "on-demand" by the
+    core itself while it computes (a CPU), so that every hand-off drains the stream.
+    """
 
     clock_hz: Number
     on_chip_bytes: Number  # ring and activations live here (shared memory, LDS; L2 slice of a core)
@@ -53,6 +57,7 @@ class BlockUnit:
     stage_s: Number  # fixed cost of one stage within a block (set-up, block barriers)
     kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
     sample_element_s: Number  # one logit examined by the sampling block
+    loading: str = "ahead"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Block:
         self.name = name
         self.ring = ring
         self.core = core
+        self.on_demand = machine.on_demand
         package = machine.package_of(gpu)
         self.exchange = package.exchange_pipes(die)
         self.program = machine.program.stages[index]
@@ -116,6 +117,8 @@ class Block:
             clock += self.machine.links.library
             log.append((clock, COLLECTIVE, None))
         if work.slots:
+            if self.on_demand:
+                self.ring.open(step * self.ring.per_step + work.last_slot, clock)
             clock = yield from self._consume(clock, work, log)
         if work.kv:
             clock = yield from self._attend(step, clock, work, log)

@@ -58,6 +58,8 @@ class Machine:
         self.handoffs = HandOffs(self.env, self.program, Timing(device), self.links)
         self.memory_latency = picoseconds(device.memory.latency_s.value)
         self.restart = cost.restart_ps(device)
+        resident = plan.options.execution is Execution.RESIDENT
+        self.on_demand = resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
         self.borders: dict[tuple[int, int, int], Border] = {}
@@ -148,7 +150,7 @@ class Machine:
             window=plan.options.window_slots,
             memory=package.memory_path(die, port),
             cached=package.cached_path(die, port, self.footprint()),
-            limit=(self.steps + 1) * len(sizes) if resident else 0,
+            limit=(self.steps + 1) * len(sizes) if resident and not self.on_demand else 0,
         )
         ring.paused = core is not None
         return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
