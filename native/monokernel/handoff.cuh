@@ -29,6 +29,12 @@ struct Patience {
   u64 deadline = 0;
 };
 
+// Tells all blocks, and the host, that the run has failed.
+__device__ inline void leave_all(Block& b) {
+  store_host(b.launch.request.abort, 1);
+  store_host(&b.control->abort, 1);
+}
+
 __device__ inline void report_hang(Block& b, const Waiting& what) {
   Control& c = *b.control;
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
@@ -39,7 +45,7 @@ __device__ inline void report_hang(Block& b, const Waiting& what) {
   c.hung_part = what.part;
   c.hung_element = what.element;
   c.hung_step = b.at.step;
-  store_host(&c.abort, 1);
+  leave_all(b);
 }
 
 // Called between two polls. False: give up, because the run was cancelled, failed elsewhere, or hangs here.
@@ -47,7 +53,7 @@ __device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting&
   if (++patience.polls == 1) b.core.published();  // what this block arrived at, others wait for
   b.core.relax(patience.polls);
   if (patience.polls % POLLS_PER_CHECK) return true;
-  if (load_host(&b.control->abort)) return false;
+  if (load_host(b.launch.request.abort)) return false;
   const u64 now = now_ns();
   if (!patience.deadline) patience.deadline = now + b.launch.request.watchdog_ns;
   if (now < patience.deadline) return true;

@@ -43,7 +43,7 @@ __device__ inline bool end_step(Block& b) {
       wanted.checksums[me] = b.at.checksum;
     }
     ++b.at.step;
-    ended = b.at.step >= wanted.steps || load_host(&b.control->abort);
+    ended = b.at.step >= wanted.steps || load_host(wanted.abort);
   }
   b.core.ring.rewind();
   return !b.core.any(ended);

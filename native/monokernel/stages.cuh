@@ -291,7 +291,7 @@ __device__ inline bool sample(Block& b, int index, const Stage& stage) {
   if (b.core.thread() != 0) return token >= 0;
   if (token < 0) {
     claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
-    store_host(&b.control->abort, 1);
+    leave_all(b);
     return false;
   }
   b.at.token = token;

@@ -47,6 +47,7 @@ struct Ring {
 struct Core {
   Ring ring;
   Parking* parking;
+  bool alone = false;  // as host_main.cpp fills it; a team sleeps anyway
   Team* team = nullptr;
   int me = 0;
 

@@ -87,9 +87,13 @@ class CudaEngine(Session):
         self._check_residency()
         self._stream = self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._control = Control.from_address(self._pin(ctypes.sizeof(Control), run=0))
+        self._side = self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._one = self._pin(4, run=0)
+        ctypes.c_int.from_address(self._one).value = 1
+        self._abort = self._allocate(4)
         self._launch = _Launch(control=ctypes.addressof(self._control))
         self._streams: list[int] = []
-        self._cleared: list[tuple[int, int, int]] = []  # (address, words, value) that a run starts from
+        self._cleared: list[tuple[int, int, int]] = [(self._abort, 1, 0)]  # (address, words, value) that a run starts from
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self._fill_random(random_streams)
@@ -191,6 +195,9 @@ class CudaEngine(Session):
 
     # ---- one run --------------------------------------------------------------------------------------------
 
+    def _abort_address(self) -> int:
+        return self._abort
+
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         if not self._open:
             raise EngineError("the engine is closed: make a new one")
@@ -266,6 +273,7 @@ class CudaEngine(Session):
         while not self._done("cuStreamQuery", self._stream):
             self._check_leaving()
             time.sleep(NAP_S)
+        self._call("cuStreamSynchronize", self._side)
         for event in self._ends:
             self._call("cuEventDestroy", event)
         self._ends = []
@@ -277,6 +285,8 @@ class CudaEngine(Session):
         if not self._control.abort:
             return
         now = time.monotonic()
+        if not self._told_to_leave:  # by a copy engine: no multiprocessor is free
+            self._call("cuMemcpyHtoDAsync", self._abort, self._one, 4, self._side)
         self._told_to_leave = self._told_to_leave or now
         if now - self._told_to_leave > LEAVE_S:
             self._open = False
@@ -296,6 +306,8 @@ class CudaEngine(Session):
         self._allocated = []
         if hasattr(self, "_stream"):
             self._call("cuStreamDestroy", self._stream)
+        if hasattr(self, "_side"):
+            self._call("cuStreamDestroy", self._side)
         if hasattr(self, "_module"):
             self._call("cuModuleUnload", self._module)
         if hasattr(self, "_control"):
@@ -316,7 +328,8 @@ class CudaEngine(Session):
         if error == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             return False
         if int(error):
-            raise EngineError(f"the kernel failed: {name} says {error.name}")
+            self._open = False  # every later call would fail alike and hide this error
+            raise EngineError(f"the kernel failed: {name} says {error.name}; this process cannot use the GPU any more, report this")
         return True
 
 

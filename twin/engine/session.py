@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Session(ABC):
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         forced, stops = np.array(prompt, np.int32), np.array(sorted(stop), np.int32)
         request = Request(forced=len(forced), steps=steps, stop_count=len(stops), watchdog_ns=self._watchdog_ns, top_p=1.0)
-        request.prompt, request.stop = self._give(forced), self._give(stops)
+        request.prompt, request.stop, request.abort = self._give(forced), self._give(stops), self._abort_address()
         return request
 
     def _trace_memory(self, request: Request, steps: int) -> NDArray[Any] | None:
@@ -218,6 +219,10 @@ class Session(ABC):
     @abstractmethod
     def _give(self, array: NDArray[Any]) -> int:
         """The address at which the kernel reads an array of the present run."""
+
+    def _abort_address(self) -> int:
+        """Where the blocks look whether to leave."""
+        return ctypes.addressof(self._control) + Control.abort.offset
 
     @abstractmethod
     def _fill_random(self, seed: int) -> None:

@@ -52,6 +52,7 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
     ("double", "top_p"),
     ("float", "temperature"),  # 0: greedy
     ("int", "top_k"),  # 0: all
+    ("int*", "abort"),  # all blocks look here whether to leave; a GPU's lies in its own memory: a look across the bus takes 1 us
     ("const int*", "prompt"),  # [forced]
     ("const int*", "stop"),  # [stop_count]
     ("int*", "tokens"),  # [steps] generated
