@@ -47,7 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
-PRIOR = 0.03  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
+PRIOR = 0.01  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
 BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
 UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's

@@ -53,7 +53,7 @@ class CudaEngine(Session):
         device: int = 0,
         random_streams: int | None = None,
     ) -> None:
-        """Without weights (probes) the streams wait for `_fill_random`.
+        """Without weights (probes) the streams wait for `fill_random`.
 
         `random_streams`: a seed; the matrices are filled on the device instead of packed, for runs whose numbers do not matter.
         """
@@ -96,7 +96,7 @@ class CudaEngine(Session):
         self._cleared: list[tuple[int, int, int]] = [(self._abort, 1, 0)]  # (address, words, value) that a run starts from
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
-            self._fill_random(random_streams)
+            self.fill_random(random_streams)
 
     def _check_residency(self) -> None:
         """All blocks must run at once: one that waits for an unstarted one would wait forever."""
@@ -140,7 +140,7 @@ class CudaEngine(Session):
         plan_layout.pack(self.plan, weights, rank, host)
         self._call("cuMemcpyHtoD", stream, address(host), host.nbytes)
 
-    def _fill_random(self, seed: int) -> None:
+    def fill_random(self, seed: int) -> None:
         """A chunk from the host, doubled on the device until each stream is full."""
         chunk = random_chunk(self.plan, seed)
         size = int(layout(self.plan).sizes["stream_pages"]) * PAGE_BYTES

@@ -69,7 +69,7 @@ class HostEngine(Session):
         self._kept.append(array)
         return address(array)
 
-    def _fill_random(self, seed: int) -> None:
+    def fill_random(self, seed: int) -> None:
         self._memory.fill(seed)
 
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:

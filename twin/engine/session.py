@@ -131,6 +131,12 @@ class Session(ABC):
         ends: NDArray[np.int64] = stamps.max(axis=1).astype(np.int64) - int(self._control.started)
         return ends
 
+    def step_seconds(self, *, steps: int, warmup: int) -> NDArray[np.float64]:
+        """Probes: seconds of each of `steps` steps, after `warmup` steps."""
+        ends = self.run_steps(warmup + steps)
+        seconds: NDArray[np.float64] = np.diff(np.concatenate([[0], ends]))[warmup:] / 1e9
+        return seconds
+
     # ---- one run --------------------------------------------------------------------------------------------
 
     def _check(self, prompt: Sequence[int], max_tokens: int) -> None:
@@ -225,7 +231,7 @@ class Session(ABC):
         return ctypes.addressof(self._control) + Control.abort.offset
 
     @abstractmethod
-    def _fill_random(self, seed: int) -> None:
+    def fill_random(self, seed: int) -> None:
         """Random weights in every stream."""
 
     @abstractmethod
@@ -248,9 +254,8 @@ def probe_seconds(plan: Plan, make: Callable[[], Session], *, steps: int, warmup
     if steps < 1 or warmup < 0:
         raise EngineError(f"steps={steps}, warmup={warmup}: at least 1 step, at least 0 to warm up")
     with make() as engine:
-        engine._fill_random(weights_seed)
-        ends = engine.run_steps(warmup + steps)
-    return np.diff(np.concatenate([[0], ends]))[warmup:] / 1e9
+        engine.fill_random(weights_seed)
+        return engine.step_seconds(steps=steps, warmup=warmup)
 
 
 def address(array: NDArray[Any]) -> int:
