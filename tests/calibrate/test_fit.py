@@ -73,7 +73,7 @@ def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
     assert abs(fit.worst[1]) < 0.05
     for path in ("block.kv_bytes_per_s", "block.sample_element_s", "launch.graph_edge_s"):
         number = fit.numbers[path]
-        assert number.value == pytest.approx(TRUE[path], rel=0.1), path
+        assert number.value == pytest.approx(TRUE[path], rel=0.2), path
         assert number.kind is Kind.FITTED
         assert number.low is not None
         assert number.high is not None
