@@ -23,7 +23,7 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec, Rope
 from twin.plan.types import Execution, HandOffKind
 from twin.report import pages
-from twin.report.html import Page
+from twin.report.html import Page, Section
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     say(f"3/4 simulating {STUDIED} on {', '.join(NODES)}")
     studies = {name: _study(name) for name in NODES}
     say("4/4 writing the report")
-    report = page(compared, studies, found).write(args.out / "report.html")
+    report = page(compared, checkpoint, studies, found).write(args.out / "report.html")
     emit(args, to_json(compared, studies, report) | {"conditions": found}, text(compared, studies, report))
     return 0
 
@@ -120,10 +120,12 @@ def _study(name: str) -> tuple[Node, dict[str, Result]]:
         done()
 
 
-def page(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]], found: dict[str, Any]) -> Page:
-    """The report: what was measured here, then what was only predicted."""
+def page(
+    compared: Validation, checkpoint: Checkpoint, studies: dict[str, tuple[Node, dict[str, Result]]], found: dict[str, Any]
+) -> Page:  # fmt: skip
+    """The report: what was measured here, where a step's time goes here, then what was only predicted."""
     cards = [(percent(compared.median_abs_error), "median error of the predictions for this computer")]
-    sections = [pages.validation(compared)]
+    sections = [pages.validation(compared), *_step_here(checkpoint)]
     for node, results in studies.values():
         best = max(results.values(), key=lambda r: r.tokens_per_s)
         cards.append((count(best.tokens_per_s), f"tokens/s of {STUDIED} on {node.name}, predicted"))
@@ -134,6 +136,14 @@ def page(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]
         "Everything about GPUs is predicted from the numbers listed below."
     )
     return Page("MonoTwin demo", subtitle, tuple(cards), tuple(sections))
+
+
+def _step_here(checkpoint: Checkpoint) -> list[Section]:
+    """Timeline and attribution of a step of the small checkpoint on all cores of this computer, as the twin sees it."""
+    node = calibrated_node("1xhost")
+    plan = Case(checkpoint.spec, node, {"context": TOKENS}).plan()
+    result = simulate(plan, node, trace=True, blocks=pages.traced_blocks(plan))
+    return [*pages.timeline(plan, result), pages.attribution(result)]
 
 
 def to_json(compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]], report: Path) -> dict[str, Any]:
