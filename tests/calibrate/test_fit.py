@@ -133,5 +133,5 @@ def test_quiet_ignores_what_other_processes_added() -> None:
     assert quiet(np.array([1.0, 1.0, 1.0, 9.0])) == 1.0
 
 
-def test_repeats_are_read_like_steps(tmp_path: Path) -> None:
-    assert settled(store.Run(tmp_path, {}, {"a": [2.0, 1.0, 5.0, 1.0, 1.0]})) == {"a": 1.0}
+def test_the_middle_repeat_counts(tmp_path: Path) -> None:
+    assert settled(store.Run(tmp_path, {}, {"a": [2.0, 1.0, 5.0, 3.0, 1.0]})) == {"a": 2.0}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from twin.calibrate import store
-from twin.calibrate.measure import quiet, settled
+from twin.calibrate.measure import settled
 from twin.calibrate.probes import Probe
 from twin.errors import CalibrationError
 from twin.hardware.override import apply_fit
@@ -168,10 +168,10 @@ def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe
     random = np.random.default_rng(0)
     inverse = np.linalg.pinv(jacobian)
     logs = [np.log(run.samples[p.name]) for p in probes]
-    middle = np.array([quiet(values) for values in logs])
+    middle = np.array([np.median(values) for values in logs])
     draws = []
     for _ in range(BOOTSTRAP):
-        noise = np.array([quiet(random.choice(values, len(values))) for values in logs]) - middle
+        noise = np.array([np.median(random.choice(values, len(values))) for values in logs]) - middle
         misfit = random.choice(left, len(left))
         change = np.concatenate([noise + misfit, np.zeros(jacobian.shape[0] - len(left))])
         draws.append(point + inverse @ change)

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from twin.calibrate import store
 from twin.calibrate.heldout import TOKENS, HeldOut, held_out
 from twin.calibrate.measure import quiet
@@ -38,7 +36,7 @@ class Compared:
     name: str
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
-    spread: float  # (slowest - fastest repeat) / the one compared
+    spread: float  # (slowest - fastest repeat) / median
     blocks: int
 
     @property
@@ -113,7 +111,7 @@ def validate_host(progress: Callable[[str], None], *, repeats: int = REPEATS) ->
                 progress(f"held-out runs: round {turn + 1}/{repeats}, {at + 1}/{len(runs)} {run.name}")
                 seconds[at].append(_measure(run, engine))
     compared = tuple(
-        Compared(run.name, 1 / guess, 1 / quiet(np.array(took)), (max(took) - min(took)) / quiet(np.array(took)), run.options.blocks)
+        Compared(run.name, 1 / guess, 1 / statistics.median(took), (max(took) - min(took)) / statistics.median(took), run.options.blocks)
         for run, guess, took in zip(runs, predicted, seconds, strict=True)
     )
     _record(runs, seconds)
