@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,6 @@ class Fit:
     numbers: dict[str, Number]
     residuals: dict[str, float]  # log(simulated / measured) of each probe
     run: str
-    meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def worst(self) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
 
 MB = 10**6
-PROBE_BLOCKS = (1, 2)  # per emulated GPU; held-out engine runs use other counts too
+MOST_BLOCKS = 64  # the smallest exchange has that many elements, and every block publishes one
 CROWD = 4  # blocks per core in the probe of taking turns
 
 
@@ -25,7 +25,8 @@ class Probe:
 
 def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:
     """All probes of a CPU. `quick` keeps every question and thins out its samples."""
-    blocks = [b for b in PROBE_BLOCKS if b <= cores]
+    most = min(cores, MOST_BLOCKS)
+    blocks = sorted({1, min(2, most), most})  # alone, the first hand-off, and what memory gives to all cores together
     return [
         *_streams(limits, blocks, quick),
         *_rows(limits, quick),
@@ -33,7 +34,7 @@ def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:
         *_attention(limits, blocks, quick),
         *_launches(limits, blocks),
         *_samples(limits),
-        *_turns(limits, cores),
+        *_turns(limits, most),
     ]
 
 

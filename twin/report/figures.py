@@ -19,7 +19,6 @@ COLOURS = {
     "sampling": "#d69e2e",
     "other": "#8a94a6",
 }
-FALLBACK = "#8a94a6"
 ROW_PX = 34
 LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"}
 
