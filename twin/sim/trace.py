@@ -7,11 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twin.sim.attribution import Piece
-from twin.sim.program import CAUSES
+from twin.sim.program import CAUSES, LAUNCH
 
 if TYPE_CHECKING:
-    from twin.sim.block import Block
+    from twin.sim.block import Block, Segment
     from twin.sim.machine import Machine
 
 Event = dict[str, object]
@@ -28,60 +31,100 @@ class Trace:
         return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
 
 
-def collect(machine: Machine, blocks: Collection[int] | None, path: Sequence[Piece]) -> Trace:
-    """`blocks` of each GPU, or all; the critical path always."""
+def collect(machine: Machine, blocks: Collection[int] | None, path: Sequence[Piece], *, first_step: int = 0, group: str = "") -> Trace:
+    """`blocks` of each GPU, or all, from `first_step` on, which is then called step 0; the critical path always.
+
+    `group` stands before the names of processes, for a file that holds another trace beside this one.
+    """
     events: list[Event] = []
     for gpu in range(machine.plan.options.gpus):
-        events.append(_meta("process_name", gpu, 0, f"Gpu[{gpu}]"))
+        events.append(named_process(gpu, f"{group}Gpu[{gpu}]"))
     for block in machine.blocks:
         if blocks is None or machine.number_on_gpu(block) in blocks:
-            events += _consumer(machine, block)
-            events += _loader(machine, block)
-    events.append(_meta("process_name", CRITICAL, 0, "critical path"))
-    events += [_span(machine.plan.stages[p.stage].name, CAUSES[p.cause], CRITICAL, 0, p.start, p.end) | _at(p.block) for p in path]
+            events += _consumer(machine, block, first_step)
+            events += _loader(machine, block, first_step)
+    events.append(named_process(CRITICAL, f"{group}critical path"))
+    events += [span(machine.plan.stages[p.stage].name, CAUSES[p.cause], CRITICAL, 0, p.start, p.end) | _at(p.block) for p in path]
     return Trace(tuple(events))
+
+
+def marks(machine: Machine) -> NDArray[np.int64]:
+    """[steps][ranks][blocks][stages][inputs ready, finished] in ps, as the kernel marks them. Needs a machine that keeps all steps."""
+    plan = machine.plan
+    made = np.zeros((machine.steps, plan.ranks, plan.blocks, len(plan.stages), 2), np.int64)
+    for block in machine.blocks:
+        before = 0
+        for step, stages in enumerate(block.log):
+            for index, segments in enumerate(stages):
+                ready = _inputs_ready(block, step, index, segments, before)
+                before = segments[-1][0] if segments else before
+                made[step, block.rank, block.index, index] = ready, before
+    return made
+
+
+def _inputs_ready(block: Block, step: int, index: int, segments: Sequence[Segment], begin: int) -> int:
+    """The end of the last gather; of the kernel's launch, or the stage's begin, when it gathers nothing."""
+    gathers = [read.cause for read in block.program[index].reads if step or not read.previous_step]
+    done, ready = 0, begin
+    for end, cause, binder in segments:
+        if cause == LAUNCH:
+            ready = end
+        elif done < len(gathers) and binder is None and cause == gathers[done]:
+            done, ready = done + 1, end
+    return ready
 
 
 def _at(block: str) -> Event:
     return {"args": {"block": block}}
 
 
-def _consumer(machine: Machine, block: Block) -> Iterator[Event]:
+def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
     """Steps, in them stages, in them what the time went to."""
     tid = machine.number_on_gpu(block)
-    yield _meta("thread_name", block.gpu, tid, f"{block.name}.consumer")
-    begin = 0
-    for step, stages in enumerate(block.log):
-        yield _span(f"step {step}", "step", block.gpu, tid, begin, block.ended[step])
+    yield named_track(block.gpu, tid, f"{block.name}.consumer")
+    begin = block.ended[first_step - 1] if first_step else 0
+    for step, stages in enumerate(block.log[first_step:], start=first_step):
+        yield span(f"step {step - first_step}", "step", block.gpu, tid, begin, block.ended[step])
         for index, segments in enumerate(stages):
             if not segments:
                 continue
-            yield _span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
+            yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
             for end, cause, binder in segments:
                 if end > begin:
                     name = CAUSES[cause] if binder is None else f"{CAUSES[cause]}: waits for {binder[0].name}"
-                    yield _span(name, CAUSES[cause], block.gpu, tid, begin, end)
+                    yield span(name, CAUSES[cause], block.gpu, tid, begin, end)
                     begin = end
         begin = block.ended[step]
 
 
-def _loader(machine: Machine, block: Block) -> Iterator[Event]:
+def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
     """Slots in flight: requested and not yet arrived."""
     changes = [(issued, 1) for issued, _ in block.ring.history or ()] + [(arrived, -1) for _, arrived in block.ring.history or ()]
     changes.sort()
-    end = block.ended[-1]
+    begin, end = block.ended[first_step - 1] if first_step else 0, block.ended[-1]
     level, position = 0, 0
     while position < len(changes) and changes[position][0] <= end:
         time = changes[position][0]
         while position < len(changes) and changes[position][0] == time:
             level += changes[position][1]
             position += 1
+        if time < begin:
+            continue
         name = f"{block.name}.loader in flight"
         yield {"ph": "C", "name": name, "pid": block.gpu, "ts": time / 1e6, "args": {"slots": level}}
 
 
-def _span(name: str, category: str, pid: int, tid: int, start: int, end: int) -> Event:
+def span(name: str, category: str, pid: int, tid: int, start: float, end: float) -> Event:
+    """Times in ps."""
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start / 1e6, "dur": (end - start) / 1e6}
+
+
+def named_process(pid: int, name: str) -> Event:
+    return _meta("process_name", pid, 0, name)
+
+
+def named_track(pid: int, tid: int, name: str) -> Event:
+    return _meta("thread_name", pid, tid, name)
 
 
 def _meta(kind: str, pid: int, tid: int, name: str) -> Event:

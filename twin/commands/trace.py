@@ -1,0 +1,41 @@
+"""`twin trace`: recorded steps of the engine beside simulated steps of the same plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from twin.calibrate.validate import calibrated_node
+from twin.commands.arguments import Subparsers, add_node, command
+from twin.commands.output import emit, say
+from twin.report import pages
+from twin.report.recording import load
+from twin.report.side_by_side import side_by_side, text, to_json
+
+STEPS = 2
+EXAMPLES = """\
+  twin trace out/llama-3.2-1b.npz 1xh200
+  twin trace out/llama-3.2-1b.npz 1xh200 --out out/llama-3.2-1b.json"""
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(
+        commands, "trace", run, usage="RECORDING NODE [options]", summary="compare recorded steps of the engine with simulated ones",
+        text="Simulates the plan that was recorded, and sets each kind of stage beside its measurement.\n"
+        "studies/h200-traces records steps on a GPU; neither a model nor options have to be repeated here.", examples=EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument("recording", metavar="RECORDING", type=Path, help="an .npz file that a traced run left")
+    add_node(parser)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write both sides as one trace for ui.perfetto.dev")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="consecutive steps in that trace (default %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    recording = load(args.recording)
+    result = side_by_side(recording, calibrated_node(args.node), shown=pages.traced_blocks(recording.plan), steps=args.steps)
+    emit(args, to_json(result), text(result))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(result.trace.to_json(), encoding="utf-8")
+        say(f"trace: {args.out} (open it in ui.perfetto.dev)")
+    return 0
