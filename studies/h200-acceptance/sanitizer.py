@@ -1,0 +1,96 @@
+"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this file as a program is what it watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from runs import Failed
+from shapes import Bench, prompt_of
+
+from twin.plan.types import Execution, HandOffKind, Plan
+
+TOOLS = {
+    "memcheck": r"ERROR SUMMARY: 0 errors",
+    "racecheck": r"RACECHECK SUMMARY: 0 hazards",  # of shared memory
+    "synccheck": r"ERROR SUMMARY: 0 errors",
+}
+PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/bin", "/opt/nvidia/nsight-compute/*/host/*")
+ERRORS_FOUND = 9  # exit code
+WATCHDOG_S = 300.0  # watched kernels are slow, and others wait for them
+LIMIT_S = 240.0  # for one tool
+PROMPT, TOKENS = 3, 4
+MODELS = ("tiny", "tiny-lanes")
+
+
+class NotRun(Exception):
+    """Why a part could not be tried."""
+
+
+def find() -> str | None:
+    """compute-sanitizer on the path, else where CUDA and Nsight put it."""
+    found = shutil.which("compute-sanitizer")
+    for place in () if found else PLACES:
+        for folder in sorted(Path("/").glob(place.lstrip("/"))):
+            if (folder / "compute-sanitizer").is_file():
+                return str(folder / "compute-sanitizer")
+    return found
+
+
+def sanitizer_plans(bench: Bench) -> list[Plan]:
+    plans = [bench.plan(name, max_context=64, handoff=handoff) for name in MODELS for handoff in HandOffKind]
+    return [*plans, bench.plan("tiny", max_context=64, execution=Execution.GRAPH)]
+
+
+def run_all(bench: Bench) -> list[list[int]]:
+    """Tokens of every plan: the same with and without a tool that watches."""
+    made = []
+    for plan in sanitizer_plans(bench):
+        with bench.engine(plan, watchdog_s=WATCHDOG_S) as engine:
+            made.append(engine.generate(prompt_of(plan, PROMPT), max_tokens=TOKENS).tokens)
+            engine.logits(prompt_of(plan, PROMPT))
+    return made
+
+
+def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
+    """Each tool without a finding, and with the tokens of an unwatched run. Logs go to `out`."""
+    if bench.device == "host":
+        raise NotRun("compute-sanitizer watches GPU kernels; the host engine has its own tests under ASan, UBSan and TSan")
+    program = find()
+    if program is None:
+        raise NotRun(f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it with the CUDA toolkit")
+    expected = run_all(bench)
+    facts: dict[str, Any] = {"program": program, "plans": len(expected)}
+    failed = []
+    for tool, clean in TOOLS.items():
+        facts[tool] = _watch(program, tool, out / f"{tool}.log")
+        if not re.search(clean, facts[tool]["summary"]) or facts[tool]["exit"]:
+            failed.append(f"{tool}: {facts[tool]['summary'] or 'no summary'} (exit code {facts[tool]['exit']})")
+        elif facts[tool]["tokens"] != expected:
+            failed.append(f"{tool}: other tokens than without it")
+    if failed:
+        raise Failed("; ".join(failed) + f"; logs in {out}")
+    return facts
+
+
+def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
+    command = [program, "--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--print-limit", "20", sys.executable, __file__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=os.environ)
+    except subprocess.TimeoutExpired as error:
+        log.write_bytes((error.stdout or b"") + (error.stderr or b""))
+        return {"exit": -1, "summary": f"not done after {LIMIT_S:g} s", "tokens": None}
+    log.write_text(done.stdout + done.stderr)
+    summary = re.findall(r"=+ (.*SUMMARY.*)", done.stdout + done.stderr)
+    tokens = [line for line in done.stdout.splitlines() if line.startswith("[[")]
+    return {"exit": done.returncode, "summary": summary[-1] if summary else "", "tokens": json.loads(tokens[-1]) if tokens else None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_all(Bench("cuda"))), flush=True)

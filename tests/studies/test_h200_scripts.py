@@ -1,0 +1,80 @@
+"""The H200 studies' scripts run from end to end on this computer's CPU, with small stand-ins; a GPU machine runs them unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANGES = {"resident, sentinel", "sentinel -> grid", "resident -> graph"}
+
+
+def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, ROOT / "studies" / name, *words]
+    return subprocess.run([str(w) for w in command], capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+
+
+def test_acceptance_passes_on_the_host_engine(tmp_path: Path) -> None:
+    quick = ("--device", "host", "--tokens", 100, "--soak-tokens", 2000, "--seconds", 0.5)
+    done = script("h200-acceptance/acceptance.py", *quick, "--out", tmp_path)
+    parts: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())["parts"]
+    results = {name: part["result"] for name, part in parts.items()}
+    assert results.pop("sanitizer") == "not run"
+    assert set(results.values()) == {"passed"}, parts
+    assert done.returncode == 1  # a part that was not run is not shown
+    assert "5 passed, 0 FAILED, 1 not run" in done.stdout
+    assert parts["soak"]["facts"]["small"]["tokens"] == 2000
+    assert len(parts["broken"]["facts"]) == 5
+    assert all("watchdog: Rank[" in fact["watchdog"] for fact in parts["broken"]["facts"].values())
+
+
+def test_acceptance_knows_its_parts(tmp_path: Path) -> None:
+    done = script("h200-acceptance/acceptance.py", "--device", "host", "--out", tmp_path, "soaks")
+    assert done.returncode == 2
+    assert "no part 'soaks'; choose from repeats, soak" in done.stderr
+
+
+def test_changes_are_checked_then_measured_then_compared(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.json"
+    done = script("h200-changes/measure.py", measured, "--device", "host", "--repeats", 2, "--tokens", 48)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(measured.read_text())["rows"]
+    assert {name.split(" | ")[0] for name in rows} == {"llama-3.2-1b", "laneformer-2b"}
+    assert len(rows) == 10
+    assert {name.split(" | ")[1] for name in rows} >= CHANGES
+    table = script("h200-changes/table.py", measured, measured)
+    assert "Median error 0.0%, worst 0.0%." in table.stdout, table.stderr
+
+
+def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
+    done = script("h200-traces/record.py", "--device", "host", "--out", tmp_path, "laneformer-2b")
+    assert done.returncode == 0, done.stderr
+    recording = tmp_path / "laneformer-2b.npz"
+    compared = subprocess.run(
+        [sys.executable, "-m", "twin.cli", "trace", str(recording), "1xhost", "--out", str(tmp_path / "both.json"), "--json"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert compared.returncode == 0, compared.stderr
+    result = json.loads(compared.stdout)
+    assert result["positions"] == [112, 143]
+    assert result["measured_step_us"] > 0
+    assert {row["kind"] for row in result["stages"]} >= {"qkv", "attention", "down", "sample"}
+    assert "measured Gpu[0]" in (tmp_path / "both.json").read_text()
+
+
+def test_gpu_scripts_import_no_simulator() -> None:
+    """The GPU machine has neither simpy nor scipy."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
+    for folder, modules in {
+        "h200-acceptance": "acceptance, sanitizer",
+        "h200-changes": "measure",
+        "h200-traces": "record",
+    }.items():
+        code = f"{blocked}; sys.path.insert(0, 'studies/{folder}'); import {modules}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
