@@ -25,10 +25,11 @@ Marks = NDArray[np.int64]  # [steps][ranks][blocks][stages][inputs ready, finish
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Microseconds of one stage of a kind, mean of its stages and of all blocks, median of the steps.
+    """Microseconds of one stage of a kind, mean of its stages, median of the steps.
 
-    Means, because a GPU's clock may tick in 256 ns: single marks are coarse. `wait`: from the end of the stage before until all
-    inputs are there; `work`: from there to the end of the stage, its publication included.
+    `span`: from the end of the stage before, over all blocks, to its own: spans add up to the step. `wait`, mean of all blocks: from the
+    end of a block's stage before until all inputs are there; `work`: from there to the end of the stage, its publication included.
+    Means, because a GPU's clock may tick in 256 ns: single marks are coarse.
     """
 
     kind: str
@@ -37,19 +38,13 @@ class StageTimes:
     simulated_wait_us: float
     measured_work_us: float
     simulated_work_us: float
-
-    @property
-    def measured_us(self) -> float:
-        return self.measured_wait_us + self.measured_work_us
-
-    @property
-    def simulated_us(self) -> float:
-        return self.simulated_wait_us + self.simulated_work_us
+    measured_span_us: float
+    simulated_span_us: float
 
     @property
     def difference(self) -> float:
-        """Relative, positive when the simulated stage takes longer."""
-        return self.simulated_us / self.measured_us - 1
+        """Of the spans, relative; positive when the simulated stage takes longer."""
+        return self.simulated_span_us / self.measured_span_us - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +108,21 @@ def _typical(times: Marks, steps: int) -> int:
     return int(np.argmin(np.convolve(away, np.ones(steps), "valid")))
 
 
-def _wait_and_work(times: Marks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[steps - 1][stages] in us, means over all blocks."""
+def _parts(times: Marks) -> tuple[NDArray[np.float64], ...]:
+    """(wait, work, span), each [steps - 1][stages] in us."""
     ready, finished = times[1:, ..., 0], times[1:, ..., 1]
     before = np.concatenate([times[:-1, ..., -1:, 1], finished[..., :-1]], axis=-1)
-    return (ready - before).mean(axis=(1, 2)) / 1e6, (finished - ready).mean(axis=(1, 2)) / 1e6
+    wait, work = (ready - before).mean(axis=(1, 2)), (finished - ready).mean(axis=(1, 2))
+    whole = finished.max(axis=(1, 2)) - before.max(axis=(1, 2))
+    return wait / 1e6, work / 1e6, whole / 1e6
 
 
 def _stage_times(plan: Plan, measured: Marks, simulated: Marks) -> Iterator[StageTimes]:
     kinds = np.array([stage.kind.value for stage in plan.stages])
-    sides = [_wait_and_work(times) for times in (measured, simulated)]
+    pairs = list(zip(_parts(measured), _parts(simulated), strict=True))
     for kind in dict.fromkeys(kinds.tolist()):
         at = kinds == kind
-        (wait, work), (simulated_wait, simulated_work) = (
-            [float(np.median(part[:, at].mean(axis=1))) for part in side] for side in sides
-        )  # fmt: skip
-        yield StageTimes(kind, int(at.sum()), wait, simulated_wait, work, simulated_work)
+        yield StageTimes(kind, int(at.sum()), *(float(np.median(part[:, at].mean(axis=1))) for pair in pairs for part in pair))
 
 
 # ---- trace ---------------------------------------------------------------------------------------------------------------
@@ -181,30 +175,21 @@ def to_json(result: SideBySide) -> dict[str, Any]:
         "measured_step_us": result.measured_step_us,
         "simulated_step_us": result.simulated_step_us,
         "difference": result.difference,
-        "stages": [
-            {name: getattr(row, name) for name in (*StageTimes.__slots__, "measured_us", "simulated_us", "difference")}
-            for row in result.stages
-        ],
+        "stages": [{name: getattr(row, name) for name in (*StageTimes.__slots__, "difference")} for row in result.stages],
         "conditions": result.conditions,
     }
 
 
 def text(result: SideBySide) -> str:
     """One row a kind of stage, us a stage; then the whole step."""
-    head = ("stage", "count", "wait", "simulated", "work", "simulated", "stage", "simulated", "difference")
+    head = ("stage", "count", "wait", "simulated", "work", "simulated", "span", "simulated", "difference")
     rows: list[tuple[object, ...]] = []
     for row in result.stages:
-        times = (
-            row.measured_wait_us,
-            row.simulated_wait_us,
-            row.measured_work_us,
-            row.simulated_work_us,
-            row.measured_us,
-            row.simulated_us,
-        )
+        wait, work = (row.measured_wait_us, row.simulated_wait_us), (row.measured_work_us, row.simulated_work_us)
+        times = (*wait, *work, row.measured_span_us, row.simulated_span_us)
         rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), percent(row.difference, signed=True)))
     whole = (f"{result.measured_step_us:.1f}", f"{result.simulated_step_us:.1f}", percent(result.difference, signed=True))
     rows.append(("step", 1, None, None, None, None, *whole))
     low, high = result.positions
     title = f"{result.plan.name}: measured steps at {low}-{high} positions, simulated on {result.node} at {result.plan.options.context}"
-    return f"{title}\nus a stage: mean of all blocks, median of the steps\n\n{table(head, rows)}"
+    return f"{title}\nus a stage, median of the steps; wait and work: mean of all blocks; spans add up to the step\n\n{table(head, rows)}"
