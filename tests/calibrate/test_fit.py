@@ -9,9 +9,9 @@ import pytest
 
 from twin.calibrate import store
 from twin.calibrate.fit import fit_device, simulated_step_s
-from twin.calibrate.measure import quiet, settled
+from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, host_probes
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.reading import quiet, settled
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit

@@ -8,8 +8,11 @@ over the logarithms of the numbers, so a factor of two too slow weighs as much a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,40 +20,23 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from twin.calibrate import store
-from twin.calibrate.measure import settled
 from twin.calibrate.probes import Probe
+from twin.calibrate.reading import settled
+from twin.calibrate.recipe import recipe_of
 from twin.errors import CalibrationError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Node, Number
-from twin.models.spec import DType
 from twin.sim.run import simulate
 
 Vector = NDArray[np.float64]
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "stream": (
-        "block.bf16_bytes_per_s",
-        "block.fp16_bytes_per_s",
-        "block.fp32_bytes_per_s",
-        "block.row_s",
-        "block.load_bytes_per_s",
-        "memory.stream_bytes_per_s",
-        "llc.capacity_bytes",
-        "llc.bytes_per_s",
-        "l2.bytes_per_s",
-    ),
-    "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
-    "attention": ("block.kv_bytes_per_s",),
-    "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
-    "sample": ("block.sample_element_s",),
-    "turns": ("sharing.switch_s",),
-}
 BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
 PRIOR = 0.01  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
 BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
 UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
+UNSETTLED = "of which none is bound by this number"
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
 ENOUGH = 1e-3  # relative change of all numbers, or of the misfit, at which a fit ends
 
@@ -60,69 +46,71 @@ class Fit:
     numbers: dict[str, Number]
     residuals: dict[str, float]  # log(simulated / measured) of each probe
     run: str
+    groups: dict[str, str]  # of each probe
+    failed: dict[str, str] = field(default_factory=dict)  # probes that did not run, and why
 
     @property
     def worst(self) -> tuple[str, float]:
         return max(self.residuals.items(), key=lambda item: abs(item[1]))
 
+    def rms(self, group: str) -> float:
+        """Root mean square of a group's residuals."""
+        return float(np.sqrt(np.mean([left**2 for name, left in self.residuals.items() if self.groups[name] == group])))
+
 
 def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> Fit:
-    """Fit all groups in order. Raises CalibrationError when the run lacks a probe."""
-    missing = [p.name for p in probes if p.name not in run.samples]
+    """Fit all groups in order; probes of a group without numbers are only compared.
+
+    A number of better kind than assumed that no probe settles is left alone. Raises CalibrationError when the run lacks a probe.
+    """
+    failed: dict[str, str] = run.meta.get("failed") or {}
+    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed]
     if missing:
         raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
+    probes = [p for p in probes if p.name in run.samples]
+    recipe = recipe_of(device)
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
-    for group, wanted in GROUPS.items():
-        chosen = [p for p in probes if p.group == group]
-        paths = tuple(path for path in wanted if getattr(device, path.split(".")[0]) is not None)
-        if not chosen or not paths:
-            continue
-        progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
-        begun = apply_fit(device, numbers | starting_numbers(group, paths, chosen, run))
-        fitted = _fit_group(begun, paths, chosen, run)
-        numbers |= fitted.numbers
-        residuals |= fitted.residuals
-    return Fit(numbers, residuals, run.id)
+    with _simulators(probes) as simulators:
+        for group, wanted in recipe.groups.items():
+            chosen = [p for p in probes if p.group == group]
+            paths = tuple(path for path in wanted if getattr(device, path.split(".")[0]) is not None)
+            if not chosen or not paths:
+                continue
+            progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
+            known = apply_fit(device, numbers)
+            starts = recipe.starts(group, chosen, settled(run), known)
+            begun = apply_fit(known, {path: _fitted(starts[path], "read off a probe") for path in paths if path in starts})
+            fitted = _fit_group(begun, paths, chosen, run, simulators)
+            numbers |= {path: number for path, number in fitted[0].items() if _worth(number, device, path)}
+            residuals |= fitted[1]
+        rest = [p for p in probes if p.name not in residuals]
+        progress(f"comparing {len(rest)} probes that settle no number")
+        simulated = simulators(apply_fit(device, numbers), rest)
+        residuals |= {p.name: math.log(s / settled(run)[p.name]) for p, s in zip(rest, simulated, strict=True)}
+    return Fit(numbers, residuals, run.id, {p.name: p.group for p in probes}, failed)
 
 
-def starting_numbers(group: str, paths: tuple[str, ...], probes: list[Probe], run: store.Run) -> dict[str, Number]:
-    """Rates read straight off the stream probes. From a bad start a rate that does not bind yet has no slope to follow."""
-    if group != "stream":
-        return {}
-    middle = settled(run)
-    streams = [p for p in probes if p.name.startswith("stream")]
-    size = {p.name: p.plan.weight_bytes() for p in streams}
-    rate = {name: bytes_ / middle[name] for name, bytes_ in size.items()}
-    alone = [p.name for p in streams if p.plan.blocks == 1]
-    together = [p.name for p in streams if p.plan.blocks == max(q.plan.blocks for q in streams)]
-    large, small = max(size.values()), min(size.values())
-    read_off = {
-        "memory.stream_bytes_per_s": [n for n in together if size[n] > large / 2],
-        "block.load_bytes_per_s": [n for n in alone if size[n] > large / 2],
-        "llc.bytes_per_s": [n for n in together if small * 2 < size[n] < large / 4],
-        "l2.bytes_per_s": together,
-    }
-    for dtype in DType:
-        same = [p.name for p in streams if p.plan.options.weight_dtype is dtype]
-        read_off[f"block.{dtype.value}_bytes_per_s"] = [n for n in alone if n in same]
-    found = {path: max(rate[n] for n in names) for path, names in read_off.items() if names}
-    return {path: _fitted(value, "read off a probe") for path, value in found.items() if path in paths}
+def _worth(number: Number, device: Device, path: str) -> bool:
+    """Did the probes settle the number, or was there nothing but an assumption before?"""
+    return UNSETTLED not in number.source or _number(device, path).kind is Kind.ASSUMED
 
 
 def _fitted(value: float, source: str) -> Number:
     return Number(value, Kind.FITTED, source, value, value)
 
 
-def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run) -> Fit:
+def _fit_group(
+    device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run, simulators: Simulators
+) -> tuple[dict[str, Number], dict[str, float]]:
+    """The numbers of a group and what remains of each probe's logarithm."""
     start = np.array([math.log(_value(device, path)) for path in paths])
     middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
 
     def residual(point: Vector) -> Vector:
         trial = apply_fit(device, dict(zip(paths, _plain(point), strict=True)))
-        simulated = np.array([math.log(simulated_step_s(trial, probe)) for probe in probes])
-        return np.concatenate([simulated - target, PRIOR * (point - start)])
+        return np.concatenate([np.log(simulators(trial, probes)) - target, PRIOR * (point - start)])
 
     found = least_squares(
         residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, ftol=ENOUGH, xtol=ENOUGH
@@ -135,9 +123,33 @@ def _fit_group(device: Device, paths: tuple[str, ...], probes: list[Probe], run:
         slope = float(np.linalg.norm(found.jac[: len(probes), at]))
         if slope < BOUND:
             low[at], high[at] = found.x[at] - UNBOUND, found.x[at] + UNBOUND
-        said = source if slope >= BOUND else f"{source}, of which none is bound by this number"
+        said = source if slope >= BOUND else f"{source}, {UNSETTLED}"
         numbers[path] = Number(math.exp(found.x[at]), Kind.FITTED, said, math.exp(low[at]), math.exp(high[at]))
-    return Fit(numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True)), run.id)
+    return numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True))
+
+
+Simulators = Callable[[Device, list[Probe]], list[float]]  # seconds of a step of each probe on a device
+_worker_probes: dict[str, Probe] = {}  # of a worker process: plans are large, and sent once
+
+
+@contextmanager
+def _simulators(probes: list[Probe]) -> Iterator[Simulators]:
+    """Probes simulated on all cores."""
+    workers = len(os.sched_getaffinity(0))
+    if workers == 1:
+        yield lambda device, chosen: [simulated_step_s(device, probe) for probe in chosen]
+        return
+    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(probes,)) as pool:
+        yield lambda device, chosen: list(pool.map(_simulate_known, ((device, probe.name) for probe in chosen)))
+
+
+def _remember(probes: list[Probe]) -> None:
+    _worker_probes.update((probe.name, probe) for probe in probes)
+
+
+def _simulate_known(work: tuple[Device, str]) -> float:
+    device, name = work
+    return simulated_step_s(device, _worker_probes[name])
 
 
 def simulated_step_s(device: Device, probe: Probe) -> float:
@@ -146,13 +158,18 @@ def simulated_step_s(device: Device, probe: Probe) -> float:
 
 
 def _value(device: Device, path: str) -> float:
+    return float(_number(device, path).value)
+
+
+def _number(device: Device, path: str) -> Number:
     """The device's present number at a dotted path."""
     found: Any = device
     for name in path.split("."):
         found = getattr(found, name)
         if found is None:
             raise CalibrationError(f"{device.name} has no {path}: this device cannot be fitted by these probes")
-    return float(found.value)
+    assert isinstance(found, Number)
+    return found
 
 
 def _plain(point: Vector) -> list[Number]:

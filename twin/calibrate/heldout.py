@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twin.hardware.load import load_node
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
+from twin.plan.build import build
+from twin.plan.defaults import limits_of
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
+from twin.plan.validate import validate
 
 TOKENS = 48  # decoded and timed per repeat
+REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One engine run: a random checkpoint of a small shape, decoded greedily after a prompt."""
+    """One engine run: random weights of a model's shape, decoded greedily after a prompt."""
 
     name: str
     spec: ModelSpec
     options: Options
     prompt: int  # positions
+    tokens: int = TOKENS
+    repeats: int = REPEATS
+    traced: bool = False  # once more, with the time of each stage
+
+    def plan(self, device: str) -> Plan:
+        """Planned for `device` and proven."""
+        plan = build(self.spec, self.options, limits_of(load_node(f"{self.options.gpus}x{device}")))
+        validate(plan)
+        return plan
 
 
 def _spec(name: str, *, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int) -> ModelSpec:
@@ -35,7 +49,7 @@ QWEN = replace(SMALL, name="qwen", family="qwen3", qk_norm=True, head_dim=128, h
 LANES = replace(DEEP, name="lanes", family="laneformer", layers=12, lanes=Lanes(4, 2), windows=(128,) * 8 + (0,) * 4)
 
 
-def held_out() -> list[HeldOut]:
+def host_held_out() -> list[HeldOut]:
     """The runs of `twin validate host`; block counts 3 and 4 appear in no probe.
 
     At most two blocks share a core of the smallest computer (two cores): with four the twin was seen 48 % too fast,

@@ -1,4 +1,4 @@
-"""Run the probes of this computer and store what they said."""
+"""Run the probes on a device of this computer. Needs no simulator: measuring and fitting may happen on different computers."""
 
 from __future__ import annotations
 
@@ -6,62 +6,79 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from twin.calibrate import store
-from twin.calibrate.probes import Probe, host_probes
-from twin.engine.host import HostEngine
-from twin.hardware.load import load_node
+from twin.calibrate.probes import Probe
+from twin.calibrate.recipe import recipe_of
+from twin.engine.choose import check_present, compile_all, open_engine
+from twin.engine.session import Session
+from twin.errors import CalibrationError, TwinError
+from twin.hardware.types import Device, Node
 from twin.plan.defaults import limits_of
 from twin.plan.validate import validate
 
 Progress = Callable[[str], None]
+Keep = Callable[[dict[str, Any], store.Samples], None]  # called after every round with what is known so far
 
-REPEATS = 7
-QUICK_REPEATS = 3
 WARMUP_STEPS = 3
 SEED = 0  # of the probes' weights
-QUIET_PERCENT = 25
 
 
-def probe_host(progress: Progress, *, quick: bool = False) -> store.Run:
-    """Measure every probe, in rounds over all of them so that a slow minute touches each alike."""
-    node = load_node("1xhost")
-    probes = host_probes(limits_of(node), node.device.blocks, quick=quick)
+def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = False) -> None:
+    """Measure every probe, in rounds over all of them so that a slow minute touches each alike.
+
+    A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError when none is left.
+    """
+    device = node.device
+    recipe = recipe_of(device)
+    require(device)
+    probes = recipe.probes(limits_of(node), quick)
     for probe in probes:
         validate(probe.plan)
-    meta: dict[str, Any] = {**store.conditions(), "device": "host", "quick": quick, "steps": {p.name: p.steps for p in probes}}
-    rounds = QUICK_REPEATS if quick else REPEATS
-    samples: dict[str, list[float]] = {p.name: [] for p in probes}
+    failed: dict[str, str] = {}
+    meta: dict[str, Any] = {
+        **store.conditions(), **recipe.conditions(), "device": device.name, "quick": quick, "steps": {p.name: p.steps for p in probes},
+        "failed": failed,
+    }  # fmt: skip
+    refused = compile_all(device, [p.plan for p in probes], progress)
+    failed |= {probes[at].name: said for at, said in refused.items()}
+    rounds = recipe.quick_repeats if quick else recipe.repeats
+    samples: store.Samples = {}
     with ExitStack() as stack:
         # Each probe keeps its memory for all rounds, as an engine does: memory that a virtual machine returned and took
         # again streamed a third slower.
-        engines = [_prepared(stack, probe) for probe in probes]
+        engines: dict[str, Session] = {}
         for turn in range(rounds):
-            for done, (probe, engine) in enumerate(zip(probes, engines, strict=True), start=1):
-                progress(f"probing host: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
-                samples[probe.name].append(quiet(engine.step_seconds(steps=probe.steps, warmup=WARMUP_STEPS)))
-    meta["load_after"] = store.conditions()["load_before"]
-    return store.write_run("host", "quick" if quick else "probes", meta, samples)
+            for done, probe in enumerate(probes, start=1):
+                if probe.name in failed:
+                    continue
+                progress(f"probing {device.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
+                try:
+                    if probe.name not in engines:
+                        engines[probe.name] = stack.enter_context(open_engine(device, probe.plan, None))
+                        engines[probe.name].fill_random(SEED)
+                    seconds = engines[probe.name].step_seconds(steps=probe.steps, warmup=_warmup(probe))
+                except TwinError as error:
+                    if str(error).startswith("cancelled"):  # the engine turns Ctrl-C into the end of its run
+                        raise KeyboardInterrupt from error
+                    failed[probe.name] = str(error)
+                    samples.pop(probe.name, None)
+                    progress(f"{probe.name} failed: {error}")
+                    continue
+                samples.setdefault(probe.name, []).append(recipe.read(seconds))
+            keep(meta | {"rounds": turn + 1}, samples)
+    if not samples:
+        raise CalibrationError(f"no probe of {device.name} ran; the first one: {next(iter(failed.values()))}")
+    keep(meta | {"rounds": rounds, "load_after": store.conditions()["load_before"], "after": recipe.conditions()}, samples)
 
 
-def _prepared(stack: ExitStack, probe: Probe) -> HostEngine:
-    engine = stack.enter_context(HostEngine(probe.plan, None))
-    engine.fill_random(SEED)
-    return engine
+def require(device: Device) -> None:
+    """Raises CalibrationError unless `device` is in this computer."""
+    try:
+        check_present(device)
+    except TwinError as error:
+        raise CalibrationError(f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this CPU") from error
 
 
-def quiet(seconds: NDArray[Any]) -> float:
-    """The lower quartile of the steps of one call.
-
-    Other processes only ever add time, and on a shared computer they do so to more than every second step. Repeats are
-    compared by their medians instead: a virtual machine's memory was seen to change between 40 and 60 GB/s for minutes.
-    Probes and held-out runs are read alike.
-    """
-    return float(np.percentile(seconds, QUIET_PERCENT))
-
-
-def settled(run: store.Run) -> dict[str, float]:
-    """The middle repeat of each probe."""
-    return {name: float(np.median(values)) for name, values in run.samples.items()}
+def _warmup(probe: Probe) -> int:
+    """A tenth of the steps: clocks that rested need some milliseconds."""
+    return max(WARMUP_STEPS, probe.steps // 10)

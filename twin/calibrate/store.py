@@ -6,6 +6,8 @@ import csv
 import os
 import platform
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +15,28 @@ from typing import Any
 
 import yaml
 
+from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.hardware.types import Kind, Number
 
 FIELDS = ("probe", "repeat", "seconds_per_step")
+STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
+STAGES = "stages.csv"
+HOME_VARIABLE = "MONOTWIN_CALIBRATION"
+STAMP = "%Y-%m-%dT%H%M%S"
+
+Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """One kind of stage in a traced step, its layers added up; medians over steps."""
+
+    run: str
+    stage: str  # kind
+    span_s: float  # from the last block's end of the stage before to the last block's end of this one: spans add up to the step
+    wait_s: float  # mean over blocks: until all inputs are there
+    work_s: float  # mean over blocks: from there to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +45,8 @@ class Run:
 
     folder: Path
     meta: dict[str, Any]
-    samples: dict[str, list[float]]
+    samples: Samples
+    stages: tuple[StageTimes, ...] = ()  # of engine runs that were traced
 
     @property
     def id(self) -> str:
@@ -34,7 +55,7 @@ class Run:
 
 def home() -> Path:
     """The calibration folder: MONOTWIN_CALIBRATION, else the checkout's, else the user's data folder."""
-    chosen = os.environ.get("MONOTWIN_CALIBRATION")
+    chosen = os.environ.get(HOME_VARIABLE)
     if chosen:
         return Path(chosen)
     checkout = Path(__file__).resolve().parents[2]
@@ -91,35 +112,88 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def write_run(device: str, name: str, meta: dict[str, Any], samples: dict[str, list[float]]) -> Run:
-    """Store a run under a new folder; an existing folder is never touched."""
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
-    folder = runs_folder(device) / f"{stamp}-{name}"
-    folder.mkdir(parents=True, exist_ok=False)
+def save_run(folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
+    """Write a run's files into `folder`, over those of an earlier state of the same run."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "meta.yaml").write_text(yaml.safe_dump(meta, sort_keys=False))
-    with (folder / "samples.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(FIELDS)
-        for probe, seconds in samples.items():
-            writer.writerows((probe, repeat, f"{value:.9g}") for repeat, value in enumerate(seconds))
-    return Run(folder, meta, samples)
+    rows = [(name, repeat, f"{value:.9g}") for name, seconds in samples.items() for repeat, value in enumerate(seconds)]
+    _write_table(folder / "samples.csv", FIELDS, rows)
+    if stages:
+        traced = [(s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s))) for s in stages]
+        _write_table(folder / STAGES, STAGE_FIELDS, traced)
+    return Run(folder, meta, samples, tuple(stages))
+
+
+def new_folder(device: str, name: str) -> Path:
+    """An empty folder for a run that begins now; an existing one is never touched."""
+    folder = runs_folder(device) / f"{datetime.now(UTC).strftime(STAMP)}-{name}"
+    folder.mkdir(parents=True, exist_ok=False)
+    return folder
+
+
+def write_run(device: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
+    """Store a run under a new folder."""
+    return save_run(new_folder(device, name), meta, samples, stages)
+
+
+def adopt_run(folder: Path, device: str, name: str) -> Run:
+    """A run that was measured elsewhere, copied among the runs of `device` under its own date; one that is there already is used as it is.
+
+    Raises CalibrationError when the folder holds no run of this device.
+    """
+    run = read_run(folder)
+    if run.meta.get("device") != device:
+        raise CalibrationError(f"{folder} was measured on {run.meta.get('device')}, not on {device}: name that device, or another folder")
+    if not run.samples:
+        raise CalibrationError(f"{folder} holds no samples: measure again with --measure-only")
+    if folder.resolve().parent == runs_folder(device).resolve():
+        return run
+    try:
+        stamp = datetime.fromisoformat(str(run.meta["date"])).astimezone(UTC).strftime(STAMP)
+    except (KeyError, ValueError) as error:
+        raise CalibrationError(f"{folder / 'meta.yaml'}: no date in ISO format; measure again with --measure-only") from error
+    target = runs_folder(device) / f"{stamp}-{name}"
+    return read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
 
 
 def read_run(folder: Path) -> Run:
     """Load a stored run. Raises CalibrationError when a file is missing or a row is not a sample."""
     try:
         meta = yaml.safe_load((folder / "meta.yaml").read_text())
-        with (folder / "samples.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = _read_table(folder / "samples.csv")
+        traced = _read_table(folder / STAGES) if (folder / STAGES).is_file() else []
     except OSError as error:
         raise CalibrationError(f"{folder} is not a run: {error.strerror} ({error.filename}); probe again with `twin calibrate`") from error
-    samples: dict[str, list[float]] = {}
+    samples: Samples = {}
     for line, row in enumerate(rows, start=2):
-        try:
+        with _table_line(folder / "samples.csv", line, FIELDS):
             samples.setdefault(row["probe"], []).append(float(row["seconds_per_step"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CalibrationError(f"{folder / 'samples.csv'} line {line}: expected the columns {', '.join(FIELDS)}") from error
-    return Run(folder, meta, samples)
+    stages = []
+    for line, row in enumerate(traced, start=2):
+        with _table_line(folder / STAGES, line, STAGE_FIELDS):
+            stages.append(StageTimes(row["run"], row["stage"], float(row["span_s"]), float(row["wait_s"]), float(row["work_s"])))
+    return Run(folder, meta, samples, tuple(stages))
+
+
+def _write_table(file: Path, fields: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(fields)
+        writer.writerows(rows)
+
+
+def _read_table(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as table:
+        return list(csv.DictReader(table))
+
+
+@contextmanager
+def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
+    """Says which line of a table cannot be read."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise CalibrationError(f"{file} line {line}: expected the columns {', '.join(fields)}") from error
 
 
 def latest_run(device: str, prefix: str) -> Run:
@@ -141,9 +215,10 @@ def write_fit(device: str, numbers: dict[str, Number], meta: dict[str, Any]) -> 
 
 
 def read_fit(device: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
-    """The fitted numbers of a device and the fit's context; None when there is no fit."""
-    file = fit_file(device)
-    if not file.is_file():
+    """The fitted numbers of a device and the fit's context: this user's, else the package's; None when there is no fit."""
+    shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / "fits" / f"{device}.yaml"]
+    file = next((f for f in (fit_file(device), *shipped) if f.is_file()), None)
+    if file is None:
         return None
     content = yaml.safe_load(file.read_text())
     numbers = {

@@ -1,32 +1,30 @@
-"""Predict engine runs that were never fitted, run them, compare."""
+"""Compare the twin's predictions with engine runs that no number was fitted to."""
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from twin.calibrate import store
-from twin.calibrate.heldout import TOKENS, HeldOut, held_out
-from twin.calibrate.measure import quiet
-from twin.engine.host import HostEngine
-from twin.engine.sampling import SamplingParams
-from twin.engine.weights import random_weights
+from twin.calibrate.engine_runs import held_out
+from twin.calibrate.heldout import HeldOut
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.stages import stage_times
 from twin.errors import CalibrationError
-from twin.hardware.load import load_node
-from twin.hardware.override import apply_fit
 from twin.hardware.types import Node
-from twin.plan.build import build
-from twin.plan.defaults import limits_of
 from twin.plan.types import Plan
-from twin.plan.validate import validate as prove
+from twin.sim.machine import Machine
 from twin.sim.run import simulate
 
-REPEATS = 5
-WARMUP_TOKENS = 4
-SEED = 20261121
+__all__ = ["Compared", "StageCompared", "Validation", "calibrated_node", "compare", "simulated_stages"]
+
+STEPS = 2  # simulated: the first is cold
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,29 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class StageCompared:
+    """One kind of stage of a traced run, all layers together."""
+
+    run: str
+    stage: str
+    predicted_s: float
+    measured_s: float
+    wait_s: float  # measured, mean over blocks
+    work_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative, positive when the prediction is too slow."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Validation:
     device: str
     fit: str  # the probing run behind the fit
     runs: tuple[Compared, ...]
+    stages: tuple[StageCompared, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()  # runs that the engine could not do, and why
 
     @property
     def median_abs_error(self) -> float:
@@ -71,70 +88,91 @@ class Validation:
             }
             for r in self.runs
         ]
+        stages = [
+            {
+                "run": s.run,
+                "stage": s.stage,
+                "predicted_s": s.predicted_s,
+                "measured_s": s.measured_s,
+                "error": s.error,
+                "measured_wait_s": s.wait_s,
+                "measured_work_s": s.work_s,
+            }
+            for s in self.stages
+        ]
         return {
             "device": self.device,
             "fit": self.fit,
             "runs": rows,
+            "stages": stages,
+            "failed": dict(self.failed),
             "median_abs_error": self.median_abs_error,
             "worst_abs_error": self.worst_abs_error,
         }
 
 
-def calibrated_node(name: str) -> Node:
-    """The node with its device's fit applied, where there is one made on this very processor."""
-    node = load_node(name)
-    found = store.read_fit(node.device.name)
-    if found is None:
-        return node
-    numbers, meta = found
-    if node.device.isa == "host" and meta.get("cpu") != store.cpu_name():
-        return node  # another computer's fit says nothing about this one
-    return Node(node.name, apply_fit(node.device, numbers), node.gpus, node.link)
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    step_s: float
+    spans_s: dict[str, float]  # by kind of stage; empty unless the run was traced
 
 
-def validate_host(progress: Callable[[str], None], *, repeats: int = REPEATS) -> Validation:
-    """Predict first, then measure in rounds over all runs, then compare."""
-    found = store.read_fit("host")
+def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) -> Validation:
+    """Predict every run of `measured` from the fit of its device. Raises CalibrationError without a fit or without a known run."""
+    device = node.device.name
+    found = store.read_fit(device)
     if found is None:
-        raise CalibrationError("no fit of host: run `twin calibrate host` first")
-    runs = held_out()
-    plans = [_plan(run) for run in runs]
-    predicted = [_predict(run, plan) for run, plan in zip(runs, plans, strict=True)]
-    seconds: list[list[float]] = [[] for _ in runs]
-    with ExitStack() as stack:
-        engines = []
-        for run, plan in zip(runs, plans, strict=True):
-            progress(f"held-out runs: preparing {run.name}")
-            engines.append(stack.enter_context(HostEngine(plan, random_weights(run.spec, SEED, run.options.weight_dtype))))
-        for turn in range(repeats):
-            for at, (run, engine) in enumerate(zip(runs, engines, strict=True)):
-                progress(f"held-out runs: round {turn + 1}/{repeats}, {at + 1}/{len(runs)} {run.name}")
-                seconds[at].append(_measure(run, engine))
-    compared = tuple(
-        Compared(run.name, 1 / guess, 1 / statistics.median(took), (max(took) - min(took)) / statistics.median(took), run.options.blocks)
-        for run, guess, took in zip(runs, predicted, seconds, strict=True)
+        raise CalibrationError(f"no fit of {device}: run `twin calibrate {device}` first")
+    runs = [run for run in held_out(node) if run.name in measured.samples]
+    if not runs:
+        raise CalibrationError(f"{measured.folder} holds none of the held-out runs of {device}: measure them with `twin validate {device}`")
+    predicted = {}
+    for done, (name, guess) in enumerate(_predictions(device, runs, measured), start=1):
+        progress(f"predicting held-out runs: {done}/{len(runs)} {name}")
+        predicted[name] = guess
+    return Validation(
+        device,
+        str(found[1].get("run")),
+        tuple(_compared(run, predicted[run.name], measured.samples[run.name]) for run in runs),
+        tuple(_stages(measured.stages, predicted)),
+        tuple((measured.meta.get("failed") or {}).items()),
     )
-    _record(runs, seconds)
-    return Validation("host", str(found[1].get("run")), compared)
 
 
-def _record(runs: list[HeldOut], seconds: list[list[float]]) -> None:
-    samples = {run.name: took for run, took in zip(runs, seconds, strict=True)}
-    store.write_run("host", "engine", {**store.conditions(), "device": "host", "what": "held-out engine runs"}, samples)
+def _compared(run: HeldOut, guess: Predicted, took: Sequence[float]) -> Compared:
+    middle = statistics.median(took)
+    return Compared(run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks)
 
 
-def _plan(run: HeldOut) -> Plan:
-    plan = build(run.spec, run.options, limits_of(load_node(f"{run.options.gpus}xhost")))
-    prove(plan)
-    return plan
+def _stages(measured: Sequence[store.StageTimes], predicted: dict[str, Predicted]) -> Iterator[StageCompared]:
+    for one in measured:
+        spans = predicted[one.run].spans_s if one.run in predicted else {}
+        if one.stage in spans:
+            yield StageCompared(one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s)
 
 
-def _predict(run: HeldOut, plan: Plan) -> float:
-    return simulate(plan, calibrated_node(f"{run.options.gpus}xhost"), steps=2).step_s
+def _predictions(device: str, runs: Sequence[HeldOut], measured: store.Run) -> Iterator[tuple[str, Predicted]]:
+    """Every run's name and prediction, on all cores."""
+    traced = {one.run for one in measured.stages}
+    work = [(device, run, run.name in traced) for run in runs]
+    workers = min(len(work), len(os.sched_getaffinity(0)))
+    if workers <= 1:
+        yield from ((one[1].name, _predict(one)) for one in work)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from zip((run.name for run in runs), pool.map(_predict, work), strict=True)
 
 
-def _measure(run: HeldOut, engine: HostEngine) -> float:
-    """Quiet seconds of a decoded token."""
-    prompt = [7 + position % 97 for position in range(run.prompt)]
-    made = engine.generate(prompt, max_tokens=TOKENS + WARMUP_TOKENS, sampling=SamplingParams())
-    return quiet(made.step_ns[WARMUP_TOKENS:]) * 1e-9
+def _predict(work: tuple[str, HeldOut, bool]) -> Predicted:
+    device, run, traced = work
+    plan, node = run.plan(device), calibrated_node(f"{run.options.gpus}x{device}")
+    return Predicted(simulate(plan, node, steps=STEPS).step_s, simulated_stages(plan, node) if traced else {})
+
+
+def simulated_stages(plan: Plan, node: Node) -> dict[str, float]:
+    """Span of each kind of stage in a simulated step, from the same arithmetic as a measured one's."""
+    machine = Machine(plan, node, steps=STEPS, keep_all=True)
+    machine.run()
+    ends = np.array([[[log[-1][0] for log in step] for step in block.log] for block in machine.blocks], np.float64) / 1e12
+    trace = ends.reshape(plan.ranks, plan.blocks, STEPS, len(plan.stages)).transpose(2, 0, 1, 3)
+    return {one.stage: one.span_s for one in stage_times(plan.name, plan, np.stack([trace, trace], axis=-1))}

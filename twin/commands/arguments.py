@@ -8,10 +8,13 @@ import re
 import types
 from collections.abc import Callable, Collection
 from enum import Enum
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError
+from twin.hardware.load import load_node
+from twin.hardware.types import Node
 from twin.plan.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
 from twin.units import parse_quantity, unit_of
@@ -45,6 +48,34 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_node(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them")
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Measuring on one computer, the rest on another."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--measure-only", action="store_true", help="only measure, into the folder of --out; needs no simulator")
+    group.add_argument(
+        "--from", dest="measured", metavar="FOLDER", type=Path, help="take what --measure-only wrote instead of measuring here"
+    )
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="with --measure-only: where the samples go; must not exist or be empty")
+
+
+def measured_folder(args: argparse.Namespace) -> Path | None:
+    """The folder of --out or --from, whichever was given. Raises ConfigError when they contradict each other."""
+    if args.measure_only != (args.out is not None):
+        raise ConfigError("--measure-only and --out FOLDER belong together: give both, or neither")
+    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ConfigError(f"--out {args.out}: is there already; give a new folder, measured runs are never overwritten")
+    chosen: Path | None = args.out or args.measured
+    return chosen
+
+
+def one_device(name: str) -> Node:
+    """The node of one device that `name` means: host, h200, h200-sxm, 1xh200. Raises ConfigError for several devices."""
+    node = load_node(name)
+    if node.gpus > 1:
+        raise ConfigError(f"{name}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
+    return node
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:

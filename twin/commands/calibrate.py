@@ -3,55 +3,119 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import store
-from twin.calibrate.fit import Fit, fit_device
-from twin.calibrate.measure import probe_host
-from twin.calibrate.probes import host_probes
-from twin.commands.arguments import Subparsers, command
-from twin.commands.output import done, emit, progress, warn_if_busy
-from twin.errors import CalibrationError
-from twin.hardware.load import load_device, load_node
+from twin.calibrate.measure import measure_probes
+from twin.calibrate.recipe import recipe_of
+from twin.commands.arguments import Subparsers, add_measuring, command, measured_folder, one_device
+from twin.commands.output import done, emit, progress, say, warn_if_busy
+from twin.hardware.load import load_node
 from twin.hardware.override import numbers
-from twin.hardware.types import Device
+from twin.hardware.types import Device, Node
 from twin.plan.defaults import limits_of
 from twin.report.tables import percent, table
 from twin.units import format_quantity, unit_of
 
+if TYPE_CHECKING:
+    from twin.calibrate.fit import Fit
+
+NAME = "probes"
+QUICK_NAME = "quick"
 EXAMPLES = """\
   twin calibrate host            probe and fit this computer's CPU (some minutes)
-  twin calibrate host --quick    fewer samples: enough for a first look"""
+  twin calibrate host --quick    fewer samples: enough for a first look
+  twin calibrate 1xh200          probe and fit this computer's GPU
+  twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to where the fit is to be made, then:
+  twin calibrate 1xh200 --from probes"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "calibrate", run, usage="DEVICE [--quick] [--json]", summary="measure a device with probes and fit the twin to them",
+        commands, "calibrate", run, usage="DEVICE [--quick] [--measure-only --out FOLDER | --from FOLDER] [--json]",
+        summary="measure a device with probes and fit the twin to them",
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) and is itself a plan that the twin\n"
         "can run. Fitting makes simulated probes take as long as measured ones. Engine runs are never fitted:\n"
         "`twin validate` predicts them. The fit is stored and used by all commands from then on.", examples=EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", help="the device to measure; it must be in this computer")
+    parser.add_argument("device", metavar="DEVICE", help="what to measure: host, h200 or 1xh200; it must be in this computer")
     parser.add_argument("--quick", action="store_true", help="every question, fewer samples")
+    add_measuring(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    device = load_device(args.device)
-    _refuse_absent(device)
-    warn_if_busy()
-    fit = calibrate_host(quick=args.quick)
-    emit(args, to_json(device, fit), text(device, fit))
+    node = one_device(args.device)
+    folder = measured_folder(args)
+    if args.measure_only:
+        made = measure(node, folder, quick=args.quick)
+        emit(args, measured_json(made), measured_text(made))
+        return 0
+    run = measure(node, None, quick=args.quick) if folder is None else store.adopt_run(folder, node.device.name, NAME)
+    fit = fit_and_store(node, run)
+    emit(args, to_json(node.device, fit), text(node.device, fit))
     return 0
 
 
-def _refuse_absent(device: Device) -> None:
-    if device.isa != "host":
-        raise CalibrationError(f"{device.name}: its probes need that GPU, and here they are built for host; use `twin calibrate host`")
+def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
+    """Probe the device, with progress on stderr; what is known after each round lies in `folder`, else among the device's runs."""
+    recipe_of(node.device)  # refuses a device that has none before a folder is made for it
+    warn_if_busy()
+    chosen: list[Path] = [folder] if folder else []
+    made: list[store.Run] = []
+
+    def keep(meta: dict[str, Any], samples: store.Samples) -> None:
+        if not chosen:
+            chosen.append(store.new_folder(node.device.name, QUICK_NAME if quick else NAME))
+        made[:] = [store.save_run(chosen[0], meta, samples)]
+
+    try:
+        measure_probes(node, progress(), keep, quick=quick)
+    finally:
+        done()
+    return made[0]
+
+
+def calibrate_host(*, quick: bool) -> Fit:
+    """Probe this computer's CPU, and fit."""
+    node = load_node("1xhost")
+    return fit_and_store(node, measure(node, None, quick=quick))
+
+
+def fit_and_store(node: Node, run: store.Run) -> Fit:
+    from twin.calibrate.fit import fit_device  # not above: a computer that only measures needs neither SciPy nor the simulator
+
+    probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    try:
+        fit = fit_device(node.device, probes, run, progress())
+    finally:
+        done()
+    for name, said in fit.failed.items():
+        say(f"the probe {name} did not run and was left out: {said}")
+    conditions = {name: value for name, value in run.meta.items() if name not in ("steps", "failed")}
+    store.write_fit(node.device.name, fit.numbers, {**conditions, "run": fit.run, "residuals": fit.residuals})
+    return fit
+
+
+def measured_json(run: store.Run) -> dict[str, Any]:
+    return {"folder": str(run.folder), "meta": run.meta, "samples": run.samples}
+
+
+def measured_text(run: store.Run) -> str:
+    rows = []
+    for name, seconds in run.samples.items():
+        middle = sorted(seconds)[len(seconds) // 2]
+        rows.append((name, format_quantity(middle, "s"), percent((max(seconds) - min(seconds)) / middle), len(seconds)))
+    failed: dict[str, str] = run.meta.get("failed") or {}
+    lost = "".join(f"\n{name} failed: {said.splitlines()[0]}" for name, said in failed.items())
+    return f"{table(('measured', 'seconds a step', 'spread', 'repeats'), rows)}{lost}\n\nsamples: {run.folder}"
 
 
 def to_json(device: Device, fit: Fit) -> dict[str, Any]:
     fitted = {path: {"value": n.value, "low": n.low, "high": n.high} for path, n in fit.numbers.items()}
-    return {"device": device.name, "run": fit.run, "numbers": fitted, "residuals": fit.residuals}
+    return {
+        "device": device.name, "run": fit.run, "numbers": fitted, "residuals": fit.residuals, "groups": fit.groups, "failed": fit.failed,
+    }  # fmt: skip
 
 
 def text(device: Device, fit: Fit) -> str:
@@ -61,21 +125,17 @@ def text(device: Device, fit: Fit) -> str:
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = (format_quantity(end if end is not None else number.value, unit) for end in (number.low, number.high))
         rows.append((path, format_quantity(before[path].value, unit), format_quantity(number.value, unit), f"{low} .. {high}"))
-    name, error = fit.worst
+    groups = [
+        (group, sum(g == group for g in fit.groups.values()), percent(fit.rms(group)), *_worst_of(fit, group))
+        for group in dict.fromkeys(fit.groups.values())
+    ]
     head = f"fit of {device.title} to {len(fit.residuals)} probes, run {fit.run}"
-    foot = f"worst probe: {name}, simulated / measured off by {percent(abs(error))}; next: twin validate {device.name}"
-    return f"{head}\n\n{table(('number', 'before', 'fitted', 'interval'), rows)}\n\n{foot}"
+    fitted = table(("number", "before", "fitted", "interval"), rows)
+    misfit = table(("probes", "count", "rms misfit", "worst", "which"), groups)
+    return f"{head}\n\n{fitted}\n\n{misfit}\n\nnext: twin validate {device.name}"
 
 
-def calibrate_host(*, quick: bool) -> Fit:
-    """Probe this computer and store the fit, with progress on stderr."""
-    node = load_node("1xhost")
-    show = progress()
-    try:
-        run = probe_host(show, quick=quick)
-        probes = host_probes(limits_of(node), node.device.blocks, quick=quick)
-        fit = fit_device(node.device, probes, run, show)
-    finally:
-        done()
-    store.write_fit(node.device.name, fit.numbers, {**store.conditions(), "run": fit.run, "residuals": fit.residuals})
-    return fit
+def _worst_of(fit: Fit, group: str) -> tuple[str, str]:
+    """Simulated against measured of the group's worst probe, and its name."""
+    name, left = max(((n, left) for n, left in fit.residuals.items() if fit.groups[n] == group), key=lambda item: abs(item[1]))
+    return percent(left, signed=True), name

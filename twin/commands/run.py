@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
 from twin.commands.output import emit, say
-from twin.engine.host import Generation, HostEngine
+from twin.engine.choose import check_present, compile_all, is_nvidia, open_engine, open_random
 from twin.engine.sampling import SamplingParams
+from twin.engine.session import Generation, Session
 from twin.engine.tokenizer import TOKENIZER, Stream, Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import ConfigError, EngineError
+from twin.hardware.types import Node
 from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
 from twin.plan.defaults import plan_for
@@ -33,14 +35,16 @@ EXAMPLES = """\
   twin run ./my-checkpoint --prompt "Once upon a time"
   twin run ./my-checkpoint --prompt-file question.txt --max-tokens 200 --temperature 0.8 --top-p 0.95
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
+  twin run ./my-checkpoint --prompt Hello --node 1xh200
+  twin run laneformer-2b --node 1xh200 --random 1 --prompt-tokens 1,2,3 --max-tokens 500
   twin run ./my-checkpoint --prompt Hello --gpus 2 --blocks 1 --json"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
         commands, "run", run, usage="MODEL --prompt TEXT [options]", summary="generate text with the real engine on this computer",
-        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, compiles the kernel for this CPU and\n"
-        "generates: the whole generation is one launch. Text goes to stdout as it is made, the speed to stderr.",
+        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, compiles the kernel for this CPU or for\n"
+        "the GPU of --node, and generates: the whole generation is one launch. Text goes to stdout as it is made, the speed to stderr.",
         examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
@@ -56,6 +60,7 @@ def add(commands: Subparsers) -> None:
     group.add_argument("--stop", action="append", default=[], metavar="TOKEN|TEXT", help="end at this token id or text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own end token")
     add_machine(parser)
+    parser.add_argument("--node", metavar="NODE", help="where to run: 1xhost (default), or 1xh200 for an NVIDIA GPU of this computer")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -116,11 +121,12 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens {args.max_tokens}: at least 1")
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    node = chosen_node(args)
     source = open_source(args)
     prompt = read_prompt(args, source)
-    plan = plan_run(args, source.spec, positions=len(prompt) + args.max_tokens, greedy=sampling.greedy)
+    plan = plan_run(args, source.spec, positions=len(prompt) + args.max_tokens, greedy=sampling.greedy, node=node)
     ids, texts = _stops(args, source)
-    with HostEngine(plan, source.weights) as engine:
+    with _engine(args, node, plan, source) as engine:
         stream = source.tokenizer.stream() if source.tokenizer else None
         printer = Printer(stream, texts, not args.json, engine.cancel)
         made = engine.generate(prompt, max_tokens=args.max_tokens, sampling=sampling, stop=ids, on_token=printer.push)
@@ -133,6 +139,29 @@ def run(args: argparse.Namespace) -> int:
         emit(args, to_json(plan, prompt, made, printer.text, reason), "")
     say(speed_line(plan, len(prompt), made, reason))
     return INTERRUPTED if reason == "cancelled" else 0
+
+
+def chosen_node(args: argparse.Namespace) -> Node:
+    """The node of --node, which must be here; else this computer with as many emulated GPUs as --gpus says."""
+    if args.node is None:
+        return calibrated_node(f"{args.gpus}xhost")
+    node = calibrated_node(args.node)
+    if args.gpus not in (1, node.gpus):
+        raise ConfigError(f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them")
+    if is_nvidia(node.device) and node.gpus > 1:
+        raise ConfigError(
+            f"--node {args.node}: the engine runs on one GPU; use 1x{node.device.name}, `twin simulate` predicts more of them"
+        )
+    check_present(node.device)
+    return node
+
+
+def _engine(args: argparse.Namespace, node: Node, plan: Plan, source: Source) -> Session:
+    if is_nvidia(node.device):
+        compile_all(node.device, [plan], say)
+        if args.random is not None:
+            return open_random(node.device, plan, args.random)
+    return open_engine(node.device, plan, source.weights)
 
 
 def open_source(args: argparse.Namespace) -> Source:
@@ -175,8 +204,9 @@ def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:
     return tokens
 
 
-def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greedy: bool) -> Plan:
-    """A proven plan that holds `positions`, and fits this computer's free memory."""
+def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greedy: bool, node: Node | None = None) -> Plan:
+    """A proven plan that holds `positions`, and fits this computer's free memory; without a node, for its CPU."""
+    node = node or calibrated_node(f"{args.gpus}xhost")
     chosen = chosen_options(args)
     limit = chosen.get("max_context", spec.context)
     if positions - 1 > limit:
@@ -184,8 +214,9 @@ def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greed
         raise ConfigError(f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten one of them")
     chosen = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
     chosen["context"] = min(positions, chosen["max_context"])
-    plan = plan_for(spec, calibrated_node(f"{args.gpus}xhost"), **chosen)
-    check_memory(plan)  # before the proof, whose budget knows one GPU and no other programs
+    plan = plan_for(spec, node, **chosen)
+    if not is_nvidia(node.device):
+        check_memory(plan)  # before the proof, whose budget knows one GPU and no other programs
     validate(plan)
     return plan
 

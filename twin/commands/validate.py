@@ -4,43 +4,87 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from twin.calibrate.validate import Validation, validate_host
-from twin.commands.arguments import Subparsers, command
+from twin.calibrate import store
+from twin.calibrate.engine_runs import measure_held_out
+from twin.calibrate.recipe import recipe_of
+from twin.commands.arguments import Subparsers, add_measuring, command, measured_folder, one_device
+from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
-from twin.hardware.load import load_device
-from twin.report.pages import validation_page
+from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
+from twin.units import format_quantity
 
+if TYPE_CHECKING:
+    from twin.calibrate.validate import Validation
+
+NAME = "engine"
 EXAMPLES = """\
   twin validate host
-  twin validate host --report out/validation.html"""
+  twin validate host --report out/validation.html
+  twin validate 1xh200 --measure-only --out runs       only run the engine; copy the folder to where the fit is, then:
+  twin validate 1xh200 --from runs"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "validate", run, usage="DEVICE [--report FILE] [--json]", summary="compare predicted and measured engine runs",
-        text="The twin predicts each run first, then the engine runs it: other shapes, block counts and mixtures than any probe.",
-        examples=EXAMPLES,
+        commands, "validate", run, usage="DEVICE [--measure-only --out FOLDER | --from FOLDER] [--report FILE] [--json]",
+        summary="compare predicted and measured engine runs",
+        text="Runs the engine and lets the twin predict each run from the probes' fit alone: other shapes, block counts and mixtures\n"
+        "than any probe. Where runs were traced, each kind of stage is compared too.", examples=EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", help="a device that `twin calibrate` has fitted")
+    parser.add_argument("device", metavar="DEVICE", help="a device that `twin calibrate` has fitted: host, h200 or 1xh200")
     parser.add_argument("--report", metavar="FILE", type=Path, help="also write a self-contained HTML page")
+    add_measuring(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    device = load_device(args.device)
-    if device.isa != "host":
-        raise CalibrationError(f"{device.name}: its engine runs need that GPU, and here they are built for host; use `twin validate host`")
-    warn_if_busy()
-    try:
-        validation = validate_host(progress())
-    finally:
-        done()
+    node = one_device(args.device)
+    folder = measured_folder(args)
+    recipe_of(node.device)  # refuses a device that has none
+    if args.measure_only:
+        made = measure(node, folder)
+        emit(args, measured_json(made), measured_text(made))
+        return 0
+    if store.read_fit(node.device.name) is None:  # before minutes of measuring
+        raise CalibrationError(f"no fit of {node.device.name}: run `twin calibrate {node.device.name}` first")
+    measured = measure(node, None) if folder is None else store.adopt_run(folder, node.device.name, NAME)
+    validation = predict(node, measured)
     emit(args, validation.to_json(), text(validation))
     if args.report:
+        from twin.report.pages import validation_page  # plotly: only for a report
+
         say(f"report: {validation_page(validation).write(args.report)}")
     return 0
+
+
+def measure(node: Node, folder: Path | None) -> store.Run:
+    """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
+    warn_if_busy()
+    chosen: list[Path] = [folder] if folder else []
+    made: list[store.Run] = []
+
+    def keep(meta: dict[str, Any], samples: store.Samples) -> None:
+        if not chosen:
+            chosen.append(store.new_folder(node.device.name, NAME))
+        made[:] = [store.save_run(chosen[0], meta, samples)]
+
+    try:
+        stages = measure_held_out(node, progress(), keep)
+    finally:
+        done()
+    return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
+
+
+def predict(node: Node, measured: store.Run) -> Validation:
+    from twin.calibrate.validate import compare  # not above: a computer that only measures needs no simulator
+
+    try:
+        return compare(node, measured, progress())
+    finally:
+        done()
 
 
 def text(validation: Validation) -> str:
@@ -49,5 +93,19 @@ def text(validation: Validation) -> str:
         speeds = (count(r.predicted_tokens_per_s), count(r.measured_tokens_per_s))
         rows.append((r.name, r.blocks, *speeds, percent(r.error, signed=True), percent(r.spread)))
     head = ("run", "blocks", "predicted tokens/s", "measured tokens/s", "error", "measured spread")
-    foot = f"median error {percent(validation.median_abs_error)}, worst {percent(validation.worst_abs_error)}; fit: {validation.fit}"
-    return f"{table(head, rows)}\n\n{foot}"
+    parts = [table(head, rows)]
+    if validation.stages:
+        parts.append(stages_text(validation))
+    parts += [f"{name} was not run: {said.splitlines()[0]}" for name, said in validation.failed]
+    parts.append(f"median error {percent(validation.median_abs_error)}, worst {percent(validation.worst_abs_error)}; fit: {validation.fit}")
+    return "\n\n".join(parts)
+
+
+def stages_text(validation: Validation) -> str:
+    """Traced runs: a step's time by kind of stage; beside it what the blocks did, on average."""
+    rows = [
+        (f"{s.run} {s.stage}", *(format_quantity(t, "s") for t in (s.predicted_s, s.measured_s)), percent(s.error, signed=True),
+         *(format_quantity(t, "s") for t in (s.wait_s, s.work_s)))
+        for s in validation.stages
+    ]  # fmt: skip
+    return table(("traced stage", "predicted", "measured", "error", "measured wait", "measured work"), rows)

@@ -18,11 +18,14 @@ from twin.plan.types import (
     Read,
     Reset,
     Shard,
+    Span,
     Stage,
     StageKind,
     Value,
 )
 
+ROUNDS = 3  # of hop_probe: with fewer, a block could poll a word that another has not reset yet
+HOPS_A_MATRIX = 8
 NO_SHARD = Shard(0, 0, 0, 0, 0, 0, 1)
 
 
@@ -68,6 +71,37 @@ def turns_probe(options: Options, limits: Limits, *, elements: int, rows: int, c
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 
+def hop_probe(options: Options, limits: Limits, *, pair: tuple[int, int], hops: int, rows: int = 0, cols: int = 2048) -> Plan:
+    """One word goes to and fro between the two blocks of `pair`, `hops` times in each of ROUNDS rounds a step.
+
+    The other blocks listen, and a round begins with a hand-off between all of them, which proves that the words of the round
+    before may be reset. With `rows` they also consume a matrix of [rows, cols] every HOPS_A_MATRIX hops, so that the word travels
+    under load; the pair must stay the slower of the two, else the step says how fast the others listen.
+    """
+    blocks = options.blocks
+    if len(set(pair)) != 2 or not all(0 <= block < blocks for block in pair):
+        raise PlanError(f"hop_probe: the pair {pair} must be two of the {blocks} blocks")
+    if hops < 1:
+        raise PlanError(f"hop_probe: {hops} hops a round; ask for at least 1")
+    matrix = cut(rows=rows, cols=cols, unit=1, owned=_without(pair, rows, blocks), options=options) if rows else None
+    owners = [tuple((at, at + 1) for at in range(blocks)), *(_lone(pair[hop % 2], blocks) for hop in range(hops))]
+    stages: list[Stage] = []
+    values: list[Value] = []
+    for number in range(ROUNDS * (1 + hops)):
+        owned = owners[number % (1 + hops)]
+        elements = blocks if number % (1 + hops) == 0 else 1
+        before = values[-1].elements if values else 1  # the last hop of the step before
+        seen = Read((number - 1) % (ROUNDS * (1 + hops)), Parts.OWN, (((0, before),),) * blocks, previous_step=not values)
+        values.append(Value(number, f"hop[{number}]", len(stages), number, 0, elements, False, owned))
+        stages.append(Stage(len(stages), StageKind.EXCHANGE, number, (seen,), (), number, None, 0, ("exchange",)))
+        if matrix is not None and number % HOPS_A_MATRIX == 0:
+            stages.append(Stage(len(stages), StageKind.STREAM, number, (), (), None, matrix, 0, ("gemv",)))
+    plan = _plan(f"hop {pair[0]}-{pair[1]}, {hops} x {rows} x {cols}", options, limits, NO_SHARD, tuple(stages))
+    buffers = tuple(Buffer(value.id, value.name, value.elements, 1, 1) for value in values)
+    plan = replace(plan, buffers=buffers, values=tuple(values))
+    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+
+
 def attention_probe(
     options: Options, limits: Limits, *, heads: int, kv_heads: int, head_dim: int, stages: int = 1, window: int = 0
 ) -> Plan:
@@ -78,6 +112,21 @@ def attention_probe(
     return _plan(f"attention {stages} x {kv_heads} x {head_dim} at {options.context}", options, limits, shard, chain)
 
 
+def _lone(block: int, blocks: int) -> tuple[Span, ...]:
+    """One element, owned by `block`."""
+    return tuple((int(at > block), int(at >= block)) for at in range(blocks))
+
+
+def _without(pair: tuple[int, int], rows: int, blocks: int) -> tuple[Span, ...]:
+    """`rows` spread over all blocks but two."""
+    shares = iter(spread(rows, blocks - 2))
+    owned: list[Span] = []
+    for block in range(blocks):
+        last = owned[-1][1] if owned else 0
+        owned.append((last, last) if block in pair else next(shares))
+    return tuple(owned)
+
+
 def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tuple[Stage, ...]) -> Plan:
     """A single-rank plan without a model."""
     options = replace(options, delay=0)
@@ -86,7 +135,7 @@ def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tup
 
 
 def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
-    """One block publishes `vocab` logits to itself and samples a token from them.
+    """One block publishes `vocab` logits to itself and samples a token from them; with greedy sampling, `vocab` is two words a candidate.
 
     More blocks would need a join between the reset of the logits and their next poll, so they are refused.
     """

@@ -1,0 +1,98 @@
+"""A GPU that is not there: its seconds come from the simulator, with numbers that the fit does not know."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from twin.calibrate import engine_runs, measure
+from twin.calibrate.validate import STEPS
+from twin.engine.session import Generation
+from twin.errors import EngineError
+from twin.hardware.load import load_node
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Device, Kind, Node, Number
+from twin.plan.types import Plan
+from twin.sim.machine import Machine
+from twin.sim.run import simulate
+
+HIDDEN = {
+    "memory.stream_bytes_per_s": 4.4e12,
+    "memory.latency_s": 7e-7,
+    "block.load_bytes_per_s": 5.2e10,
+    "block.bf16_bytes_per_s": 7e10,
+    "block.fp16_bytes_per_s": 7.7e10,
+    "block.fp32_bytes_per_s": 9.5e10,
+    "block.row_s": 5e-9,
+    "block.stage_s": 7e-7,
+    "handoff.hop_s": 6e-7,
+    "handoff.atomic_s": 3.3e-9,
+    "block.element_s": 2.2e-10,
+    "block.kv_bytes_per_s": 3e10,
+    "launch.graph_edge_s": 1.2e-6,
+    "block.sample_element_s": 4e-10,
+}
+NOISE = 0.002  # of a step
+NAME = "h200-sxm"
+
+
+def hidden_node() -> Node:
+    numbers = {path: Number(value, Kind.MEASURED, "hidden") for path, value in HIDDEN.items()}
+    node = load_node(f"1x{NAME}")
+    return Node(node.name, apply_fit(node.device, numbers), 1, node.link)
+
+
+class Pretended:
+    """What measuring asks of an engine."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan, self.trace = plan, trace
+        self.random = np.random.default_rng(len(plan.name))
+        self.step_s = simulate(plan, hidden_node()).step_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def fill_random(self, seed: int) -> None:
+        pass
+
+    def step_seconds(self, *, steps: int, warmup: int) -> NDArray[np.float64]:
+        return self.step_s * (1 + NOISE * self.random.standard_normal(steps))
+
+    def generate(self, prompt: list[int], *, max_tokens: int) -> Generation:
+        step_ns = np.round(self.step_seconds(steps=max_tokens, warmup=0) * 1e9).astype(np.int64)
+        marks = self._marks(len(prompt) - 1 + max_tokens) if self.trace else None
+        return Generation([0] * max_tokens, step_ns, 0, "length", marks)
+
+    def _marks(self, steps: int) -> NDArray[np.int64]:
+        """The last simulated step, over and over: [steps][ranks][blocks][stages][2] in ns."""
+        machine = Machine(self.plan, hidden_node(), steps=STEPS, keep_all=True)
+        machine.run()
+        before = max(block.ended[-2] for block in machine.blocks)
+        ends = np.array([[log[-1][0] for log in block.log[-1]] for block in machine.blocks]) - before
+        period = self.step_s * 1e9
+        ns = (ends / 1000)[None] + (np.arange(steps) * period)[:, None, None]
+        shaped = ns.reshape(steps, self.plan.ranks, self.plan.blocks, len(self.plan.stages))
+        return np.stack([shaped, shaped], axis=-1).astype(np.int64)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
+    """Make `measure` and `engine_runs` see the GPU; the plan whose name holds `broken` does not run."""
+
+    def open_engine(device: Device, plan: Plan, weights: Any) -> Pretended:
+        if broken and broken in plan.name:
+            raise EngineError("no room on this multiprocessor")
+        return Pretended(plan)
+
+    for module in (measure, engine_runs):
+        monkeypatch.setattr(module, "compile_all", lambda *args, **chosen: {})
+    monkeypatch.setattr(measure, "check_present", lambda device: None)
+    monkeypatch.setattr(measure, "open_engine", open_engine)
+    monkeypatch.setattr(engine_runs, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))

@@ -1,0 +1,190 @@
+"""A GPU's probes, from measuring over the fit to predictions of engine runs, on a GPU whose numbers only the test knows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.calibrate.pretended import HIDDEN, NAME, hidden_node, pretend
+from twin.calibrate import engine_runs, store
+from twin.calibrate import gpu_probes as gpu_probes_module
+from twin.calibrate.gpu_heldout import gpu_held_out
+from twin.calibrate.gpu_probes import MOST_STEPS, gpu_probes
+from twin.calibrate.heldout import HeldOut
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.reading import steady
+from twin.calibrate.recipe import recipe_of
+from twin.calibrate.stages import stage_times
+from twin.cli import main
+from twin.data import data_dir
+from twin.engine import choose
+from twin.engine.choose import Found
+from twin.engine.cuda_build import shared_bytes
+from twin.errors import CalibrationError, EngineError
+from twin.hardware.load import load_node
+from twin.hardware.types import Node
+from twin.models.load import load_model
+from twin.plan.defaults import default_options, limits_of
+from twin.plan.probe import stream_probe
+from twin.plan.types import Options
+from twin.plan.validate import violations
+from twin.sim.run import simulate
+
+SETTLED = ("memory.stream_bytes_per_s", "block.bf16_bytes_per_s", "block.stage_s", "handoff.hop_s", "handoff.atomic_s",
+           "block.element_s", "block.kv_bytes_per_s", "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
+MORE_SHARED_BYTES = 232448  # of an H200's block
+HUGE = 150 * 10**9
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path / "calibration"))
+
+
+def h200() -> Node:
+    return load_node("1xh200")
+
+
+def small_runs() -> list[HeldOut]:
+    """Two engine runs of a shallow model."""
+    spec = load_model("llama-3.2-1b")
+    spec = replace(spec, name="shallow", layers=2, windows=(0, 0), vocab=8192)
+    options = default_options(spec, h200(), context=40, max_context=64)
+    shallow = HeldOut("shallow", spec, options, 16, 48, 2, traced=True)
+    return [shallow, replace(shallow, name="shallow-b96", options=replace(options, blocks=96), traced=False)]
+
+
+def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
+    names = set()
+    for probe in gpu_probes(limits_of(h200()), quick=False):
+        assert violations(probe.plan) == [], probe.name
+        assert shared_bytes(probe.plan) <= MORE_SHARED_BYTES, probe.name
+        assert probe.plan.memory_bytes() < 10**9, probe.name  # all of them lie in memory together
+        assert 1 < probe.steps <= MOST_STEPS
+        names.add(probe.name)
+    assert len(names) == len(gpu_probes(limits_of(h200()), quick=False))
+
+
+def test_every_group_of_numbers_has_probes_even_in_a_hurry() -> None:
+    asked = {probe.group for probe in gpu_probes(limits_of(h200()), quick=True)}
+    assert set(recipe_of(h200().device).groups) <= asked
+
+
+def test_no_probe_takes_half_a_second() -> None:
+    node = hidden_node()
+    for probe in gpu_probes(limits_of(node), quick=True):
+        assert simulate(probe.plan, node).step_s * probe.steps < 0.5, probe.name
+
+
+def test_held_out_runs_are_models_and_fit_one_gpu_together() -> None:
+    runs = gpu_held_out(h200())
+    assert len({run.name for run in runs}) == len(runs) >= 12
+    assert {run.options.handoff.value for run in runs} == {"sentinel", "counter", "grid"}
+    assert {run.options.execution.value for run in runs} == {"resident", "graph"}
+    total = 0
+    for run in runs:
+        assert run.prompt + run.tokens <= run.options.max_context + 1, run.name
+        total += run.plan(NAME).memory_bytes()
+    assert total < limits_of(h200()).memory_bytes
+
+
+def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch)
+    monkeypatch.setattr(gpu_probes_module, "FROM_MEMORY", 80 * 10**6)  # still more than the L2 holds, and quicker to simulate
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
+    for path in SETTLED:
+        number = getattr_path(calibrated_node("1xh200"), path)
+        assert number == pytest.approx(HIDDEN[path], rel=0.05), path
+    capsys.readouterr()
+
+    monkeypatch.setattr(engine_runs, "held_out", lambda node: small_runs())
+    monkeypatch.setattr("twin.calibrate.validate.held_out", lambda node: small_runs())
+    assert main(["validate", "h200-sxm", "--measure-only", "--out", str(tmp_path / "runs")]) == 0
+    capsys.readouterr()
+    assert main(["validate", "1xh200-sxm", "--from", str(tmp_path / "runs"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["worst_abs_error"] < 0.03
+    assert {row["run"] for row in said["stages"]} == {"shallow"}
+    for row in said["stages"]:
+        assert row["predicted_s"] == pytest.approx(row["measured_s"], rel=0.1, abs=2e-7), row["stage"]
+
+
+def getattr_path(node: Node, path: str) -> float:
+    found: object = node.device
+    for name in path.split("."):
+        found = getattr(found, name)
+    return float(found.value)  # type: ignore[attr-defined]
+
+
+def test_a_probe_that_does_not_run_is_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, broken="hop 0-1")
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    run = store.read_run(tmp_path / "probes")
+    assert run.meta["failed"] == {"hop-0-1": "no room on this multiprocessor"}
+    assert "hop-0-1" not in run.samples
+    assert "hop-0-1 failed: no room" in capsys.readouterr().out
+
+
+def test_measuring_needs_no_simulator() -> None:
+    code = (
+        "import sys\nfor name in ('simpy', 'scipy', 'pandas', 'plotly', 'tokenizers'): sys.modules[name] = None\n"
+        "from twin.cli import build_parser\nbuild_parser(['calibrate', 'validate'])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=data_dir("hwmodels").parent)
+
+
+def test_a_run_of_another_device_is_refused(tmp_path: Path) -> None:
+    store.save_run(tmp_path / "run", {"device": "host", "date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]})
+    with pytest.raises(CalibrationError, match="measured on host, not on h200-sxm"):
+        store.adopt_run(tmp_path / "run", NAME, "probes")
+
+
+def test_a_run_is_adopted_once_under_its_own_date(tmp_path: Path) -> None:
+    store.save_run(
+        tmp_path / "run", {"device": NAME, "date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]}, [store.StageTimes("a", "qkv", 1, 2, 3)]
+    )
+    first = store.adopt_run(tmp_path / "run", NAME, "probes")
+    again = store.adopt_run(tmp_path / "run", NAME, "probes")
+    assert first.id == again.id == "2026-11-21T100000-probes"
+    assert store.adopt_run(first.folder, NAME, "probes").stages == (store.StageTimes("a", "qkv", 1, 2, 3),)
+
+
+@pytest.mark.parametrize("words", [("--measure-only",), ("--out", "somewhere"), ("--measure-only", "--out", "."), ("--from", "nowhere")])
+def test_folders_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
+    assert main(["calibrate", "h200", *words]) == 2
+
+
+def test_another_gpu_is_not_taken_for_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90", 132, 85 * 10**9))
+    with pytest.raises(EngineError, match=r"h200-sxm has 132 .* here is NVIDIA H100"):
+        choose.check_present(h200().device)
+    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H200", "sm_90", 132, HUGE))
+    choose.check_present(h200().device)
+
+
+def test_stretches_undo_a_clock_that_ticks_coarsely() -> None:
+    tick, step = 256e-9, 10.1e-6
+    ends = np.floor(np.arange(1, 2001) * step / tick) * tick
+    assert steady(np.diff(ends)) == pytest.approx(step, rel=1e-3)
+
+
+def test_spans_of_stages_add_up_to_the_step() -> None:
+    plan = stream_probe(Options(blocks=2), limits_of(h200()), rows=16, cols=512, stages=3)
+    random = np.random.default_rng(3)
+    finished = np.cumsum(random.uniform(1, 2, (2, 5 * 3)), axis=1).reshape(2, 5, 3).transpose(1, 0, 2)[:, None]
+    trace = np.stack([finished - 0.5, finished], axis=-1)
+    (times,) = stage_times("x", plan, trace)
+    steps = np.diff(finished[:, 0, :, -1].max(axis=1))
+    assert times.span_s == pytest.approx(float(np.median(steps)))
+    assert times.work_s == pytest.approx(3 * 0.5)

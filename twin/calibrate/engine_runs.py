@@ -1,0 +1,96 @@
+"""Run what no number is fitted to on a device of this computer. Needs no simulator."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from twin.calibrate import store
+from twin.calibrate.gpu_heldout import gpu_held_out
+from twin.calibrate.heldout import HeldOut, host_held_out
+from twin.calibrate.measure import Keep, Progress, require
+from twin.calibrate.recipe import recipe_of
+from twin.calibrate.stages import stage_times
+from twin.engine.choose import HOST, compile_all, open_random
+from twin.engine.session import Session
+from twin.errors import CalibrationError, TwinError
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+
+WARMUP_TOKENS = 4
+TRACED_TOKENS = 48
+SEED = 20261121
+
+
+def held_out(node: Node) -> list[HeldOut]:
+    """The held-out runs of a node's device."""
+    return host_held_out() if node.device.isa == HOST else gpu_held_out(node)
+
+
+def measure_held_out(node: Node, progress: Progress, keep: Keep) -> tuple[store.StageTimes, ...]:
+    """Quiet seconds of a decoded token of every run, in rounds over all of them; then the stages of those that are traced.
+
+    A run that does not compile or fit is left out; the meta data say why. Raises CalibrationError when none is left.
+    """
+    device = node.device
+    recipe = recipe_of(device)
+    require(device)
+    runs = held_out(node)
+    plans = {run.name: run.plan(device.name) for run in runs}
+    failed: dict[str, str] = {}
+    meta: dict[str, Any] = {
+        **store.conditions(), **recipe.conditions(), "device": device.name, "what": "held-out engine runs", "failed": failed
+    }  # fmt: skip
+    refused = compile_all(device, list(plans.values()), progress)
+    failed |= {runs[at].name: said for at, said in refused.items()}
+    samples: store.Samples = {}
+    with ExitStack() as stack:
+        engines: dict[str, Session] = {}
+        for turn in range(max(run.repeats for run in runs)):
+            for done, run in enumerate(runs, start=1):
+                if run.name in failed or turn >= run.repeats:
+                    continue
+                progress(f"held-out runs of {device.name}: round {turn + 1}, {done}/{len(runs)} {run.name}")
+                try:
+                    if run.name not in engines:
+                        engines[run.name] = stack.enter_context(open_random(device, plans[run.name], SEED))
+                    samples.setdefault(run.name, []).append(recipe.read(_step_seconds(run, engines[run.name])))
+                except TwinError as error:
+                    failed[run.name] = str(error)
+                    samples.pop(run.name, None)
+                    progress(f"{run.name} failed: {error}")
+            keep(meta, samples)
+    if not samples:
+        raise CalibrationError(f"no held-out run of {device.name} ran; the first one: {next(iter(failed.values()))}")
+    traced = [run for run in runs if run.traced and run.name not in failed]
+    stages = _trace(node, traced, plans, progress)
+    keep(meta | {"after": recipe.conditions()}, samples)
+    return stages
+
+
+def prompt_of(run: HeldOut) -> list[int]:
+    return [7 + position % 97 for position in range(run.prompt)]
+
+
+def _step_seconds(run: HeldOut, engine: Session) -> Any:
+    made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+    if made.stop_reason == "cancelled":
+        raise KeyboardInterrupt
+    return made.step_ns[WARMUP_TOKENS:] * 1e-9
+
+
+def _trace(node: Node, runs: list[HeldOut], plans: dict[str, Plan], progress: Progress) -> tuple[store.StageTimes, ...]:
+    """Every traced run once, by a kernel that marks the time at each stage."""
+    compile_all(node.device, [plans[run.name] for run in runs], progress, trace=True)
+    found: list[store.StageTimes] = []
+    for run in runs:
+        progress(f"held-out runs of {node.device.name}: tracing {run.name}")
+        with open_random(node.device, plans[run.name], SEED, trace=True) as engine:
+            # as many tokens as were timed, of which the middle ones count: the same positions are attended
+            made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+        assert made.trace is not None
+        middle, half = len(made.trace) - run.tokens // 2, min(TRACED_TOKENS, run.tokens - 2) // 2
+        found += stage_times(run.name, plans[run.name], made.trace[middle - half : middle + half].astype(np.float64) * 1e-9)
+    return tuple(found)

@@ -1,0 +1,181 @@
+"""The questions that calibration asks of a GPU. Each takes well under half a second; the order is that of the fit's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from twin.calibrate.probes import Probe
+from twin.models.spec import DType
+from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe, turns_probe
+from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
+
+KIB, MB = 2**10, 10**6
+SLOT = 16 * KIB
+RING_BYTES = 160 * KIB  # what every probe's vectors leave of a block's memory, whatever the kernel keeps there besides
+FROM_MEMORY = 320 * MB  # several times any L2: nothing of it is left a step later
+IN_CACHE = 24 * MB  # at most half of the L2
+COLS = 2048
+LINE = 16  # floats of a block's share in the exchanges: 64 bytes
+FEW = 8  # blocks that L2 serves as fast as they can consume
+STAGES = 15
+
+RUN_S = 0.04  # of one repeat of a probe; steps are counted for these speeds:
+BYTES_PER_S = 4e12  # all blocks together
+BLOCK_BYTES_PER_S = 40e9
+KV_BYTES_PER_S = 10e9  # a block
+STAGE_S = 3e-6
+LOGIT_S = 10e-9
+MOST_STEPS, FEWEST_STEPS = 2000, 20
+
+
+def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
+    """All probes of a GPU. `quick` keeps one of each question."""
+    found = [
+        *_memory(limits), *_cache(limits), *_consumers(limits), *_stages(limits), *_exchanges(limits), *_hops(limits),
+        *_attention(limits), *_launches(limits), *_samples(limits), *_loaded(limits),
+    ]  # fmt: skip
+    probes = [Probe(name, group, plan, steps_of(plan)) for name, group, plan in found]
+    return [p for p in probes if p.name in QUICK] if quick else probes
+
+
+QUICK = (
+    "stages-b132", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132", "exchange-sentinel-16-b1",
+    "exchange-sentinel-64-b1",
+    "hop-0-1", "stream-slot16K", "lone-window1", "lone-window10", "cached-b132", "cached-window1", "rows-bf16-2048", "rows-fp16-2048",
+    "rows-fp32-2048", "rows-bf16-512", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000", "turns-sentinel-64K",
+)  # fmt: skip
+
+Question = tuple[str, str, Plan]  # name, group, plan
+
+
+def steps_of(plan: Plan) -> int:
+    """Steps that take about RUN_S."""
+    streamed = plan.weight_bytes() / min(BYTES_PER_S, plan.blocks * BLOCK_BYTES_PER_S)
+    attended = plan.kv_bytes() / (plan.blocks * KV_BYTES_PER_S)
+    logits = sum(plan.values[r.value].elements for s in plan.stages if s.kind is StageKind.SAMPLE for r in s.reads)
+    step_s = streamed + attended + STAGE_S * len(plan.stages) + LOGIT_S * logits
+    return max(FEWEST_STEPS, min(MOST_STEPS, int(RUN_S / step_s)))
+
+
+def _options(blocks: int, slot_bytes: int = SLOT, **changes: Any) -> Options:
+    slots = RING_BYTES // slot_bytes
+    return replace(Options(blocks=blocks, slot_bytes=slot_bytes, ring_slots=slots, window_slots=slots), **changes)
+
+
+def _idle(blocks: int, **changes: Any) -> Options:
+    """Nothing is streamed: the ring leaves the room to what is exchanged."""
+    return replace(Options(blocks=blocks, slot_bytes=SLOT, ring_slots=2, window_slots=2), **changes)
+
+
+def _stages(limits: Limits) -> Iterator[Question]:
+    """Stages of almost no bytes and no hand-off: what a stage costs by itself. Every exchange also holds a hop, even a lone block's."""
+    for blocks in (1, limits.blocks):
+        yield f"stages-b{blocks}", "consumer", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
+
+
+def _exchanges(limits: Limits) -> Iterator[Question]:
+    """Hand-offs by protocol, by elements of a block, by blocks. One block alone shows the work of a stage without any waiting."""
+    every = limits.blocks
+    shapes = [(kind, share, every) for kind in HandOffKind for share in (1, LINE, 4 * LINE)]
+    shapes += [(HandOffKind.SENTINEL, LINE, FEW), (HandOffKind.SENTINEL, LINE, every // 2), (HandOffKind.COUNTER, LINE, every // 2)]
+    for kind, share, blocks in shapes:
+        plan = exchange_probe(_idle(blocks, handoff=kind), limits, elements=share * blocks, stages=STAGES)
+        yield f"exchange-{kind.value}-{share}-b{blocks}", "exchange", plan
+    for share in (1, LINE, 4 * LINE):  # the same vectors, all of them one block's
+        plan = exchange_probe(_idle(1), limits, elements=share * every, stages=STAGES)
+        yield f"exchange-sentinel-{share}-b1", "exchange", plan
+
+
+def _hops(limits: Limits) -> Iterator[Question]:
+    """One word between two blocks: neighbours, and blocks further and further apart; then while the others stream."""
+    last = limits.blocks - 1
+    for a, b in ((0, 1), (0, 2), (0, last // 2), (0, last), (last // 3, last - 1)):
+        yield f"hop-{a}-{b}", "exchange", hop_probe(_idle(limits.blocks), limits, pair=(a, b), hops=12)
+    for a, b in ((0, 1), (0, last)):
+        rows = 24 * (limits.blocks - 2)
+        yield f"hop-loaded-{a}-{b}", "checked", hop_probe(_options(limits.blocks), limits, pair=(a, b), hops=12, rows=rows, cols=COLS)
+
+
+def _stream(limits: Limits, options: Options, footprint: int = FROM_MEMORY, *, cols: int = COLS, stages: int = 1) -> Plan:
+    rows = footprint // (cols * options.weight_dtype.bytes * stages)
+    return stream_probe(options, limits, rows=max(options.blocks, rows), cols=cols, stages=stages)
+
+
+def _memory(limits: Limits) -> Iterator[Question]:
+    """The ceiling against chunk, window and blocks; what one block loads alone, in wide numbers so that its consumer is out of the way."""
+    every = limits.blocks
+    for slot in (4, 8, 16, 32, 64):
+        yield f"stream-slot{slot}K", "memory", _stream(limits, _options(every, slot * KIB))
+    for blocks in (FEW, every // 4, every // 2, 96, 128):
+        yield f"stream-b{blocks}", "memory", _stream(limits, _options(blocks))
+    for window in (1, 2, 4):
+        yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
+    for window in (1, 2, 4, RING_BYTES // SLOT):
+        yield f"lone-window{window}", "memory", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
+    for slot in (4, 64):
+        yield f"lone-slot{slot}K", "memory", _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
+
+
+def _cache(limits: Limits) -> Iterator[Question]:
+    for blocks in (1, limits.blocks // 4, limits.blocks):
+        group = "consumer" if blocks < limits.blocks else "checked"  # all together end a step too soon: its border would be fitted
+        yield f"cached-b{blocks}", group, _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
+    for window in (1, 2):
+        yield f"cached-window{window}", "consumer", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32), IN_CACHE)
+
+
+def _consumers(limits: Limits) -> Iterator[Question]:
+    """Weights that stay in L2, by type and by the tile's shape; short matrices show what a stage costs beside its bytes."""
+    for dtype in (DType.BF16, DType.FP16, DType.FP32):
+        for cols in (512, 896, COLS, 4096, 12288) if dtype is DType.BF16 else (COLS, 4096):
+            yield f"rows-{dtype.value}-{cols}", "consumer", _stream(limits, _options(FEW, weight_dtype=dtype), IN_CACHE, cols=cols)
+    for slot in (8, 32):
+        yield f"rows-slot{slot}K", "consumer", _stream(limits, _options(FEW, slot * KIB), IN_CACHE, cols=4096)
+    for rows in (4, 16, 64):  # of each block and stage
+        options = _options(FEW)
+        yield f"short-{rows}", "consumer", stream_probe(options, limits, rows=rows * FEW, cols=COLS, stages=max(2, 512 // rows))
+
+
+def _attention(limits: Limits) -> Iterator[Question]:
+    """Cached keys and values by context, by splits of a head, by head size and by queries a head."""
+
+    def ask(context: int, head_dim: int, splits: int, *, kv_heads: int = 8, group: int = 4, blocks: int = limits.blocks) -> Question:
+        options = _options(blocks, context=context, max_context=context, attention_splits=splits)
+        stages = 2 if context > 8192 else 8
+        plan = attention_probe(options, limits, heads=kv_heads * group, kv_heads=kv_heads, head_dim=head_dim, stages=stages)
+        alone = f"-kv{kv_heads}g{group}-b{blocks}" if (kv_heads, group) != (8, 4) else ""
+        return f"attention-{context}-h{head_dim}-s{splits}{alone}", "attention", plan
+
+    for head_dim in (64, 96, 128):
+        for context in (512, 4096, 32768):
+            yield ask(context, head_dim, 16)
+    for head_dim, splits in ((64, 1), (64, 4), (128, 4)):
+        yield ask(4096, head_dim, splits)
+    yield ask(4096, 64, 16, group=1)
+    yield ask(4096, 128, 1, kv_heads=1, blocks=1)
+
+
+def _launches(limits: Limits) -> Iterator[Question]:
+    """Tiny stages and short streams, each a kernel of its own."""
+    for stages in (STAGES, 3 * STAGES):
+        plan = exchange_probe(_idle(limits.blocks, execution=Execution.GRAPH), limits, elements=limits.blocks, stages=stages)
+        yield f"graph-{stages}", "launch", plan
+    yield "graph-matrices", "launch", _stream(limits, _options(limits.blocks, execution=Execution.GRAPH), stages=16)
+
+
+def _samples(limits: Limits) -> Iterator[Question]:
+    for vocab in (32000, 128256, 151936):
+        yield f"sample-{vocab}", "sample", sample_probe(_idle(1, sampling=Sampling.FULL), limits, vocab=vocab)
+    yield "sample-greedy", "checked", sample_probe(_idle(1), limits, vocab=2 * limits.blocks)
+
+
+def _loaded(limits: Limits) -> Iterator[Question]:
+    """Hand-offs while the loaders stream: from a ring that the hand-off outlasts to one that never dries."""
+    shapes = [(HandOffKind.SENTINEL, size) for size in (32, 64, 128, 256)] + [(HandOffKind.COUNTER, 64), (HandOffKind.GRID, 64)]
+    for kind, size in shapes:  # KiB of weights a block and hand-off
+        rows = limits.blocks * size * KIB // (2 * COLS)
+        options = _options(limits.blocks, handoff=kind)
+        plan = turns_probe(options, limits, elements=LINE * limits.blocks, rows=rows, cols=COLS, stages=STAGES)
+        yield f"turns-{kind.value}-{size}K", "checked", plan

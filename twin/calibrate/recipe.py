@@ -1,0 +1,85 @@
+"""How a kind of device is calibrated: its probes, the numbers that each group of them settles, how its steps are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.calibrate.gpu_probes import gpu_probes
+from twin.calibrate.probes import Probe, host_probes
+from twin.calibrate.reading import quiet, steady
+from twin.calibrate.starts import Starts, gpu_starts, host_starts
+from twin.engine.choose import HOST, gpu_conditions, is_nvidia
+from twin.errors import CalibrationError
+from twin.hardware.types import Device
+from twin.plan.types import Limits
+
+Groups = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    probes: Callable[[Limits, bool], list[Probe]]  # limits, quick
+    groups: Groups  # numbers by group of probes, in the order in which they are fitted; a group that is not here is only compared
+    starts: Starts
+    read: Callable[[NDArray[np.floating[Any]]], float]
+    conditions: Callable[[], dict[str, Any]]  # of the device, beside the computer's
+    repeats: int
+    quick_repeats: int
+
+
+HOST_GROUPS: Groups = {
+    "stream": (
+        "block.bf16_bytes_per_s",
+        "block.fp16_bytes_per_s",
+        "block.fp32_bytes_per_s",
+        "block.row_s",
+        "block.load_bytes_per_s",
+        "memory.stream_bytes_per_s",
+        "llc.capacity_bytes",
+        "llc.bytes_per_s",
+        "l2.bytes_per_s",
+    ),
+    "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
+    "attention": ("block.kv_bytes_per_s",),
+    "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
+    "sample": ("block.sample_element_s",),
+    "turns": ("sharing.switch_s",),
+}
+GPU_GROUPS: Groups = {
+    "memory": ("memory.stream_bytes_per_s", "memory.latency_s", "block.load_bytes_per_s"),
+    "consumer": (
+        "block.bf16_bytes_per_s",
+        "block.fp16_bytes_per_s",
+        "block.fp32_bytes_per_s",
+        "block.row_s",
+        "block.stage_s",
+        "l2.latency_s",  # a block loads from the L2 by so much faster as that is nearer than memory
+    ),
+    "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s"),
+    "attention": ("block.kv_bytes_per_s",),
+    "launch": ("launch.graph_edge_s", "launch.restart_s"),  # told apart by the probe with matrices
+    "sample": ("block.sample_element_s",),
+}
+
+HOST_RECIPE = Recipe(
+    probes=lambda limits, quick: host_probes(limits, limits.blocks, quick=quick),
+    groups=HOST_GROUPS, starts=host_starts, read=quiet, conditions=dict, repeats=7, quick_repeats=3,
+)  # fmt: skip
+GPU_RECIPE = Recipe(
+    probes=lambda limits, quick: gpu_probes(limits, quick=quick),
+    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=5, quick_repeats=3,
+)  # fmt: skip
+
+
+def recipe_of(device: Device) -> Recipe:
+    """Raises CalibrationError for a device that no engine runs on."""
+    if device.isa == HOST:
+        return HOST_RECIPE
+    if is_nvidia(device):
+        return GPU_RECIPE
+    raise CalibrationError(f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or an NVIDIA GPU (h200)")

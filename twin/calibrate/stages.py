@@ -1,0 +1,37 @@
+"""The time of each kind of stage, from marks in a measured step or from a simulated one, by the same arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.calibrate.store import StageTimes
+from twin.plan.types import Plan
+
+Times = NDArray[np.float64]
+
+
+def stage_times(run: str, plan: Plan, trace: Times) -> list[StageTimes]:
+    """Medians over steps, by kind. `trace`: [steps][ranks][blocks][stages][inputs ready, finished] in seconds, consecutive steps.
+
+    The first step only says when the second one began.
+    """
+    steps, stages = trace.shape[0], trace.shape[3]
+    flat = trace.reshape(steps, -1, stages, 2).transpose(1, 0, 2, 3).reshape(-1, steps * stages, 2)  # [all blocks][stages in time]
+    ready, finished = flat[:, :, 0], flat[:, :, 1]
+    before = np.concatenate([ready[:, :1], finished[:, :-1]], axis=1)
+    span = _spans(finished.max(axis=0))
+    wait, work = (ready - before).mean(axis=0), (finished - ready).mean(axis=0)
+    kinds = [stage.kind.value for stage in plan.stages]
+    found = []
+    for kind in dict.fromkeys(kinds):
+        chosen = [at for at, other in enumerate(kinds) if other == kind]
+        sums = [float(np.median(times.reshape(steps, stages)[1:, chosen].sum(axis=1))) for times in (span, wait, work)]
+        found.append(StageTimes(run, kind, *sums))
+    return found
+
+
+def _spans(ends: Times) -> Times:
+    """From the end of the stage before, over all blocks, to the end of each: they add up to the step."""
+    spans: Times = np.diff(np.concatenate([ends[:1], ends]))
+    return spans

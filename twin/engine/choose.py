@@ -1,0 +1,148 @@
+"""Which engine runs a plan on a device, and whether that device is in this computer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from twin.engine.cuda import CudaEngine
+from twin.engine.cuda_build import compile_cubin
+from twin.engine.host import HostEngine
+from twin.engine.session import Session
+from twin.engine.standin import StandIn
+from twin.engine.weights import random_weights
+from twin.errors import EngineError, ToolchainError, TwinError
+from twin.hardware.types import Device
+from twin.plan.shards import Weights
+from twin.plan.types import Plan
+
+HOST = "host"
+NVIDIA = "sm_"  # how the instruction sets of NVIDIA's GPUs begin
+ALIKE = 0.15  # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in other units
+SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
+SMI_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A GPU of this computer, as its driver describes it."""
+
+    name: str
+    isa: str  # sm_90, without the suffix of what is specific to it
+    blocks: int  # multiprocessors
+    memory_bytes: int
+
+
+def is_nvidia(device: Device) -> bool:
+    return device.isa is not None and device.isa.startswith(NVIDIA)
+
+
+def open_engine(device: Device, plan: Plan, weights: Weights | None, *, random_streams: int | None = None, trace: bool = False) -> Session:
+    """An engine of `device` with the plan's weights loaded; a probe has none.
+
+    `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the embedding from `weights`.
+    Raises EngineError when the device is not here or no engine knows it.
+    """
+    check_present(device)
+    if is_nvidia(device):
+        return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
+    return HostEngine(plan, weights, trace=trace)
+
+
+def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -> Session:
+    """An engine of a model's plan with random weights."""
+    assert plan.spec is not None, f"{plan.name} is a probe: it has no weights"
+    dtype = plan.options.weight_dtype
+    if is_nvidia(device):
+        return open_engine(device, plan, StandIn(plan.spec, seed, dtype), random_streams=seed, trace=trace)
+    return open_engine(device, plan, random_weights(plan.spec, seed, dtype), trace=trace)
+
+
+def check_present(device: Device) -> None:
+    """Raises EngineError unless the engine can use `device` here and now."""
+    if device.isa == HOST:
+        return
+    if not is_nvidia(device):
+        raise EngineError(
+            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA GPU (1xh200); simulate it instead"
+        )
+    found = gpu()
+    wanted = device.memory.capacity_bytes.value
+    same = (device.isa or "").rstrip("a") == found.isa and found.blocks == device.blocks and abs(found.memory_bytes / wanted - 1) < ALIKE
+    if not same:
+        raise EngineError(
+            f"{device.name} has {device.blocks} multiprocessors of {device.isa} and {wanted / 1e9:.0f} GB; here is {found.name} "
+            f"with {found.blocks} of {found.isa} and {found.memory_bytes / 1e9:.0f} GB: name that one (`twin hardware` lists them)"
+        )
+
+
+def gpu() -> Found:
+    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is none to be used."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise ToolchainError(
+            'an NVIDIA GPU is reached through cuda-python, which is not installed: pip install "monotwin[cuda]"'
+        ) from error
+
+    def ask(name: str, *arguments: Any) -> Any:
+        error, *values = getattr(driver, name)(*arguments)
+        if int(error):
+            raise EngineError(f"no NVIDIA GPU can be used here ({name}: {error.name}); run on a computer with one")
+        return values[0] if values else None
+
+    try:
+        ask("cuInit", 0)
+    except RuntimeError as error:  # the binding without the driver's library
+        raise EngineError(f"no NVIDIA driver can be loaded ({error}); run on a computer with an NVIDIA GPU") from error
+    if not ask("cuDeviceGetCount"):
+        raise EngineError("the NVIDIA driver sees no GPU; run on a computer with one")
+    device, attribute = ask("cuDeviceGet", 0), driver.CUdevice_attribute
+    major = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    minor = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    blocks = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
+    name = ask("cuDeviceGetName", 100, device).split(b"\0")[0].decode()
+    return Found(name, f"sm_{major}{minor}", int(blocks), int(ask("cuDeviceTotalMem", device)))
+
+
+def gpu_conditions() -> dict[str, Any]:
+    """Name, driver, clocks, temperature and power of the GPU right now, as nvidia-smi says them; empty without it."""
+    try:
+        command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(SMI_FIELDS, (word.strip() for word in said.splitlines()[0].split(",")), strict=True))
+
+
+def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str], None], *, trace: bool = False) -> dict[int, str]:
+    """Compile the kernels of all plans on all cores, into the cache. The refusals, by position in `plans`.
+
+    The host's kernels differ by types only and compile when they are first used.
+    """
+    if not is_nvidia(device) or not plans:
+        return {}
+    refused = {}
+    workers = min(len(plans), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would inherit an initialised driver
+        running = {pool.submit(_compile, plan, trace): at for at, plan in enumerate(plans)}
+        for done, one in enumerate(as_completed(running), start=1):
+            said = one.result()
+            if said:
+                refused[running[one]] = said
+            progress(f"compiling kernels on {workers} cores: {done}/{len(plans)}")
+    return refused
+
+
+def _compile(plan: Plan, trace: bool) -> str:
+    """In a process of its own: what the compiler refused, or nothing. The code stays in the cache."""
+    try:
+        compile_cubin(plan, trace=trace)
+    except TwinError as error:
+        return str(error)
+    return ""

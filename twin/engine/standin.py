@@ -1,0 +1,26 @@
+"""Weights for runs whose numbers do not matter: the engine fills the matrices on the device, and asks only for the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.engine.safetensors import NUMPY
+from twin.models.decoder import canonical_shape
+from twin.models.spec import DType, ModelSpec
+
+ROWS = 1000  # of the embedding that differ; the rest repeats them
+
+
+class StandIn:
+    """Vectors of ones and an embedding that repeats, for an engine with `random_streams`."""
+
+    def __init__(self, spec: ModelSpec, seed: int, dtype: DType) -> None:
+        self.spec, self.seed, self.dtype = spec, seed, dtype
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        shape = canonical_shape(self.spec, name)
+        if len(shape) == 1:
+            return np.ones(shape, NUMPY[self.dtype])
+        rows = np.random.default_rng(self.seed).standard_normal((min(ROWS, shape[0]), *shape[1:]), np.float32)
+        return np.resize(rows.astype(NUMPY[self.dtype]), shape)
