@@ -4,61 +4,121 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from twin.calibrate.validate import calibrated_node
-from twin.commands.arguments import Subparsers, add_model, command
-from twin.commands.output import done, emit, progress, warn_if_busy
-from twin.commands.run import add_machine, open_source, plan_run, tokens_per_s
+from twin.bench import record, result
+from twin.bench.machine import Clocks, commit, gpu_state
+from twin.bench.measure import Bench, Settings, check_logits
+from twin.bench.plans import make_plans
+from twin.bench.source import find_source
+from twin.calibrate import store
+from twin.calibrate.node import calibrated_node
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, one_device
+from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
+from twin.commands.run import open_source, plan_run, tokens_per_s
+from twin.engine.choose import HOST, check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
-from twin.errors import ConfigError, EngineError
-from twin.plan.reference import Reference
-from twin.plan.shards import Weights
+from twin.errors import ConfigError, EngineError, ToolchainError
+from twin.hardware.types import Node
 from twin.plan.types import Plan
-from twin.report.tables import count, facts, percent
-from twin.sim.run import simulate
+from twin.report.tables import count, facts, percent, table
 from twin.units import format_quantity
 
-TOLERANCE = 2e-2  # largest difference of logits from the reference, relative to the largest logit: a few BF16 roundings of the cache
+NOT_MET = 1  # exit code when what was measured does not keep its promises
+FIDELITY_CONTEXT = 1024  # a longer one is judged only on demand: the engine's logits of all positions must fit in memory
+HOST_DEFAULTS = {"context": 16, "tokens": 48}
+GPU_DEFAULTS = {"context": 128, "tokens": 500}
+GPU_ONLY = ("fidelity", "fidelity_context", "determinism", "peers", "fill", "out", "commit")
 EXAMPLES = """\
   twin bench ./my-checkpoint
-  twin bench llama-3.2-1b --random 1 --tokens 32 --repeats 3"""
+  twin bench llama-3.2-1b --random 1 --tokens 32 --repeats 3
+  twin bench ./my-checkpoint --node h200-sxm --context 1024
+  twin bench laneformer-2b --random 1 --node h200-sxm --context 32 --dtype fp16 --determinism"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "bench", run, usage="MODEL [options]", summary="measure the engine's speed, with correctness checked in the same run",
+        commands, "bench", run, usage="MODEL [--node NODE] [options]",
+        summary="measure the engine's speed, with correctness checked in the same run",
         text="Compares logits with the NumPy reference first, then times greedy decoding: every repeat must give the same tokens.\n"
-        "Reports the median and the spread beside the ceiling of this computer's memory and the twin's prediction.",
+        "On this computer's CPU (default): the median and the spread beside the memory's ceiling and the twin's prediction.\n"
+        "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging Face in the same 16-bit type, times engine,\n"
+        "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe in alternating order, and records it all.",
         examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
-    parser.add_argument("--prompt-length", type=int, default=16, metavar="N", help="prompt tokens (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="tokens decoded and timed a repeat (default %(default)s)")
+    parser.add_argument("--node", default=HOST, metavar="NODE", help="host (default), or 1xh200 for this computer's NVIDIA GPU")
+    parser.add_argument("--context", "--prompt-length", type=int, metavar="N", help="positions cached before timing (host 16, GPU 128)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens decoded and timed a repeat (host 48, GPU 500)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats after one to warm up (default %(default)s)")
-    parser.add_argument("--check", type=int, default=4, metavar="N", help="positions compared with the reference (default %(default)s)")
-    add_machine(parser)
-    parser.set_defaults(prompt_tokens="")
+    parser.add_argument(
+        "--check", type=int, default=4, metavar="N", help="positions compared with the NumPy reference (default %(default)s)"
+    )
+    parser.add_argument("--random", type=int, metavar="SEED", help="random weights instead of a checkpoint: text without sense, true speed")
+    parser.add_argument("--gpus", type=int, metavar="N", help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)")
+    add_gpu_options(parser)
+    add_engine_options(parser, without=("gpus", "context", "sampling"))
+
+
+def add_gpu_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("on a GPU")
+    group.add_argument("--fidelity", type=int, metavar="N", help="prompts whose outputs are judged against FP32 (default 8)")
+    group.add_argument(
+        "--fidelity-context", type=int, metavar="N", help=f"their prompt tokens (default: --context, at most {FIDELITY_CONTEXT})"
+    )
+    group.add_argument(
+        "--determinism", action="store_true", default=None,
+        help="five runs of 1,000 tokens must agree bit by bit; the cache is made large enough for them",
+    )  # fmt: skip
+    group.add_argument(
+        "--peers", action=argparse.BooleanOptionalAction, default=None, help="Hugging Face beside the engine, and its logits (default: yes)"
+    )
+    group.add_argument(
+        "--fill", choices=("prompt", "steps"), metavar="{prompt,steps}",
+        help="cached positions come from a prompt, or are generated one by one (default prompt)",
+    )  # fmt: skip
+    group.add_argument("--out", type=Path, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)")
+    group.add_argument("--commit", metavar="ID", help="the code's commit, where it is no git checkout")
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("prompt_length", 1), ("tokens", 2), ("repeats", 1), ("check", 1)):
+    node = calibrated_node(args.node)
+    on_host = node.device.isa == HOST
+    for name, value in (HOST_DEFAULTS if on_host else GPU_DEFAULTS).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return on_this_cpu(args, node) if on_host else on_gpu(args, node)
+
+
+# ---- this computer's CPU ------------------------------------------------------------------------------------
+
+
+def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
+    from twin.sim.run import simulate  # a GPU machine needs no simulator
+
+    given = [name for name in GPU_ONLY if getattr(args, name) is not None]
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} needs a GPU: name it with --node")
+    for name, least in (("context", 1), ("tokens", 2), ("repeats", 1), ("check", 1)):
         if getattr(args, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least}")
+            raise ConfigError(f"--{name} {getattr(args, name)}: at least {least}")
+    if args.gpus is not None:
+        node = calibrated_node(f"{args.gpus}x{HOST}")
+    args.prompt_tokens = ""
     source = open_source(args)
-    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.prompt_length)]
-    plan = plan_run(args, source.spec, positions=args.prompt_length + args.tokens, greedy=True)
+    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
+    plan = plan_run(args, source.spec, positions=args.context + args.tokens, greedy=True, node=node)
     show = progress()
     warn_if_busy()
     try:
         with HostEngine(plan, source.weights) as engine:
             show(f"comparing {args.check} positions with the reference")
-            difference = check(engine, plan, source.weights, prompt[: args.check])
-            samples = measure(engine, prompt, args.tokens, args.repeats, show)
+            difference = check_logits(engine, plan, source.weights, prompt[: args.check])
+            samples = time_host(engine, prompt, args.tokens, args.repeats, show)
         show("predicting")
-        predicted = simulate(plan, calibrated_node(f"{args.gpus}xhost"))
+        predicted = simulate(plan, node)
     finally:
         done()
     median = statistics.median(samples)
@@ -75,23 +135,11 @@ def run(args: argparse.Namespace) -> int:
         "blocks_per_gpu": plan.options.blocks,
         "gpus": plan.options.gpus,
     }
-    emit(args, data, text(data, predicted.stream_bytes_per_s))
+    emit(args, data, host_text(data, predicted.stream_bytes_per_s))
     return 0
 
 
-def check(engine: HostEngine, plan: Plan, weights: Weights, tokens: list[int]) -> float:
-    """Largest difference of the engine's logits from the reference, relative. Raises EngineError beyond TOLERANCE."""
-    reference = Reference(plan, weights)
-    expected = np.array([reference.step(token) for token in tokens])
-    difference = float(np.max(np.abs(engine.logits(tokens) - expected)) / np.max(np.abs(expected)))
-    if not difference <= TOLERANCE:
-        raise EngineError(
-            f"logits differ from the reference by {difference:.2g} of the largest, allowed are {TOLERANCE:g}; report this plan"
-        )
-    return difference
-
-
-def measure(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, show: Any) -> list[float]:
+def time_host(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, show: Progress) -> list[float]:
     """Tokens per second of each repeat, after one to warm up. Raises EngineError when repeats disagree."""
     first = engine.generate(prompt, max_tokens=tokens)
     samples = []
@@ -108,7 +156,7 @@ def measure(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, sh
     return samples
 
 
-def text(data: dict[str, Any], ceiling: float) -> str:
+def host_text(data: dict[str, Any], ceiling: float) -> str:
     return facts(
         [
             ("tokens/s", f"{count(data['tokens_per_s'])}  (measured, median of {len(data['samples'])}, spread {percent(data['spread'])})"),
@@ -118,3 +166,104 @@ def text(data: dict[str, Any], ceiling: float) -> str:
             ("logits", f"within {data['logit_difference']:.1e} of the reference, relative; all repeats gave the same tokens"),
         ]
     )
+
+
+# ---- a GPU --------------------------------------------------------------------------------------------------
+
+
+def on_gpu(args: argparse.Namespace, node: Node) -> int:
+    """Everything that can be refused is, before the weights are made."""
+    one_device(args.node)
+    if args.gpus not in (None, 1):
+        raise ConfigError(f"--gpus {args.gpus} is for this CPU: the engine runs on one GPU")
+    check_present(node.device)
+    settings = settings_of(args)
+    code = commit(Path(__file__).resolve().parents[2], args.commit)
+    chosen = chosen_options(args)
+    found = find_source(args.model, args.random)
+    settings.check_for(found.spec)
+    plans = make_plans(found.spec, node, chosen, context=settings.context, tokens=settings.tokens, positions=settings.positions)
+    driver = str(gpu_state()["driver"])
+    show, clocks = progress(), Clocks()
+    try:
+        guess = predicted(plans.resident, node, show)
+        refused = compile_all(node.device, [plans.resident, plans.graph, plans.ceiling], show)
+        if refused:
+            raise ToolchainError(next(iter(refused.values())))
+        show("making the weights")
+        source = found.load(plans.resident.options.weight_dtype)
+        measured = Bench(source, plans, settings, make_engine=partial(open_engine, node.device), watch=clocks, show=show).run()
+    finally:
+        done()
+    made = result.build(
+        measured, source, plans, settings, node, clocks=clocks.to_json(), driver=driver, commit=code
+    )  # fmt: skip
+    if guess is not None:
+        made |= {"predicted_tokens_per_s": guess, "prediction_error": guess / made["tokens_per_s"] - 1}
+    folder = record.write(args.out or store.runs_folder(node.device.name), made, measured.samples, measured.judged)
+    emit(args, made | {"record": str(folder)}, gpu_text(made))
+    say(f"recorded in {folder}")
+    missed = result.shortfalls(made)
+    for line in missed:
+        say(f"not met: {line}")
+    return NOT_MET if missed else 0
+
+
+def predicted(plan: Plan, node: Node, show: Progress) -> float | None:
+    """The twin's tokens per second, before anything is measured; None where the simulator is not installed."""
+    try:
+        from twin.sim.run import simulate
+    except ModuleNotFoundError as error:
+        if error.name != "simpy":
+            raise
+        return None
+    show("predicting")
+    return simulate(plan, node).tokens_per_s
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    return Settings(
+        context=args.context,
+        tokens=args.tokens,
+        repeats=args.repeats,
+        check=args.check,
+        prompts=8 if args.fidelity is None else args.fidelity,
+        fidelity_context=min(args.context, FIDELITY_CONTEXT) if args.fidelity_context is None else args.fidelity_context,
+        determinism=bool(args.determinism),
+        peers=args.peers is not False,
+        fill_by_steps=args.fill == "steps",
+    )
+
+
+def gpu_text(made: dict[str, Any]) -> str:
+    variants = made["variants"].items()
+    rows = [
+        (name, count(v["us_per_token"]), count(v["tokens_per_s"]), percent(v["spread"]), f"{v['us_per_token'] / made['us_per_token']:.2f}")
+        for name, v in variants
+        if "tokens_per_s" in v
+    ]
+    head = table(("variant (measured)", "us/token", "tokens/s", "spread", "x engine"), rows)
+    fidelity = made["fidelity"]
+    lines: list[tuple[str, object]] = [
+        ("streaming", f"{format_quantity(made['bytes_per_step'] * made['tokens_per_s'], 'B/s')}, "
+                      f"{format_quantity(float(made['bytes_per_step']), 'B')} a step at context {made['context']}"),
+        ("ceiling", f"{format_quantity(made['ceiling_bytes_per_s'], 'B/s')} (measured)"),
+        ("stream fraction", percent(made["stream_fraction"])),
+        ("MBU", percent(made["mbu"])),
+        ("logits", f"within {fidelity['numpy_logit_difference']:.1e} of the NumPy reference, relative"),
+    ]  # fmt: skip
+    if "kl_engine" in fidelity:
+        engine, peer = fidelity["kl_engine"], fidelity["kl_peer"]
+        lines += [
+            ("KL, mean", f"{engine['mean']:.3g} nats; {fidelity['peer']}: {peer['mean']:.3g}"),
+            ("KL, max", f"{engine['max']:.3g} nats; {fidelity['peer']}: {peer['max']:.3g}"),
+            ("greedy", f"{fidelity['decided_mismatches']} of {fidelity['decided_positions']} decided tokens differ from FP32"),
+        ]
+    if "determinism" in fidelity:
+        same = "bitwise equal" if fidelity["determinism"]["bitwise_equal"] else "NOT equal"
+        lines.append(("determinism", f"{fidelity['determinism']['runs']} runs of {fidelity['determinism']['tokens']} tokens: {same}"))
+    if "predicted_tokens_per_s" in made:
+        lines.append(("predicted", f"{count(made['predicted_tokens_per_s'])} tokens/s, {percent(made['prediction_error'], signed=True)}"))
+    lines += [(f"left out: {name}", why) for name, why in made["left_out"].items()]
+    lines += [(name.replace("_", " "), value) for name, value in made["notes"].items()]
+    return f"{head}\n\n{facts(lines)}"
