@@ -38,7 +38,8 @@ from twin.sim.run import simulate
 
 SETTLED = ("memory.stream_bytes_per_s", "block.bf16_bytes_per_s", "block.stage_s", "handoff.hop_s", "handoff.atomic_s",
            "block.element_s", "block.kv_bytes_per_s", "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
-MORE_SHARED_BYTES = 232448  # of an H200's block
+SLOW = ("hop-0-1", "graph-matrices", "turns-sentinel-64K", "exchange-grid-16-b132")  # to simulate
+SHARED_BYTES = 232448  # of an H200's block
 HUGE = 150 * 10**9
 
 
@@ -64,7 +65,7 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
     names = set()
     for probe in gpu_probes(limits_of(h200()), quick=False):
         assert violations(probe.plan) == [], probe.name
-        assert shared_bytes(probe.plan) <= MORE_SHARED_BYTES, probe.name
+        assert shared_bytes(probe.plan) <= SHARED_BYTES, probe.name
         assert probe.plan.memory_bytes() < 10**9, probe.name  # all of them lie in memory together
         assert 1 < probe.steps <= MOST_STEPS
         names.add(probe.name)
@@ -99,6 +100,7 @@ def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
 ) -> None:
     pretend(monkeypatch)
     monkeypatch.setattr(gpu_probes_module, "FROM_MEMORY", 80 * 10**6)  # still more than the L2 holds, and quicker to simulate
+    monkeypatch.setattr(gpu_probes_module, "QUICK", [name for name in gpu_probes_module.QUICK if name not in SLOW])
     assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
     assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
     for path in SETTLED:

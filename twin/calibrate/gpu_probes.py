@@ -41,7 +41,7 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 
 
 QUICK = (
-    "stages-b132", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132", "exchange-sentinel-16-b1",
+    "stages-b8", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132", "exchange-sentinel-16-b1",
     "exchange-sentinel-64-b1",
     "hop-0-1", "stream-slot16K", "lone-window1", "lone-window10", "cached-b132", "cached-window1", "rows-bf16-2048", "rows-fp16-2048",
     "rows-fp32-2048", "rows-bf16-512", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000", "turns-sentinel-64K",
@@ -71,8 +71,8 @@ def _idle(blocks: int, **changes: Any) -> Options:
 
 def _stages(limits: Limits) -> Iterator[Question]:
     """Stages of almost no bytes and no hand-off: what a stage costs by itself. Every exchange also holds a hop, even a lone block's."""
-    for blocks in (1, limits.blocks):
-        yield f"stages-b{blocks}", "consumer", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
+    for blocks, group in ((1, "consumer"), (FEW, "consumer"), (limits.blocks, "checked")):
+        yield f"stages-b{blocks}", group, stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
 
 
 def _exchanges(limits: Limits) -> Iterator[Question]:
@@ -107,15 +107,16 @@ def _memory(limits: Limits) -> Iterator[Question]:
     """The ceiling against chunk, window and blocks; what one block loads alone, in wide numbers so that its consumer is out of the way."""
     every = limits.blocks
     for slot in (4, 8, 16, 32, 64):
-        yield f"stream-slot{slot}K", "memory", _stream(limits, _options(every, slot * KIB))
+        group = "memory" if slot * KIB >= SLOT else "checked"  # small copies cost their loader more than their bytes
+        yield f"stream-slot{slot}K", group, _stream(limits, _options(every, slot * KIB))
     for blocks in (FEW, every // 4, every // 2, 96, 128):
         yield f"stream-b{blocks}", "memory", _stream(limits, _options(blocks))
     for window in (1, 2, 4):
         yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
     for window in (1, 2, 4, RING_BYTES // SLOT):
         yield f"lone-window{window}", "memory", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
-    for slot in (4, 64):
-        yield f"lone-slot{slot}K", "memory", _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
+    for slot, group in ((4, "checked"), (64, "memory")):
+        yield f"lone-slot{slot}K", group, _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
 
 
 def _cache(limits: Limits) -> Iterator[Question]:

@@ -106,9 +106,12 @@ def _read(path: str) -> str:
 
 
 def _commit() -> str | None:
-    """The checkout's commit; None outside a checkout."""
+    """The checkout's commit; None outside a checkout, or without git."""
     folder = Path(__file__).resolve().parents[2]
-    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return done.stdout.strip() or None
 
 

@@ -125,9 +125,15 @@ def text(device: Device, fit: Fit) -> str:
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = (format_quantity(end if end is not None else number.value, unit) for end in (number.low, number.high))
         rows.append((path, format_quantity(before[path].value, unit), format_quantity(number.value, unit), f"{low} .. {high}"))
+    settled = recipe_of(device).groups
     groups = [
-        (group, sum(g == group for g in fit.groups.values()), percent(fit.rms(group)), *_worst_of(fit, group))
-        for group in dict.fromkeys(fit.groups.values())
+        (
+            group if group in settled else f"{group}, not fitted",
+            sum(g == group for g in fit.groups.values()),
+            percent(fit.rms(group)),
+            *_worst_of(fit, group),
+        )
+        for group in sorted(set(fit.groups.values()), key=lambda group: (group not in settled, group))
     ]
     head = f"fit of {device.title} to {len(fit.residuals)} probes, run {fit.run}"
     fitted = table(("number", "before", "fitted", "interval"), rows)
