@@ -107,18 +107,13 @@ def test_a_run_without_a_probe_is_refused() -> None:
 
 def test_a_run_comes_back_as_it_was_stored() -> None:
     run = store.write_run("host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]})
-    again = store.latest_run("host", "test")
+    again = store.read_run(run.folder)
     assert (again.id, again.meta, again.samples) == (run.id, run.meta, run.samples)
 
 
 def test_a_folder_without_samples_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="is not a run"):
         store.read_run(tmp_path / "nothing")
-
-
-def test_without_a_run_the_next_step_is_named() -> None:
-    with pytest.raises(CalibrationError, match="run `twin calibrate host` first"):
-        store.latest_run("host", "probes")
 
 
 def test_a_fit_serves_only_the_processor_that_made_it() -> None:

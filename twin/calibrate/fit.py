@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from twin.calibrate import store
 from twin.calibrate.probes import Probe
 from twin.calibrate.reading import settled
-from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recipe import Recipe, recipe_of
 from twin.errors import CalibrationError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Node, Number
@@ -38,7 +38,6 @@ BOUND = 0.02  # a number whose e-fold changes all its probes by less is not sett
 UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
 UNSETTLED = "of which none is bound by this number"
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
-ENOUGH = 1e-5  # relative change of all numbers, or of the misfit, at which a fit ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
             known = apply_fit(device, numbers)
             starts = recipe.starts(group, chosen, settled(run), known)
             begun = apply_fit(known, {path: _fitted(starts[path], "read off a probe") for path in paths if path in starts})
-            fitted = _fit_group(begun, paths, chosen, run, simulators, recipe.outlier)
+            fitted = _fit_group(begun, paths, chosen, run, simulators, recipe)
             numbers |= {path: number for path, number in fitted[0].items() if _worth(number, device, path)}
             residuals |= fitted[1]
         rest = [p for p in probes if p.name not in residuals]
@@ -101,7 +100,7 @@ def _fitted(value: float, source: str) -> Number:
 
 
 def _fit_group(
-    device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run, simulators: Simulators, outlier: float
+    device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run, simulators: Simulators, recipe: Recipe
 ) -> tuple[dict[str, Number], dict[str, float]]:
     """The numbers of a group and what remains of each probe's logarithm."""
     start = np.array([math.log(_value(device, path)) for path in paths])
@@ -113,8 +112,8 @@ def _fit_group(
         return np.concatenate([np.log(simulators(trial, probes)) - target, PRIOR * (point - start)])
 
     found = least_squares(
-        residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS, ftol=ENOUGH, xtol=ENOUGH,
-        loss="linear" if math.isinf(outlier) else "soft_l1", f_scale=1.0 if math.isinf(outlier) else outlier,
+        residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS,
+        ftol=recipe.enough, xtol=recipe.enough, loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip
     left = found.fun[: len(probes)]
     low, high = _bootstrap(found.x, found.jac, left, probes, run)

@@ -31,6 +31,7 @@ class Recipe:
     conditions: Callable[[], dict[str, Any]]  # of the device, beside the computer's
     repeats: int
     quick_repeats: int
+    enough: float  # relative change of all numbers, or of the misfit, at which a fit ends: samples without noise deserve a close one
     outlier: float  # |log(simulated / measured)| from which a probe pulls less and less: the twin lacks something that it asks for
 
 
@@ -70,11 +71,11 @@ GPU_GROUPS: Groups = {
 
 HOST_RECIPE = Recipe(
     probes=lambda limits, quick: host_probes(limits, limits.blocks, quick=quick),
-    groups=HOST_GROUPS, starts=host_starts, read=quiet, conditions=dict, repeats=7, quick_repeats=3, outlier=math.inf,
+    groups=HOST_GROUPS, starts=host_starts, read=quiet, conditions=dict, repeats=7, quick_repeats=3, enough=1e-3, outlier=math.inf,
 )  # fmt: skip
 GPU_RECIPE = Recipe(
     probes=lambda limits, quick: gpu_probes(limits, quick=quick),
-    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=5, quick_repeats=3, outlier=0.05,
+    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=5, quick_repeats=3, enough=1e-5, outlier=0.05,
 )  # fmt: skip
 
 

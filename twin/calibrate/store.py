@@ -199,15 +199,6 @@ def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
         raise CalibrationError(f"{file} line {line}: expected the columns {', '.join(fields)}") from error
 
 
-def latest_run(device: str, prefix: str) -> Run:
-    """The newest run whose name starts with `prefix`."""
-    folder = runs_folder(device)
-    found = sorted(p for p in folder.glob(f"*-{prefix}*") if p.is_dir())
-    if not found:
-        raise CalibrationError(f"no {prefix} run of {device} under {folder}: run `twin calibrate {device}` first")
-    return read_run(found[-1])
-
-
 def write_fit(device: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
     """Store fitted numbers with their intervals; the only writer of fits/."""
     file = fit_file(device)
