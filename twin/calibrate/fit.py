@@ -113,7 +113,8 @@ def _fit_group(
 
     found = least_squares(
         residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS,
-        ftol=recipe.enough, xtol=recipe.enough, loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
+        ftol=recipe.enough, xtol=recipe.enough,
+        loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip
     left = found.fun[: len(probes)]
     low, high = _bootstrap(found.x, found.jac, left, probes, run)
