@@ -8,28 +8,31 @@ namespace twin {
 constexpr int PARTIAL = HEAD_DIM + 2;  // outputs, maximum, sum
 
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not full.
-__device__ inline int held(const Plan& plan, int position, int split) {
+__device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   const int full = position / plan.page, rest = position % plan.page;
   const int rounds = full / plan.splits, current = full % plan.splits;
   return (rounds + (split < current)) * plan.page + (split == current ? rest : 0);
 }
 
-struct Item {  // one (kv head, split): keys, then values, [item_positions][HEAD_DIM] each
-  u8* keys;
-  u8* values;
-  int head;
-  int split;
-};
+// What queries and keys are normed and turned with, on the chip: cosines, sines, [HALF] each, and the norms' weights.
+constexpr int HALF = HEAD_DIM / 2, TURNS = 2 * HALF + 2 * HEAD_DIM;
 
-__device__ inline Item item_at(const Block& b, const Stage& stage, int item) {
-  const u64 rows = u64(b.plan.item_positions) * HEAD_DIM * type_bytes(KV);
-  u8* keys = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + item) * 2 * rows;
-  return {keys, keys + rows, item / b.plan.splits, item % b.plan.splits};
+__device__ __forceinline__ void load_turns(Block& b, const Stage& stage, int position, float* turns) {
+  const float* cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
+  const float* sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  TWIN_EACH(i, HALF) {
+    turns[i] = cosine[i];
+    turns[HALF + i] = sine[i];
+  }
+  if (stage.q_norm < 0) return;
+  TWIN_EACH(i, HEAD_DIM) {
+    turns[2 * HALF + i] = b.memory.constants[stage.q_norm + i];
+    turns[2 * HALF + HEAD_DIM + i] = b.memory.constants[stage.k_norm + i];
+  }
 }
 
-// RMSNorm of one head by one warp; `weight` is null when the model has none.
-__device__ inline void norm_head(Block& b, float* head, const float* weight) {
-  if (!weight) return;
+// RMSNorm of one head by one warp.
+__device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) squares += head[d] * head[d];
   const float scale = 1.0f / square_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
@@ -38,121 +41,282 @@ __device__ inline void norm_head(Block& b, float* head, const float* weight) {
 }
 
 // Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i + 1) when interleaved.
-__device__ inline void rotate_head(Block& b, float* head, int position, float scale) {
-  constexpr int HALF = HEAD_DIM / 2;
-  const float* cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
-  const float* sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+__device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns, float scale) {
   const int step = b.plan.interleaved ? 2 : 1, apart = b.plan.interleaved ? 1 : HALF;
   for (int i = b.core.lane(); i < HALF; i += b.core.lanes()) {
-    const float x = head[i * step], y = head[i * step + apart];
-    head[i * step] = (x * cosine[i] - y * sine[i]) * scale;
-    head[i * step + apart] = (y * cosine[i] + x * sine[i]) * scale;
+    const float x = head[i * step], y = head[i * step + apart], cosine = turns[i], sine = turns[HALF + i];
+    head[i * step] = (x * cosine - y * sine) * scale;
+    head[i * step + apart] = (y * cosine + x * sine) * scale;
   }
   b.core.warp_sync();
 }
 
-__device__ inline void append(const Block& b, const Item& item, int slot, const float* k, const float* v) {
-  constexpr int SIZE = type_bytes(KV);
-  const u64 at = u64(slot) * HEAD_DIM * SIZE;
-  TWIN_EACH(d, HEAD_DIM) {
-    store_element<KV>(item.keys + at + d * SIZE, k[d]);
-    store_element<KV>(item.values + at + d * SIZE, v[d]);
-  }
+// A key or value head as it will be cached, by one warp.
+__device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) {
+  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) store_element<KV>(to + d * type_bytes(KV), head[d]);
 }
 
-// Running softmax of some query heads over the positions that one warp scanned. A lane holds PIECE elements of each head.
+// A warp looks at HEADS query heads of an item, and at lanes() / POSITION_LANES positions at a time, of which a lane holds
+// PIECE elements. Neighbouring positions go to different units, so that a short context keeps every unit's chain short.
+constexpr int PIECE = (HEAD_DIM + Core::POSITION_LANES - 1) / Core::POSITION_LANES;
+constexpr int UNITS = Core::lanes() / Core::POSITION_LANES;  // of a warp
+constexpr int ROW = HEAD_DIM * type_bytes(KV);
+constexpr int HEAD_SETS = (GROUP + Core::HEADS - 1) / Core::HEADS;                       // of HEADS query heads
+constexpr int SETS_AT_ONCE = HEAD_SETS < Core::warps() ? HEAD_SETS : Core::warps();      // each by warps of its own
+constexpr int POSITION_WARPS = Core::warps() / SETS_AT_ONCE;                             // that share a set's positions
+
+// Running softmax of some query heads over the positions that one unit scanned.
 struct Partial {
-  static constexpr int HEADS = Core::HEADS, PIECE = Core::PIECE, POSITIONS = Core::POSITIONS;
-  float query[HEADS][PIECE];
+  static constexpr int HEADS = Core::HEADS;
   float output[HEADS][PIECE];
   float most[HEADS];
   float total[HEADS];
 
-  __device__ void start(const Block& b, const float* q, int heads) {
+  __device__ __forceinline__ void start() {
+    TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
-      for (int d = 0; d < PIECE; ++d) {
-        const int at = b.core.lane() * PIECE + d;
-        query[h][d] = h < heads && at < HEAD_DIM ? q[h * HEAD_DIM + at] : 0.0f;
-        output[h][d] = 0.0f;
-      }
+      TWIN_UNROLL
+      for (int d = 0; d < PIECE; ++d) output[h][d] = 0.0f;
       most[h] = -infinity();
       total[h] = 0.0f;
     }
   }
 
-  __device__ void scan(Block& b, const Item& item, int lo, int hi) {
-    constexpr int ROW = HEAD_DIM * type_bytes(KV);
-    float score[HEADS][POSITIONS];
-    const int count = hi - lo;
-    for (int p = 0; p < POSITIONS; ++p) {
-      if (p < count) {
-        float key[PIECE];
-        b.core.load_piece(item.keys + u64(lo + p) * ROW, key);
-        for (int h = 0; h < HEADS; ++h) score[h][p] = b.core.warp_sum(b.core.piece_dot(query[h], key));
-      } else {
-        for (int h = 0; h < HEADS; ++h) score[h][p] = -infinity();
+  // The same exponent for two maxima of which one may be that of nothing.
+  __device__ static float weight(float most, float top) { return most > -infinity() ? exp32(most - top) : 0.0f; }
+
+  // `queries` lie on the chip, [heads][HEAD_DIM].
+  template <class Rows>
+  __device__ __forceinline__ void scan(Block& b, const float* queries, int heads, const Rows& rows) {
+    constexpr int POSITIONS = Core::POSITIONS;
+    float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
+    TWIN_UNROLL
+    for (int p = 0; p < POSITIONS; ++p) rows.key[p].unpack(key[p]);
+    const int first = b.core.lane() % Core::POSITION_LANES * PIECE;
+    TWIN_UNROLL
+    for (int h = 0; h < HEADS; ++h) {
+      float query[PIECE];
+      TWIN_UNROLL
+      for (int d = 0; d < PIECE; ++d) query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
+      TWIN_UNROLL
+      for (int p = 0; p < POSITIONS; ++p) {
+        const float dot = b.core.unit_sum(b.core.piece_dot(query, key[p]));
+        score[h][p] = rows.held[p] ? dot : -infinity();
       }
     }
+    TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
       float top = most[h];
+      TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) top = score[h][p] > top ? score[h][p] : top;
-      const float shrink = exp32(most[h] - top);
-      for (int p = 0; p < POSITIONS; ++p) score[h][p] = exp32(score[h][p] - top);
+      const float shrink = weight(most[h], top);
       float sum = 0;
-      for (int p = 0; p < POSITIONS; ++p) sum += score[h][p];
+      TWIN_UNROLL
+      for (int p = 0; p < POSITIONS; ++p) {
+        score[h][p] = weight(score[h][p], top);
+        sum += score[h][p];
+      }
       total[h] = total[h] * shrink + sum;
       most[h] = top;
+      TWIN_UNROLL
       for (int d = 0; d < PIECE; ++d) output[h][d] *= shrink;
     }
+    TWIN_UNROLL
     for (int p = 0; p < POSITIONS; ++p) {
-      if (p >= count) break;
       float value[PIECE];
-      b.core.load_piece(item.values + u64(lo + p) * ROW, value);
+      rows.value[p].unpack(value);
+      TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h)
+        TWIN_UNROLL
         for (int d = 0; d < PIECE; ++d) output[h][d] += score[h][p] * value[d];
+    }
+  }
+
+  // Into [HEADS][PARTIAL] on the chip; all units hold the same.
+  __device__ __forceinline__ void put(Block& b, float* rows) const {
+    if (b.core.lane() >= Core::POSITION_LANES) return;
+    TWIN_UNROLL
+    for (int h = 0; h < HEADS; ++h) {
+      float* row = rows + h * PARTIAL;
+      TWIN_UNROLL
+      for (int d = 0; d < PIECE; ++d)
+        if (b.core.lane() * PIECE + d < HEAD_DIM) row[b.core.lane() * PIECE + d] = output[h][d];
+      if (b.core.lane() == 0) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = total[h];
+    }
+  }
+
+  // All units of a warp into each of them.
+  __device__ __forceinline__ void meet(Block& b) {
+    TWIN_UNROLL
+    for (int apart = Core::POSITION_LANES; apart < Core::lanes(); apart *= 2)
+      TWIN_UNROLL
+      for (int h = 0; h < HEADS; ++h) {
+        const float other = b.core.lane_apart(most[h], apart), top = other > most[h] ? other : most[h];
+        const float mine = weight(most[h], top), theirs = weight(other, top);
+        total[h] = total[h] * mine + b.core.lane_apart(total[h], apart) * theirs;
+        TWIN_UNROLL
+        for (int d = 0; d < PIECE; ++d) output[h][d] = output[h][d] * mine + b.core.lane_apart(output[h][d], apart) * theirs;
+        most[h] = top;
+      }
+  }
+};
+
+// Attention of one item (kv head, split) by the block.
+struct Scan {
+  struct Rows {  // under way, or there
+    Core::Piece key[Core::POSITIONS], value[Core::POSITIONS];
+    bool held[Core::POSITIONS];
+  };
+
+  u8* keys;  // [item_positions][HEAD_DIM]; the values follow
+  u8* values;
+  const u8* fresh;  // the newest key and value, on the chip
+  int from;         // positions of the item that count
+  int to;
+  int newest;  // the present token's, or -1 when another split holds it
+  Rows rows;   // the next to look at; of the block's first item asked for before the queries were there
+
+  __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
+    const u64 bytes = u64(b.plan.item_positions) * ROW;
+    keys = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + item) * 2 * bytes;
+    values = keys + bytes;
+    const int splits = b.plan.splits, split = item % splits, page = position / b.plan.page;
+    newest = !b.plan.probe && page % splits == split ? page / splits * b.plan.page + position % b.plan.page : -1;
+    from = stage.window && position + 1 > stage.window ? held(b.plan, position + 1 - stage.window, split) : 0;
+    to = held(b.plan, position + 1, split);
+    fresh = nullptr;
+  }
+
+  __device__ static int unit(const Block& b) { return b.core.warp() / SETS_AT_ONCE * UNITS + b.core.lane() / Core::POSITION_LANES; }
+
+  // Asks for the positions at + k * all units. The newest is read from the chip once it is there.
+  __device__ __forceinline__ void ask(const Block& b, Rows& rows, int at, bool again) const {
+    TWIN_UNROLL
+    for (int k = 0; k < Core::POSITIONS; ++k) {
+      const int p = at + k * POSITION_WARPS * UNITS;
+      if (again && p != newest) continue;
+      rows.held[k] = p < to;
+      const bool here = p == newest;
+      if (p >= to || (here && !fresh)) {
+        if (!again) rows.key[k].clear(), rows.value[k].clear();
+        continue;
+      }
+      if (here) {
+        rows.key[k].load_near(b.core, fresh);
+        rows.value[k].load_near(b.core, fresh + ROW);
+      } else {
+        rows.key[k].load(b.core, keys + u64(p) * ROW);
+        rows.value[k].load(b.core, values + u64(p) * ROW);
+      }
+    }
+  }
+  __device__ __forceinline__ void prefetch(const Block& b) { ask(b, rows, from + unit(b), false); }
+
+  // The newest key and value into the cache; `row` holds both.
+  __device__ __forceinline__ void append(const Block& b, const u8* row) {
+    if (newest < 0) return;
+    fresh = row;
+    TWIN_EACH(i, ROW / 2) {
+      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row + ROW)[i];
+    }
+  }
+
+  // All query heads of the item; store(element, value) for each of GROUP * PARTIAL: outputs of all heads, then maximum and
+  // sum of each. `merged` is [warps][HEADS][PARTIAL] on the chip.
+  template <class Store>
+  __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
+    constexpr int HEADS = Partial::HEADS, STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;
+    const int busy = least(POSITION_WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
+    for (int set = 0; set < HEAD_SETS; set += SETS_AT_ONCE) {
+      const int head = (set + b.core.warp() % SETS_AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
+      if (b.core.warp() / SETS_AT_ONCE < busy && heads > 0) {
+        Partial partial;
+        partial.start();
+        int at = from + unit(b);
+        ask(b, rows, at, prefetched && set == 0);
+        for (int p = from + b.core.warp() / SETS_AT_ONCE * UNITS; p < to; p += STRIDE, at += STRIDE) {
+          Rows next;
+          const bool more = p + STRIDE < to;
+          if (more) ask(b, next, at + STRIDE, false);
+          partial.scan(b, queries + head * HEAD_DIM, heads, rows);
+          if (more) rows = next;
+        }
+        partial.meet(b);
+        partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
+      }
+      b.core.barrier();
+      merge(b, set * HEADS, least(SETS_AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
+      b.core.barrier();
+    }
+  }
+
+  // Heads head..head+heads-1 from the partials of their warps, in warp order.
+  template <class Store>
+  __device__ __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
+    constexpr int APART = SETS_AT_ONCE * Partial::HEADS * PARTIAL;
+    TWIN_EACH(i, heads * PARTIAL) {
+      const int h = i / PARTIAL, d = i % PARTIAL;
+      const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
+      float top = -infinity(), sum = 0;
+      for (int w = 0; w < busy; ++w) top = row[w * APART + HEAD_DIM] > top ? row[w * APART + HEAD_DIM] : top;
+      for (int w = 0; w < busy; ++w) sum += Partial::weight(row[w * APART + HEAD_DIM], top) * row[w * APART + d];
+      const int element = d < HEAD_DIM ? (head + h) * HEAD_DIM + d : GROUP * HEAD_DIM + 2 * (head + h) + d - HEAD_DIM;
+      store(element, d == HEAD_DIM ? top : sum);
     }
   }
 };
 
-// One head of the partials of all warps, merged in warp order: store(d, value) for each of PARTIAL elements.
-// `rows` is [warps][PARTIAL] on the chip.
-template <class Store>
-__device__ void merge_head(Block& b, const Partial& mine, int h, float* rows, Store store) {
-  float* row = rows + b.core.warp() * PARTIAL;
-  for (int d = 0; d < Partial::PIECE; ++d) {
-    const int at = b.core.lane() * Partial::PIECE + d;
-    if (at < HEAD_DIM) row[at] = mine.output[h][d];
-  }
-  if (b.core.lane() == 0) {
-    row[HEAD_DIM] = mine.most[h];
-    row[HEAD_DIM + 1] = mine.total[h];
-  }
-  b.core.barrier();
-  float top = rows[HEAD_DIM];
-  for (int w = 1; w < b.core.warps(); ++w) top = rows[w * PARTIAL + HEAD_DIM] > top ? rows[w * PARTIAL + HEAD_DIM] : top;
-  TWIN_EACH(d, PARTIAL) {
-    float sum = 0;
-    for (int w = 0; w < b.core.warps(); ++w) {
-      const float* from = rows + w * PARTIAL;
-      if (from[HEAD_DIM] > -infinity()) sum += from[d] * exp32(from[HEAD_DIM] - top);
+// x = the heads' outputs, their splits weighed by maxima and sums in split order.
+template <class Vector>
+__device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
+  const Read& read = b.plan.reads_at(stage.first_read);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL, AT_ONCE = 4;
+  constexpr int ALIGNED = WIDTH % 4 == 0 ? 16 : WIDTH % 2 == 0 ? 8 : 4;  // bytes; an item's outputs start at a multiple of it
+  const int splits = b.plan.splits;
+  Patience patience;
+  return b.core.agree(x.runs(b.core, [&](int first, float* out) {
+    const int head = first / HEAD_DIM, kv = head / GROUP;
+    const int item = kv * splits * WIDTH, outputs = head % GROUP * HEAD_DIM + first % HEAD_DIM, sums = GROUP * HEAD_DIM + 2 * (head % GROUP);
+    float most = -infinity(), total = 0;
+    TWIN_UNROLL
+    for (int d = 0; d < RUN; ++d) out[d] = 0;
+    for (int s = 0; s < splits; s += AT_ONCE) {
+      Run<RUN> part[AT_ONCE];
+      Run<2> end[AT_ONCE];
+      const float* at = source.at(0) + item + s * WIDTH;
+      for (;;) {
+        int late = -1;
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) {
+          if (s + j >= splits) continue;
+          part[j] = load_run<RUN, ALIGNED>(at + j * WIDTH + outputs);
+          end[j] = load_run<2, ALIGNED < 8 ? ALIGNED : 8>(at + j * WIDTH + sums);
+        }
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (s + j < splits && (missing(part[j]) || missing(end[j]))) late = j;
+        if (late < 0 || !source.polled) break;
+        if (!keep_waiting(b, patience, {index, read.value, source.part(0), item + (s + late) * WIDTH + outputs})) return false;
+      }
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (s + j >= splits) continue;
+        const float top = end[j].at[0] > most ? end[j].at[0] : most;
+        const float before = Partial::weight(most, top), now = Partial::weight(end[j].at[0], top);
+        TWIN_UNROLL
+        for (int d = 0; d < RUN; ++d) out[d] = out[d] * before + part[j].at[d] * now;
+        total = total * before + end[j].at[1] * now;
+        most = top;
+      }
     }
-    store(d, d == HEAD_DIM ? top : sum);
-  }
-  b.core.barrier();
-}
-
-// All query heads of one item over the local positions lo..hi-1; store(query head, d, value).
-template <class Store>
-__device__ void attend(Block& b, const Item& item, const float* queries, int lo, int hi, float* rows, Store store) {
-  for (int first = 0; first < GROUP; first += Partial::HEADS) {
-    const int heads = least(Partial::HEADS, GROUP - first);
-    Partial partial;
-    partial.start(b, queries + first * HEAD_DIM, heads);
-    for (int p = lo + b.core.warp() * Partial::POSITIONS; p < hi; p += b.core.warps() * Partial::POSITIONS)
-      partial.scan(b, item, p, least(p + Partial::POSITIONS, hi));
-    for (int h = 0; h < Partial::HEADS; ++h)
-      if (h < heads) merge_head(b, partial, h, rows, [&](int d, float value) { store(first + h, d, value); });
-  }
+    const float by = 1.0f / total;
+    TWIN_UNROLL
+    for (int d = 0; d < RUN; ++d) out[d] *= by;
+    return true;
+  }));
 }
 
 }  // namespace twin

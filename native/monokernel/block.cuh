@@ -32,9 +32,10 @@ struct Block {
   int rank;
   int block;
   Progress& at;
-  float* residual;  // [hidden] the whole residual stream of the rank
-  float* input;     // [input_floats] what the stage computes with
-  float* scratch;   // [scratch_floats] partials, sums, q k v: each stage's own use
+  Core::Residual residual;  // [hidden] the whole residual stream of the rank, between the stages that use it
+  float* input;           // [input_floats] what the stage computes with, where vectors lie in memory; probes: what they gathered
+  float* scratch;         // [scratch_floats] partials, sums, q k v: each stage's own use
+  int half;               // 0 or 1: which half of the sums the next batch of rows uses
 };
 
 // First index, stride: `for (int i = first; i < n; i += stride)` shares a loop among the block's threads.

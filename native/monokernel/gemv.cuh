@@ -5,42 +5,35 @@
 
 namespace twin {
 
+constexpr int BATCH_ROWS = 64;  // rows between two block barriers, if a tile has no more; layout.py sizes the scratch for it
+
 __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
 
 // Calls emit(element, sums of its `unit` rows) once for each element of the block, in row order per thread.
 //
-// Rows are taken in batches whose partial sums fit the scratch: within a batch warps take tiles in turn without any
-// barrier, then each row's slices are added from left to right, so the result does not depend on who was faster.
-template <class Emit>
-__device__ void multiply(Block& b, const Stage& stage, Emit emit) {
+// Rows are taken in batches whose partial sums fit one half of the scratch: within a batch warps take tiles without any
+// barrier, then each row's parts are added in a fixed order, so the result does not depend on who was faster. The other
+// half serves the next batch, so one barrier a batch is enough. False: a wait before was given up.
+template <class Vector, class Emit>
+__device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Vector& x, Emit emit) {
   const Span own = b.plan.owned_at(stage.owned + b.block);
-  const int slices = (stage.cols + stage.tile_cols - 1) / stage.tile_cols;
-  const int batch_rows = b.plan.scratch_floats / slices / stage.tile_rows * stage.tile_rows;
-  float* const sums = b.scratch;  // [slices][batch_rows]
-  for (int lo = own.lo; lo < own.hi; lo += batch_rows) {
-    const int hi = least(lo + batch_rows, own.hi);
-    for (int row = lo; row < hi; row += stage.tile_rows) {
-      const int rows = least(stage.tile_rows, hi - row);
-      float* to = sums + (row - lo);
-      for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch_rows) {
-        const int cols = least(stage.tile_cols, stage.cols - col);
-        if (b.core.ring.mine()) {
-          b.core.dot_tile(b.core.ring.acquire(), rows, cols, b.input + col, to);
-          b.core.ring.release();
-        }
-        b.core.ring.next(rows * cols * type_bytes(WEIGHT));
-      }
-    }
+  const int batch = stage.tile_rows < BATCH_ROWS ? BATCH_ROWS / stage.tile_rows * stage.tile_rows : stage.tile_rows;
+  TWIN_ONCE
+  for (int lo = own.lo; lo < own.hi; lo += batch) {
+    const int hi = least(lo + batch, own.hi);
+    float* const sums = b.scratch + b.half * b.plan.half_floats;  // [parts][batch]
+    b.half ^= 1;
+    b.core.dot_tiles(stage, x, lo, hi, sums, batch);
     b.core.barrier();
-    auto total = [&](int row) {
-      float sum = sums[row];
-      for (int slice = 1; slice < slices; ++slice) sum += sums[slice * batch_rows + row];
-      return sum;
-    };
+    if (b.core.gave_up()) return false;
+    if (lo == own.lo) b.core.cleared();
     const int unit = stage.unit, first = lo / unit;
-    TWIN_EACH(i, (hi - lo) / unit) emit(first + i, total(i * unit), total(i * unit + unit - 1));
-    b.core.barrier();
+    TWIN_EACH(i, (hi - lo) / unit) {
+      const float* at = sums + i * unit;
+      emit(first + i, x.total(stage, at, batch), x.total(stage, at + unit - 1, batch));
+    }
   }
+  return true;
 }
 
 // Walks the tiles of stages first..last-1 in the order in which `multiply` consumes them, for a platform whose loader

@@ -6,7 +6,7 @@
 namespace twin {
 
 // Build option: when the stage's inputs were there (0) and when it was finished (1).
-__device__ inline void mark(const Block& b, int index, int end) {
+__device__ __forceinline__ void mark(const Block& b, int index, int end) {
   if (!b.launch.request.trace || b.core.thread() != 0) return;
   const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks), me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
   const u64 row = (u64(b.at.step) * blocks + me) * u64(b.plan.stage_count) + u64(index);
@@ -30,12 +30,12 @@ struct Patience {
 };
 
 // Tells all blocks, and the host, that the run has failed.
-__device__ inline void leave_all(Block& b) {
+__device__ __forceinline__ void leave_all(Block& b) {
   store_host(b.launch.request.abort, 1);
   store_host(&b.control->abort, 1);
 }
 
-__device__ inline void report_hang(Block& b, const Waiting& what) {
+__device__ __forceinline__ void report_hang(Block& b, const Waiting& what) {
   Control& c = *b.control;
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
   c.hung_rank = b.rank;
@@ -49,7 +49,7 @@ __device__ inline void report_hang(Block& b, const Waiting& what) {
 }
 
 // Called between two polls. False: give up, because the run was cancelled, failed elsewhere, or hangs here.
-__device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
+__device__ __forceinline__ bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
   if (++patience.polls == 1) b.core.published();  // what this block arrived at, others wait for
   b.core.relax(patience.polls);
   if (patience.polls % POLLS_PER_CHECK) return true;
@@ -61,7 +61,7 @@ __device__ inline bool keep_waiting(Block& b, Patience& patience, const Waiting&
   return false;
 }
 
-__device__ inline bool wait_counter(Block& b, const u32* counter, u32 target, const Waiting& what) {
+__device__ __forceinline__ bool wait_counter(Block& b, const u32* counter, u32 target, const Waiting& what) {
   Patience patience;
   while (int(arrivals(counter) - target) < 0)  // the difference: counters wrap around
     if (!keep_waiting(b, patience, what)) return false;
@@ -75,7 +75,7 @@ __device__ __forceinline__ u32* counter_of(const RankMemory& memory, int counter
 __device__ __forceinline__ bool skipped(const Block& b, int previous_step) { return previous_step && b.at.step == 0; }
 
 // The parts that a read sums, in rank order; with counters, also waits until they are complete.
-__device__ inline Source source_of(Block& b, int stage, const Read& read) {
+__device__ __forceinline__ Source source_of(Block& b, int stage, const Read& read) {
   const Value& value = b.plan.values_at(read.value);
   const int own = value.pushed ? b.rank : 0, ranks = value.pushed ? b.plan.ranks : 1;
   const bool counted = b.plan.handoff == int(HandOff::COUNTER), others = read.parts == int(Parts::OTHERS);
@@ -83,7 +83,7 @@ __device__ inline Source source_of(Block& b, int stage, const Read& read) {
   if (read.parts == int(Parts::OWN)) source.first = own, source.parts = 1;
   if (others) source.hole = own, source.parts = ranks - 1;
   const u32 target = u32(b.at.step - read.previous_step) * u32(value.arrivals_per_step) + u32(value.arrivals);
-  for (int p = 0; p < source.parts && counted && b.core.thread() == 0 && !source.lost; ++p) {
+  for (int p = b.core.thread(); p < source.parts && counted && !source.lost; p += b.core.threads()) {
     const int part = source.part(p);
     source.lost = !wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)), target, {stage, read.value, part, -1});
   }
@@ -93,39 +93,71 @@ __device__ inline Source source_of(Block& b, int stage, const Read& read) {
 
 // Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block barrier, and tells
 // every thread the same: a thread that left alone would keep the others at the next barrier forever.
-__device__ inline bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
+__device__ __forceinline__ bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
   Patience patience;
-  const bool good = b.core.gather(source, lo, hi, out, read.residual, read.scale, [&](int part, int element) {
+  const bool good = b.core.gather(source, lo, hi, out, false, 1.0f, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});
   });
   return !b.core.any(!good);
 }
 
-// All spans of this block's part of a read, one after the other.
-__device__ inline bool gather_spans(Block& b, int stage, const Read& read, float* out) {
+// All spans of this block's part of a read, one after the other in `out`; polled side by side.
+__device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& read, float* out) {
   if (skipped(b, read.previous_step)) return true;
   const Source source = source_of(b, stage, read);
   if (source.lost) return false;
   const SpanRow row = b.plan.rows_at(read.spans + b.block);
-  for (int i = row.first; i < row.first + row.count; ++i) {
+  Patience patience;
+  bool good = true;
+  int done = 0;
+  for (int i = row.first; i < row.first + row.count && good; ++i) {
     const Span span = b.plan.spans_at(i);
-    if (!gather(b, stage, read, source, span.lo, span.hi, out)) return false;
-    out += span.hi - span.lo;
+    auto stall = [&](int part, int element) { return keep_waiting(b, patience, {stage, read.value, part, element}); };
+    good = b.core.gather(source, span.lo, span.hi, out + done, false, 1.0f, stall, done);
+    done += span.hi - span.lo;
   }
-  return true;
+  return !b.core.any(!good);
+}
+
+// A whole value into a vector of the block, or `scale` times it added. No barrier: a thread that gave up leaves a note
+// that all threads see after the next one.
+template <class Vector>
+__device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
+  if (skipped(b, read.previous_step)) return true;
+  const Source source = source_of(b, stage, read);
+  if (source.lost) return false;
+  Patience patience;
+  return b.core.agree(x.gather(b.core, source, read.residual, read.scale, [&](int part, int element) {
+    return keep_waiting(b, patience, {stage, read.value, part, element});
+  }));
 }
 
 // ---- writing -----------------------------------------------------------------------------------------------
 
-// Each block sets what it owns, in every part of its own rank's memory, back to the sentinel.
-__device__ inline void reset(Block& b, const Stage& stage) {
+// Each block sets what it owns, in every part of its own rank's memory, back to the sentinel: fill(first word, count).
+template <class Fill>
+__device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, Fill fill) {
   for (int i = stage.first_reset; i < stage.first_reset + stage.resets; ++i) {
-    const Reset& reset = b.plan.resets_at(i);
-    if (skipped(b, reset.previous_step)) continue;
-    const Value& value = b.plan.values_at(reset.value);
-    const Span own = b.plan.owned_at(value.owned + b.block);
+    const Reset& reset = plan.resets_at(i);
+    if (reset.previous_step && step == 0) continue;
+    const Value& value = plan.values_at(reset.value);
+    const Span own = plan.owned_at(value.owned + block);
     for (int part = 0; part < value.parts; ++part)
-      b.core.fill(b.memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo, SENTINEL);
+      fill(memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo);
+  }
+}
+
+// All reads have succeeded: from here on the block owes nothing to others' pace. What it publishes next may be seen
+// only after its resets: `cleared` waits for them where a helper makes them.
+__device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
+  if constexpr (TRACE) {
+    b.core.barrier();
+    mark(b, index, 0);
+  }
+  b.core.begin();
+  if constexpr (!Core::KEEPER) {
+    reset(b.plan, b.memory, b.block, b.at.step, stage, [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
+    if (stage.resets) publish_fence();
   }
 }
 
@@ -138,7 +170,7 @@ struct Output {
   int others;  // ranks besides this one that receive it
 };
 
-__device__ inline Output output_of(const Block& b, const Stage& stage) {
+__device__ __forceinline__ Output output_of(const Block& b, const Stage& stage) {
   const Value& value = b.plan.values_at(stage.publishes);
   const long at = long(value.offset) + long(value.pushed ? b.rank : 0) * value.part_stride;
   return {&value, &b.launch, b.memory.exchange + at, at, value.pushed ? b.plan.ranks - 1 : 0};
@@ -154,14 +186,14 @@ __device__ __forceinline__ void publish(const Block& b, const Output& out, int e
 }
 
 // After the last element of a stage: the arrivals that readers may wait for.
-__device__ inline bool finish(Block& b, int index, const Stage& stage) {
+__device__ __forceinline__ bool finish(Block& b, int index, const Stage& stage) {
   const bool counted = b.plan.handoff == int(HandOff::COUNTER) && stage.publishes >= 0;
   const bool barrier = b.plan.handoff == int(HandOff::GRID) && b.plan.resident;
   if (!counted && !barrier) return true;
-  publish_fence();
   b.core.barrier();
   bool good = true;
   if (b.core.thread() == 0) {
+    publish_fence();  // of all threads' publications: the barrier has ordered them before it
     if (counted) {
       const Output out = output_of(b, stage);
       const Span own = b.plan.owned_at(out.value->owned + b.block);

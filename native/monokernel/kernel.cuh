@@ -5,26 +5,30 @@
 
 namespace twin {
 
-__device__ inline bool compute(Block& b, int index, const Stage& stage) {
+// Does the plan have such stages? Known when a device's kernel is compiled, which then has no code for others.
+__device__ __forceinline__ bool has(const Block& b, StageKind kind) { return b.plan.kinds >> int(kind) & 1; }
+
+__device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage) {
   switch (StageKind(stage.kind)) {
-    case StageKind::EMBED: return embed(b, index, stage);
-    case StageKind::QKV: return qkv(b, index, stage);
-    case StageKind::ATTENTION: return attention(b, index, stage);
-    case StageKind::O_PROJ: return o_proj(b, index, stage);
-    case StageKind::GATE_UP: return gate_up(b, index, stage);
-    case StageKind::DOWN: return down(b, index, stage);
-    case StageKind::COLLECTIVE: return collective(b, index, stage);
-    case StageKind::LANE_MEAN: return lane_mean(b, index, stage);
-    case StageKind::LM_HEAD: return lm_head(b, index, stage);
-    case StageKind::SAMPLE: return sample(b, index, stage);
-    case StageKind::STREAM: return stream(b, index, stage);
-    case StageKind::EXCHANGE: return exchange(b, index, stage);
+    case StageKind::EMBED: return has(b, StageKind::EMBED) && embed(b, index, stage);
+    case StageKind::QKV:
+    case StageKind::GATE_UP:
+    case StageKind::LM_HEAD: return has(b, StageKind::QKV) && from_residual(b, index, stage);
+    case StageKind::ATTENTION: return has(b, StageKind::ATTENTION) && attention(b, index, stage);
+    case StageKind::O_PROJ: return has(b, StageKind::O_PROJ) && o_proj(b, index, stage);
+    case StageKind::DOWN: return has(b, StageKind::DOWN) && down(b, index, stage);
+    case StageKind::SAMPLE: return has(b, StageKind::SAMPLE) && sample(b, index, stage);
+    case StageKind::COLLECTIVE: return has(b, StageKind::COLLECTIVE) && collective(b, index, stage);
+    case StageKind::LANE_MEAN: return has(b, StageKind::LANE_MEAN) && lane_mean(b, index, stage);
+    case StageKind::STREAM: return has(b, StageKind::STREAM) && stream(b, index, stage);
+    case StageKind::EXCHANGE: return has(b, StageKind::EXCHANGE) && exchange(b, index, stage);
   }
   return false;
 }
 
-__device__ inline bool run_stage(Block& b, int index) {
+__device__ __forceinline__ bool run_stage(Block& b, int index) {
   const Stage& stage = b.plan.stages_at(index);
+  b.core.forget();
   const bool done = compute(b, index, stage) && finish(b, index, stage);
   b.core.published();
   if constexpr (TRACE) mark(b, index, 1);
@@ -32,7 +36,7 @@ __device__ inline bool run_stage(Block& b, int index) {
 }
 
 // False: the run is over.
-__device__ inline bool end_step(Block& b) {
+__device__ __forceinline__ bool end_step(Block& b) {
   const Request& wanted = b.launch.request;
   bool ended = false;
   b.core.barrier();
@@ -43,14 +47,14 @@ __device__ inline bool end_step(Block& b) {
       wanted.checksums[me] = b.at.checksum;
     }
     ++b.at.step;
-    ended = b.at.step >= wanted.steps || load_host(wanted.abort);
+    ended = b.at.step >= wanted.steps || b.core.told_to_leave(wanted.abort);
   }
   b.core.ring.rewind();
   return !b.core.any(ended);
 }
 
 // The whole generation.
-__device__ inline void run(Block& b) {
+__device__ __forceinline__ void run(Block& b) {
   do {
     for (int index = 0; index < b.plan.stage_count; ++index)
       if (!run_stage(b, index) || b.at.stop) return;

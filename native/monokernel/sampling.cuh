@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 key_of(float x) {
 __device__ __forceinline__ float value_of(u32 key) { return bits_as<float>(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key); }
 
 // A number in [0, 1) from (seed, generated position), a multiple of 2**-24: splitmix64.
-__device__ inline double uniform(u64 seed, u64 position) {
+__device__ __forceinline__ double uniform(u64 seed, u64 position) {
   constexpr u64 GOLDEN = 0x9E3779B97F4A7C15ull;
   u64 z = (seed ^ (position * GOLDEN)) + GOLDEN;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -39,7 +39,7 @@ constexpr int RUN = 8;  // neighbours that a thread adds side by side: independe
 
 // Sum over the block of term(i), in a fixed order.
 template <class T, class Term>
-__device__ T block_sum(Block& b, int count, Term term) {
+__device__ __forceinline__ T block_sum(Block& b, int count, Term term) {
   T part[RUN] = {};
   const int stride = b.core.threads() * RUN;
   int i = b.core.thread() * RUN;
@@ -57,7 +57,7 @@ struct Kept {
   int ties;
 };
 
-__device__ inline Kept keep_top_k(Block& b, const Logits& all, float top, int k) {
+__device__ __forceinline__ Kept keep_top_k(Block& b, const Logits& all, float top, int k) {
   u32 lo = key_of(-infinity()), hi = key_of(top);
   while (lo < hi) {  // the largest threshold that at least k logits reach
     const u32 middle = lo + (hi - lo + 1) / 2;
@@ -72,13 +72,13 @@ __device__ inline Kept keep_top_k(Block& b, const Logits& all, float top, int k)
   return {at, k - block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] > at); })};
 }
 
-__device__ inline double mass_above(Block& b, const Logits& all, float at) {
+__device__ __forceinline__ double mass_above(Block& b, const Logits& all, float at) {
   return block_sum<double>(b, all.count, [&](int i) { return all.logit[i] > at ? double(all.probability[i]) : 0.0; });
 }
 
 // The smallest set of the most probable kept tokens that reaches top_p of what top-k left; probability_of(logit) is a tied one's.
 template <class Probability>
-__device__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, double top_p, Probability probability_of) {
+__device__ __forceinline__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, double top_p, Probability probability_of) {
   const double wanted = top_p * (mass_above(b, all, kept.threshold) + double(kept.ties) * double(probability_of(kept.threshold)));
   u32 lo = key_of(kept.threshold), hi = key_of(top);
   while (lo < hi) {
@@ -101,7 +101,7 @@ __device__ Kept keep_top_p(Block& b, const Logits& all, float top, Kept kept, do
 }
 
 // Adds the kept probabilities of logits lo..hi-1 to `mass`, in order, until it passes `target` at `token`.
-__device__ inline double add_kept(const Logits& all, Kept kept, int lo, int hi, double mass, double target, int& token) {
+__device__ __forceinline__ double add_kept(const Logits& all, Kept kept, int lo, int hi, double mass, double target, int& token) {
   for (int i = lo; i < hi; ++i) {
     if (all.logit[i] < kept.threshold || (all.logit[i] == kept.threshold && kept.ties-- <= 0)) continue;
     mass += double(all.probability[i]);
@@ -113,7 +113,7 @@ __device__ inline double add_kept(const Logits& all, Kept kept, int lo, int hi, 
 
 // The first token in vocabulary order whose cumulative kept probability passes `u` of the whole. Each thread adds one
 // run of neighbours; runs are added in order.
-__device__ inline int pick(Block& b, const Logits& all, Kept kept, double u) {
+__device__ __forceinline__ int pick(Block& b, const Logits& all, Kept kept, double u) {
   double* masses = reinterpret_cast<double*>(b.scratch);           // [threads]
   int* tied = reinterpret_cast<int*>(masses + b.core.threads());  // [threads]
   const int threads = b.core.threads(), me = b.core.thread();
@@ -142,7 +142,7 @@ __device__ inline int pick(Block& b, const Logits& all, Kept kept, double u) {
 }
 
 // Sample from logits that this block has gathered into its rank's `probabilities` [2][count]: logits, then room.
-__device__ inline int draw(Block& b, int count, u64 position) {
+__device__ __forceinline__ int draw(Block& b, int count, u64 position) {
   float* logits = b.memory.probabilities;
   float* probabilities = logits + count;
   const Request& wanted = b.launch.request;

@@ -3,17 +3,23 @@
 #pragma once
 
 #define TWIN_TABLE __device__ static const
+#define TWIN_UNROLL _Pragma("unroll")  // of loops over registers
+#define TWIN_ONCE _Pragma("unroll 1")  // of loops whose copies would need too many
 
 #include "plan.h"
 #include "source.h"
 
 namespace twin {
 
-constexpr int CONSUMER_WARPS = 12;  // bytes in flight of the consumers, not the ring, set the speed with fewer
+constexpr int CONSUMER_WARPS = Plan::consumer_warps;
 constexpr int CONSUMERS = 32 * CONSUMER_WARPS;
-constexpr int THREADS = CONSUMERS + 32;     // the last warp is the loader
-constexpr int SHARED_BYTES = 227 * 1024;    // most dynamic shared memory of a block
-constexpr int CONSUMER_BARRIER = 1;         // barrier 0 is __syncthreads
+constexpr int LOADER_WARP = CONSUMER_WARPS, KEEPER_WARP = CONSUMER_WARPS + 1;
+constexpr int THREADS = CONSUMERS + 128;  // helpers: a warp group of its own, so that registers can be moved to the others
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // of each thread until the groups trade them; never more than the block was given
+constexpr int HELPER_REGISTERS = 40, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * THREADS - 128 * HELPER_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr int SHARED_BYTES = 227 * 1024;               // most dynamic shared memory of a block
+constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthreads
+constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
 
 template <class To, class From>
 __device__ __forceinline__ To bits_as(From from) {
@@ -77,41 +83,104 @@ __device__ __forceinline__ float infinity() { return bits_as<float>(0x7F800000u)
 __device__ __forceinline__ float exp32(float x) { return expf(x); }
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 
-// ---- exchange memory: relaxed system-scope words, because peers write them too -------------------------------
+// ---- exchange memory: relaxed words, past the first-level cache; of the system where peers write them too ------
+
+#define TWIN_SCOPED(code, ...)                        \
+  if constexpr (PEERS) {                              \
+    asm volatile(code("sys") __VA_ARGS__ : "memory"); \
+  } else {                                            \
+    asm volatile(code("gpu") __VA_ARGS__ : "memory"); \
+  }
 
 __device__ __forceinline__ float load_shared(const float* at) {
   float value;
-  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
+#define TWIN_CODE(scope) "ld.relaxed." scope ".global.f32 %0, [%1];"
+  TWIN_SCOPED(TWIN_CODE, : "=f"(value) : "l"(at))
+#undef TWIN_CODE
   return value;
+}
+
+__device__ __forceinline__ float2 load_pair(const float* at) {
+  float2 v;
+#define TWIN_CODE(scope) "ld.relaxed." scope ".global.v2.f32 {%0, %1}, [%2];"
+  TWIN_SCOPED(TWIN_CODE, : "=f"(v.x), "=f"(v.y) : "l"(at))
+#undef TWIN_CODE
+  return v;
 }
 
 __device__ __forceinline__ float4 load_quad(const float* at) {
   float4 v;
-  asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
+#define TWIN_CODE(scope) "ld.relaxed." scope ".global.v4.f32 {%0, %1, %2, %3}, [%4];"
+  TWIN_SCOPED(TWIN_CODE, : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at))
+#undef TWIN_CODE
   return v;
 }
 
 __device__ __forceinline__ void store_shared(float* at, float value) {
-  asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(at), "f"(value) : "memory");
+#define TWIN_CODE(scope) "st.relaxed." scope ".global.f32 [%0], %1;"
+  TWIN_SCOPED(TWIN_CODE, ::"l"(at), "f"(value))
+#undef TWIN_CODE
 }
 
-__device__ __forceinline__ void arrive(u32* counter) { asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+__device__ __forceinline__ void arrive(u32* counter) {
+#define TWIN_CODE(scope) "red.release." scope ".global.add.u32 [%0], 1;"
+  TWIN_SCOPED(TWIN_CODE, ::"l"(counter))
+#undef TWIN_CODE
+}
 
 __device__ __forceinline__ u32 arrivals(const u32* counter) {
   u32 value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+#define TWIN_CODE(scope) "ld.acquire." scope ".global.u32 %0, [%1];"
+  TWIN_SCOPED(TWIN_CODE, : "=r"(value) : "l"(counter))
+#undef TWIN_CODE
   return value;
 }
 
 // Earlier writes of this thread, and what it has observed, before its later publications.
 __device__ __forceinline__ void publish_fence() {
-  if constexpr (Plan::ranks > Plan::ranks_per_gpu) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-  } else {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  }
+#define TWIN_CODE(scope) "fence.acq_rel." scope ";"
+  TWIN_SCOPED(TWIN_CODE, ::)
+#undef TWIN_CODE
 }
-__device__ __forceinline__ void acquire_fence() { publish_fence(); }
+
+// Read once: it leaves the first-level cache to the plan's tables.
+__device__ __forceinline__ float4 load_once(const float* at) {
+  float4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
+  return v;
+}
+
+template <int N, int ALIGNED>
+__device__ __forceinline__ Run<N> load_run(const float* at) {
+  Run<N> run;
+  if constexpr (N % 4 == 0 && ALIGNED >= 16) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 v = load_quad(at + i);
+      run.at[i] = v.x, run.at[i + 1] = v.y, run.at[i + 2] = v.z, run.at[i + 3] = v.w;
+    }
+  } else if constexpr (N % 2 == 0 && ALIGNED >= 8) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const float2 v = load_pair(at + i);
+      run.at[i] = v.x, run.at[i + 1] = v.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) run.at[i] = load_shared(at + i);
+  }
+  return run;
+}
+
+__device__ __forceinline__ bool missing(float v) { return bits_as<u32>(v) == SENTINEL; }
+
+template <int N>
+__device__ __forceinline__ bool missing(const Run<N>& run) {
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < N; ++i) any |= missing(run.at[i]);
+  return any;
+}
 
 template <class T>
 __device__ __forceinline__ T load_host(const T* at) {
@@ -152,34 +221,37 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Tile n lies in slot n % ring_slots, is announced by barrier n % BARRIERS, used by warp n % CONSUMER_WARPS, and given back.
-// A parity tells two neighbouring phases apart, no more: so a barrier belongs to one warp, which has seen its last phase.
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+  while (!barrier_passed(barrier, parity)) {
+  }
+}
+
+// Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team is done with it.
+// A parity tells two neighbouring phases apart, no more. When a warp waits for tile n, its team's tile before it in the
+// stage has been used, or all of the stage before have; so all tiles that lay SLOTS before that one have arrived. With
+// as many more barriers as there can be teams, barrier n % BARRIERS is then in the phase of tile n or in that before it.
 struct Ring {
-  static constexpr u32 BARRIERS = u32((Plan::ring_slots + CONSUMER_WARPS - 1) / CONSUMER_WARPS * CONSUMER_WARPS);
+  static constexpr u32 SLOTS = u32(Plan::ring_slots), BARRIERS = SLOTS + u32(CONSUMER_WARPS);
 
   u8* slots;
   u64* full;   // [BARRIERS] bytes have arrived
-  u64* empty;  // [BARRIERS] the warp is done
-  u32 tile;    // tiles of the block so far
-  u32 warp;
+  u64* empty;  // [BARRIERS] CONSUMER_WARPS arrivals: each warp of the team counts for its share of them
+  u32 tile;    // tiles of the block so far, of all teams
 
   __device__ static u32 barrier_of(u32 tile) { return tile % BARRIERS; }
   __device__ static u32 parity_of(u32 tile) { return tile / BARRIERS & 1u; }
-  __device__ u8* slot() const { return slots + tile % u32(Plan::ring_slots) * u32(Plan::slot_bytes); }
-  __device__ bool mine() const { return tile % u32(CONSUMER_WARPS) == warp; }
-  __device__ const u8* acquire() const {
+  __device__ u8* slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
+  __device__ static void wait(u64* barriers, u32 tile) { barrier_wait(barriers + barrier_of(tile), parity_of(tile)); }
+  __device__ __forceinline__ u32 acquire(u32 tile) const {  // its address in shared memory
     wait(full, tile);
-    return slot();
+    return shared_address(slot(tile));
   }
-  __device__ static void wait(u64* barriers, u32 tile) {
-    while (!barrier_passed(barriers + barrier_of(tile), parity_of(tile))) {
-    }
-  }
-  __device__ void release() const {
+  __device__ __forceinline__ void release(u32 tile, int share) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + barrier_of(tile));
+    if (threadIdx.x % 32 == 0)
+      asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(shared_address(empty + barrier_of(tile))), "r"(share)
+                   : "memory");
   }
-  __device__ void next(int) { ++tile; }
   __device__ void rewind() {}
 };
 
@@ -189,42 +261,79 @@ struct Loader {
   const volatile int* stop;  // the consumers have left
 
   __device__ bool fill(const u8* from, int bytes) {
-    const u32 slots = u32(Plan::ring_slots), last = ring.tile - slots;  // the slot's last tenant
-    while (ring.tile >= slots && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
+    const u32 last = ring.tile - Ring::SLOTS;  // the slot's last tenant
+    while (ring.tile >= Ring::SLOTS && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
       if (*stop) return false;
     if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) Ring::wait(ring.full, ring.tile - u32(Plan::window_slots));
     const u32 full = shared_address(ring.full + Ring::barrier_of(ring.tile));
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(ring.slot())),
+                     shared_address(ring.slot(ring.tile))),
                  "l"(from), "r"(bytes), "r"(full)
                  : "memory");
-    ring.next(bytes);
+    ++ring.tile;
     return !*stop;
   }
 
   // Nothing may arrive after the block has left.
   __device__ void drain() {
-    const u32 last = ring.tile < u32(Plan::ring_slots) ? ring.tile : u32(Plan::ring_slots);
+    const u32 last = ring.tile < Ring::SLOTS ? ring.tile : Ring::SLOTS;
     for (u32 back = 1; back <= last; ++back) Ring::wait(ring.full, ring.tile - back);
   }
 };
 
+}  // namespace twin
+
+#include "cuda_vector.cuh"
+
+namespace twin {
+
 // ---- one block ---------------------------------------------------------------------------------------------
 
+constexpr int MOST_RESETS = 32;  // spans of a stage that the keeper looks up in advance
+
+struct Words {  // of exchange memory
+  float* at;
+  int count;
+};
+
+// What warps of a block tell each other, in shared memory.
+struct Signals {
+  Words resets[MOST_RESETS];  // the keeper's own
+  u64 go;    // consumers -> keeper: the stage's reads have succeeded
+  u64 done;  // keeper -> consumers: its resets are visible
+  u64 met[2][CONSUMER_WARPS];  // one value of each warp; the two take turns, so that one barrier a sum is enough
+  int lost;  // a wait was given up
+  int told;  // the host wants the run to end
+  int left;  // the consumers are done
+};
+
 struct Core {
+  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team>;
+  using Residual = Aside<Hidden>;
+  using Piece = CachedPiece;
+
   Ring ring;
-  u64* meeting;  // [CONSUMER_WARPS] one value of each warp
+  Signals& signals;
+  int me;      // the thread
+  u32 stages;  // begun so far
+  int turn;    // of `met`
 
-  static constexpr int POSITIONS = 4;
-  static constexpr int HEADS = GROUP < 4 ? GROUP : 4;
-  static constexpr int PIECE = (HEAD_DIM + 31) / 32;
+  static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
+  static constexpr int HEADS = 1;  // warps with other heads of the item read the same rows from a cache
+  static constexpr int POSITION_LANES = CachedPiece::LANES;
+  static constexpr bool KEEPER = true;  // a warp of its own makes the resets
 
-  __device__ static int thread() { return int(threadIdx.x); }
+  // What is computed from it in one stage is not kept in registers for the next ones.
+  __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }
+
+  __device__ int thread() const { return me; }
   __device__ static constexpr int threads() { return CONSUMERS; }
-  __device__ static int warp() { return int(threadIdx.x / 32); }
+  __device__ int warp() const { return me / 32; }
   __device__ static constexpr int warps() { return CONSUMER_WARPS; }
-  __device__ static int lane() { return int(threadIdx.x % 32); }
+  __device__ int lane() const { return me % 32; }
   __device__ static constexpr int lanes() { return 32; }
   __device__ static void barrier() { asm volatile("bar.sync %0, %1;" ::"n"(CONSUMER_BARRIER), "n"(CONSUMERS) : "memory"); }
   __device__ static bool any(bool mine) {  // a barrier that tells every thread whether one of them said yes
@@ -238,156 +347,155 @@ struct Core {
   }
   __device__ static void warp_sync() { __syncwarp(); }
 
+  // ---- the keeper ----
+
+  // It is never more than a stage behind: a parity tells no more.
+  __device__ __forceinline__ void begin() {
+    if (stages) barrier_wait(&signals.done, (stages - 1) & 1u);
+    ++stages;
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(&signals.go);
+  }
+  __device__ __forceinline__ void cleared() { barrier_wait(&signals.done, (stages - 1) & 1u); }
+  __device__ __forceinline__ bool agree(bool good) {
+    if (!good) *const_cast<volatile int*>(&signals.lost) = 1;
+    return true;
+  }
+  __device__ __forceinline__ bool gave_up() const { return *const_cast<volatile int*>(&signals.lost); }
+  __device__ __forceinline__ bool told_to_leave(const int*) const { return *const_cast<volatile int*>(&signals.told); }
+
+  // ---- sums ----
+
+  template <class T>
+  __device__ static T lane_apart(T v, int apart) {
+    return __shfl_xor_sync(0xFFFFFFFFu, v, apart);
+  }
   template <class T>
   __device__ static T warp_sum(T v) {  // butterfly: the same order, so the same bits, in every lane
-    for (int apart = 16; apart; apart /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, apart);
+#pragma unroll
+    for (int apart = 16; apart; apart /= 2) v += lane_apart(v, apart);
+    return v;
+  }
+  __device__ static float unit_sum(float v) {
+#pragma unroll
+    for (int apart = POSITION_LANES / 2; apart; apart /= 2) v += lane_apart(v, apart);
     return v;
   }
 
   template <class T>
-  __device__ T sum(T v) {
-    T* met = reinterpret_cast<T*>(meeting);
+  __device__ __forceinline__ T sum(T v) {
+    T* met = reinterpret_cast<T*>(signals.met[turn]);
+    turn ^= 1;
     v = warp_sum(v);
-    barrier();
     if (lane() == 0) met[warp()] = v;
     barrier();
     T total = met[0];
+#pragma unroll
     for (int w = 1; w < CONSUMER_WARPS; ++w) total += met[w];
     return total;
   }
 
   template <class Wins>
-  __device__ Candidate best(Candidate mine, Wins wins) {
+  __device__ __forceinline__ Candidate best(Candidate mine, Wins wins) {
+#pragma unroll
     for (int apart = 16; apart; apart /= 2) {
-      const Candidate other = {__shfl_xor_sync(0xFFFFFFFFu, mine.logit, apart), __shfl_xor_sync(0xFFFFFFFFu, mine.index, apart)};
+      const Candidate other = {lane_apart(mine.logit, apart), lane_apart(mine.index, apart)};
       if (wins(other, mine)) mine = other;
     }
-    Candidate* met = reinterpret_cast<Candidate*>(meeting);
-    barrier();
+    Candidate* met = reinterpret_cast<Candidate*>(signals.met[turn]);
+    turn ^= 1;
     if (lane() == 0) met[warp()] = mine;
     barrier();
+#pragma unroll
     for (int w = 0; w < CONSUMER_WARPS; ++w)
       if (wins(met[w], mine)) mine = met[w];
     return mine;
   }
 
-  __device__ float dot(const float* a, const float* b, int n) {
-    float part = 0;
-    for (int i = thread() * 4; i < n; i += CONSUMERS * 4) {  // vectors are padded to 4 with anything: the tail is cut here
-      const float4 x = *reinterpret_cast<const float4*>(a + i), y = *reinterpret_cast<const float4*>(b + i);
-      part += x.x * y.x;
-      if (i + 1 < n) part += x.y * y.y;
-      if (i + 2 < n) part += x.z * y.z;
-      if (i + 3 < n) part += x.w * y.w;
-    }
-    return sum(part);
-  }
-
-  // Lanes stride over the columns 16 bytes at a time; 8 rows share one read of x.
-  __device__ static void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
-    constexpr int ROWS = 8, STEP = 16 / type_bytes(WEIGHT);
-    const int stride = cols * type_bytes(WEIGHT);
-    for (int first = 0; first < rows; first += ROWS, w += ROWS * stride) {
-      float sum[ROWS] = {};
-      for (int c = lane() * STEP; c < cols; c += 32 * STEP) {
-        float xs[STEP];
-        for (int i = 0; i < STEP; i += 4) *reinterpret_cast<float4*>(xs + i) = *reinterpret_cast<const float4*>(x + c + i);
-        for (int r = 0; r < ROWS; ++r)
-          if (first + r < rows) sum[r] += piece(w + r * stride + c * type_bytes(WEIGHT), xs);
-      }
-      for (int r = 0; r < ROWS; ++r) {
-        const float total = warp_sum(sum[r]);
-        if (lane() == r && first + r < rows) sums[first + r] = total;
-      }
-    }
-  }
-
-  __device__ static float piece(const u8* at, const float* xs) {  // 16 bytes of one row
-    const uint4 words = *reinterpret_cast<const uint4*>(at);
-    const u32 word[4] = {words.x, words.y, words.z, words.w};
+  template <int N>
+  __device__ static float piece_dot(const float (&a)[N], const float (&b)[N]) {
     float sum = 0;
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (WEIGHT == Type::FP32) {
-        sum += bits_as<float>(word[i]) * xs[i];
-      } else {
-        float a, b;
-        unpack<WEIGHT>(word[i], a, b);
-        sum += a * xs[2 * i];
-        sum += b * xs[2 * i + 1];
-      }
-    }
-    return sum;
-  }
-
-  __device__ static void load_piece(const u8* row, float* out) {
-    constexpr int SIZE = type_bytes(KV);
-    const u8* at = row + lane() * PIECE * SIZE;
-    if constexpr (SIZE == 2 && PIECE % 2 == 0 && HEAD_DIM % 32 == 0) {
-      for (int d = 0; d < PIECE; d += 2) unpack<KV>(*reinterpret_cast<const u32*>(at + d * SIZE), out[d], out[d + 1]);
-    } else {
-      for (int d = 0; d < PIECE; ++d) out[d] = lane() * PIECE + d < HEAD_DIM ? load_element<KV>(at + d * SIZE) : 0.0f;
-    }
-  }
-
-  __device__ static float piece_dot(const float* a, const float* b) {
-    float sum = 0;
-    for (int d = 0; d < PIECE; ++d) sum += a[d] * b[d];
+#pragma unroll
+    for (int d = 0; d < N; ++d) sum += a[d] * b[d];
     return sum;
   }
 
   __device__ static void relax(u32) {}
   __device__ static void published() {}
 
-  __device__ static bool missing(float v) { return bits_as<u32>(v) == SENTINEL; }
-  __device__ static bool missing(float4 v) { return missing(v.x) || missing(v.y) || missing(v.z) || missing(v.w); }
+  // ---- tiles ----
 
-  // Threads take neighbouring quads; the loads of all parts are under way before the first is looked at.
+  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn.
+  template <class Vector>
+  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch) {
+    constexpr int SHARE = CONSUMER_WARPS / Vector::TEAM;
+    const int tile_rows = stage.tile_rows, groups = (hi - lo + tile_rows - 1) / tile_rows;
+    const u32 base = ring.tile;
+    ring.tile += u32(groups * Vector::SLICES);
+    if (Vector::row_group(me) >= Vector::GROUPS) return;
+    for (int group = Vector::row_group(me); group < groups; group += Vector::GROUPS) {
+      const int first = group * tile_rows, rows = hi - lo - first < tile_rows ? hi - lo - first : tile_rows;
+      const u32 tile = base + u32(group * Vector::SLICES);
+      float* const to = sums + Vector::part(me) * batch + first;
+      for (int row = 0; row < rows; row += ROWS_AT_ONCE) {  // once, unless there is a single column slice
+        float sum[ROWS_AT_ONCE] = {};
+        const int here = rows - row < ROWS_AT_ONCE ? rows - row : ROWS_AT_ONCE;
+#pragma unroll
+        for (int c = 0; c < Vector::CHUNKS; ++c) {
+          const u32 slice = u32(Vector::slice(me, c));
+          if (Vector::RAGGED && slice >= u32(Vector::SLICES)) break;
+          Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
+          x.load(me, c, ring.acquire(tile + slice) + u32(row * Vector::stride(me, c)), here, words);
+          x.multiply(c, words, sum);
+          if (row + ROWS_AT_ONCE >= rows) ring.release(tile + slice, SHARE);
+        }
+        store_sums(sum, here, to + row);
+      }
+    }
+  }
+
+  // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.
+  __device__ __forceinline__ void store_sums(float (&sum)[ROWS_AT_ONCE], int rows, float* to) {
+    static_assert(ROWS_AT_ONCE == 8, "three halvings");
+    const int at = lane();
+#pragma unroll
+    for (int half = 4, apart = 16; half; half /= 2, apart /= 2) {
+      const bool upper = at & apart;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float keep = upper ? sum[i + half] : sum[i], give = upper ? sum[i] : sum[i + half];
+        sum[i] = keep + lane_apart(give, apart);
+      }
+    }
+    sum[0] += lane_apart(sum[0], 2);
+    sum[0] += lane_apart(sum[0], 1);
+    const int row = (at >> 4 & 1) * 4 + (at >> 3 & 1) * 2 + (at >> 2 & 1);
+    if (at % 4 == 0 && row < rows) to[row] = sum[0];
+  }
+
+  // ---- exchange ----
+
+  // Elements lo..hi-1 into memory of the block. Threads from `skip` quads on take neighbouring quads; the loads of all
+  // parts are under way before the first is looked at.
   template <class Stall>
-  __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
-    constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
+  __device__ __forceinline__ bool gather(const Source& source, int lo, int hi, float* out, bool, float, Stall stall, int skip = 0) {
     const bool aligned = lo % 4 == 0 && (u64(out) & 15u) == 0;
-    const int quads = aligned ? (hi - lo) / 4 : 0;
+    const int quads = aligned ? (hi - lo) / 4 : 0, mine = (thread() + CONSUMERS - skip / 4 % CONSUMERS) % CONSUMERS;
     bool good = true;
-    for (int q = thread(); q < quads && good; q += CONSUMERS) {
-      const int i = lo + 4 * q;
-      float4 sum = {0, 0, 0, 0};
-      for (int first = 0; first < source.parts; first += AT_ONCE) {
-        float4 got[AT_ONCE];
-#pragma unroll
-        for (int p = 0; p < AT_ONCE; ++p)
-          if (first + p < source.parts) got[p] = load_quad(source.at(first + p) + i);
-#pragma unroll
-        for (int p = 0; p < AT_ONCE; ++p) {
-          if (first + p >= source.parts) continue;
-          while (good && source.polled && missing(got[p])) {
-            good = stall(source.part(first + p), i);
-            got[p] = load_quad(source.at(first + p) + i);
-          }
-          sum = first + p ? float4{sum.x + got[p].x, sum.y + got[p].y, sum.z + got[p].z, sum.w + got[p].w} : got[p];
-        }
-      }
-      float4* to = reinterpret_cast<float4*>(out + 4 * q);
-      const float4 old = add ? *to : float4{0, 0, 0, 0};
-      const float by = add ? scale : 1.0f;
-      *to = {old.x + by * sum.x, old.y + by * sum.y, old.z + by * sum.z, old.w + by * sum.w};
+    for (int q = mine; q < quads && good; q += CONSUMERS) {
+      Run<4> sum;
+      good = source_sum(source, lo + 4 * q, sum, stall);
+      *reinterpret_cast<float4*>(out + 4 * q) = float4{sum.at[0], sum.at[1], sum.at[2], sum.at[3]};
     }
-    for (int i = lo + 4 * quads + thread(); i < hi && good; i += CONSUMERS) {
-      float sum = 0;
-      for (int p = 0; p < source.parts; ++p) {
-        float got = load_shared(source.at(p) + i);
-        while (good && source.polled && missing(got)) {
-          good = stall(source.part(p), i);
-          got = load_shared(source.at(p) + i);
-        }
-        sum = p ? sum + got : got;
-      }
-      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+    for (int i = lo + 4 * quads + mine; i < hi && good; i += CONSUMERS) {
+      Run<1> sum;
+      good = source_sum(source, i, sum, stall);
+      out[i - lo] = sum.at[0];
     }
-    acquire_fence();
     return good;
   }
 
-  __device__ static void fill(float* at, int count, u32 bits) {
+  __device__ void fill(float* at, int count, u32 bits) {
     for (int i = thread(); i < count; i += CONSUMERS) store_shared(at + i, bits_as<float>(bits));
   }
 };

@@ -6,6 +6,9 @@
 
 #define TWIN_TABLE __device__ static const
 
+#define TWIN_UNROLL
+#define TWIN_ONCE
+
 #include "plan.h"
 #include "source.h"
 
@@ -101,6 +104,11 @@ __device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
 __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() * 10u; }  // the constant clock of 100 MHz
 
 // ---- one block ---------------------------------------------------------------------------------------------
+}  // namespace twin
+
+#include "memory_vector.h"
+
+namespace twin {
 
 // Tiles are read where they lie; waves take them in turn.
 struct Ring {
@@ -121,13 +129,43 @@ struct Ring {
 
 typedef u32 quad_words __attribute__((ext_vector_type(4)));
 
+struct Piece {  // a lane's part of a cached key or value
+  static constexpr int LANES = HEAD_DIM <= 128 ? 16 : 32, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+  float at[SIZE];
+
+  template <class Core>
+  __device__ void load(const Core& core, const u8* row) {
+    for (int d = 0; d < SIZE; ++d) {
+      const int from = core.lane() % LANES * SIZE + d;
+      at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
+    }
+  }
+  template <class Core>
+  __device__ void load_near(const Core& core, const u8* from) {
+    load(core, from);
+  }
+  __device__ void clear() {
+    for (int d = 0; d < SIZE; ++d) at[d] = 0.0f;
+  }
+  __device__ void unpack(float* out) const {
+    for (int d = 0; d < SIZE; ++d) out[d] = at[d];
+  }
+};
+
 struct Core {
+  using Hidden = MemoryVector;
+  using Residual = MemoryResidual;
+  using Heads = MemoryVector;
+  using Ffn = MemoryVector;
+  using Piece = twin::Piece;
+
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
 
-  static constexpr int POSITIONS = 4;
-  static constexpr int HEADS = GROUP < 4 ? GROUP : 4;
-  static constexpr int PIECE = (HEAD_DIM + WAVE - 1) / WAVE;
+  static constexpr int POSITIONS = 2;
+  static constexpr int HEADS = 1;
+  static constexpr int POSITION_LANES = Piece::LANES;
+  static constexpr bool KEEPER = false;
 
   __device__ static int thread() { return thread_index(); }
   __device__ static constexpr int threads() { return THREADS; }
@@ -164,6 +202,21 @@ struct Core {
     T total = met[0];
     for (int w = 1; w < WAVES; ++w) total += met[w];
     return total;
+  }
+
+  __device__ static float unit_sum(float v) {
+    for (int apart = POSITION_LANES / 2; apart; apart /= 2) v += apart_by(v, apart);
+    return v;
+  }
+  __device__ static float lane_apart(float v, int apart) { return apart_by(v, apart); }
+  __device__ bool agree(bool good) { return !any(!good); }
+  __device__ static bool gave_up() { return false; }
+  __device__ static void forget() {}
+  __device__ static void begin() {}
+  __device__ static void cleared() {}
+  __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
+  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
 
   template <class Wins>
@@ -224,16 +277,9 @@ struct Core {
     return sum;
   }
 
-  __device__ static void load_piece(const u8* row, float* out) {
-    for (int d = 0; d < PIECE; ++d) {
-      const int at = lane() * PIECE + d;
-      out[d] = at < HEAD_DIM ? load_element<KV>(row + at * type_bytes(KV)) : 0.0f;
-    }
-  }
-
   __device__ static float piece_dot(const float* a, const float* b) {
     float sum = 0;
-    for (int d = 0; d < PIECE; ++d) sum += a[d] * b[d];
+    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
     return sum;
   }
 
@@ -241,7 +287,7 @@ struct Core {
   __device__ static void published() {}
 
   template <class Stall>
-  __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
+  __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
     bool good = true;
     for (int i = lo + thread(); i < hi && good; i += THREADS) {
       float sum = 0;

@@ -30,9 +30,10 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS) twin_kernel(const tw
              rank,
              block,
              shared.progress,
-             shared.residual,
+             {Core::Hidden::in(shared.residual, Plan::hidden)},
              shared.input,
-             shared.scratch};
+             shared.scratch,
+             0};
   if (rank == 0 && block == 0 && thread_index() == 0) store_host(&launch.control->started, now_ns());
   run(b);
 }

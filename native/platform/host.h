@@ -14,6 +14,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define TWIN_TABLE static const
 
+#define TWIN_UNROLL
+#define TWIN_ONCE
+
 #include "plan.h"
 #include "source.h"
 
@@ -245,6 +248,11 @@ inline void unpark(Parking& parking) {
 }
 
 // ---- one block ---------------------------------------------------------------------------------------------
+}  // namespace twin
+
+#include "memory_vector.h"
+
+namespace twin {
 
 // The stream lies packed in memory; acquiring a tile is free, and the window ahead of it is prefetched while it is used.
 struct Ring {
@@ -303,16 +311,43 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
   }
 }
 
+// A lane's part of a cached key or value: here all of it, unpacked when it is used.
+struct Piece {
+  const u8* row;
+  template <class Core>
+  void load(const Core&, const u8* from) {
+    row = from;
+  }
+  template <class Core>
+  void load_near(const Core& core, const u8* from) {
+    load(core, from);
+  }
+  void clear() { row = nullptr; }
+  void unpack(float* out) const {
+    constexpr int SIZE = type_bytes(KV);
+    int d = 0;
+    for (; d + VECTOR <= HEAD_DIM && row; d += VECTOR) *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
+    for (; d < HEAD_DIM; ++d) out[d] = row ? load_element<KV>(row + d * SIZE) : 0.0f;
+  }
+};
+
 struct Core {
+  using Hidden = MemoryVector;
+  using Residual = MemoryResidual;
+  using Heads = MemoryVector;
+  using Ffn = MemoryVector;
+  using Piece = twin::Piece;
+
   Ring ring;
   Parking* parking;  // more blocks than cores: some may sleep; null when each has a core
   bool alone;        // no other block shares this one's core
   int seen = 0;      // publications before the last poll
   u64 began = 0;     // of the present wait
 
-  static constexpr int POSITIONS = 16;  // cached positions scored before the running maximum moves
-  static constexpr int HEADS = GROUP;   // query heads that share one read of a key
-  static constexpr int PIECE = HEAD_DIM;
+  static constexpr int POSITIONS = 16;      // cached positions scored before the running maximum moves
+  static constexpr int HEADS = GROUP;       // query heads that share one read of a key
+  static constexpr int POSITION_LANES = 1;  // lanes that share a cached position
+  static constexpr bool KEEPER = false;     // no helper makes the resets
 
   static constexpr int thread() { return 0; }
   static constexpr int threads() { return 1; }
@@ -324,6 +359,17 @@ struct Core {
   bool any(bool mine) { return mine; }
   void warp_sync() {}
   float warp_sum(float v) { return v; }
+  float unit_sum(float v) { return v; }
+  float lane_apart(float v, int) { return v; }
+  bool agree(bool good) { return good; }
+  bool gave_up() { return false; }
+  void forget() {}
+  void begin() {}
+  void cleared() {}
+  bool told_to_leave(const int* abort) { return load_host(abort); }
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+  }
   template <class T>
   T sum(T v) {
     return v;
@@ -352,19 +398,12 @@ struct Core {
     for (; r < rows; ++r) dot_rows<1>(w + r * stride, cols, x, sums + r, ring.ahead);
   }
 
-  static void load_piece(const u8* row, float* out) {  // a cached key or value, whole: there is one lane
-    constexpr int SIZE = type_bytes(KV);
-    int d = 0;
-    for (; d + VECTOR <= HEAD_DIM; d += VECTOR) *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
-    for (; d < HEAD_DIM; ++d) out[d] = load_element<KV>(row + d * SIZE);
-  }
-
   static float piece_dot(const float* a, const float* b) {
     vfloat sum = {};
     int d = 0;
-    for (; d + VECTOR <= PIECE; d += VECTOR) sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
+    for (; d + VECTOR <= HEAD_DIM; d += VECTOR) sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
     float total = sum_lanes(sum);
-    for (; d < PIECE; ++d) total += a[d] * b[d];
+    for (; d < HEAD_DIM; ++d) total += a[d] * b[d];
     return total;
   }
 
@@ -393,7 +432,7 @@ struct Core {
   // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)
   // is called between two polls.
   template <class Stall>
-  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
+  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
     int i = lo;
 #if TWIN_VECTOR_EXCHANGE
     constexpr int UNROLL = 4, STEP = UNROLL * VECTOR;

@@ -41,7 +41,8 @@ Block make_block(Engine& e, int worker) {
   const bool crowded = e.count > e.core_count;  // without cores to pin to, the system places the threads
   const bool alone = !crowded || (worker < e.core_count && worker + e.core_count >= e.count);
   Core core = {ring, crowded ? &e.parking : nullptr, alone};
-  return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker], own, input, input + plan.input_floats};
+  return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker],
+          {Core::Hidden::in(own, plan.hidden)}, input, input + plan.input_floats, 0};
 }
 
 void pin(const Engine& e, int worker) {

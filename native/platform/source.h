@@ -17,4 +17,9 @@ struct Source {
   __device__ const float* at(int p) const { return base + long(part(p)) * stride; }
 };
 
+template <int N>
+struct Run {  // neighbouring exchanged elements
+  float at[N];
+};
+
 }  // namespace twin

@@ -6,9 +6,11 @@
 
 #define Core HostCore
 #define Ring HostRing
+#define Piece HostPiece
 #include "../../native/platform/host.h"
 #undef Core
 #undef Ring
+#undef Piece
 
 namespace twin {
 
@@ -44,16 +46,46 @@ struct Ring {
   void rewind() { cursor = 0; }
 };
 
+struct Piece {  // a lane's part of a cached key or value; two lanes share a position
+  static constexpr int LANES = 2, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+  float at[SIZE];
+
+  template <class Core>
+  void load(const Core& core, const u8* row) {
+    for (int d = 0; d < SIZE; ++d) {
+      const int from = core.lane() % LANES * SIZE + d;
+      at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
+    }
+  }
+  template <class Core>
+  void load_near(const Core& core, const u8* from) {
+    load(core, from);
+  }
+  void clear() {
+    for (int d = 0; d < SIZE; ++d) at[d] = 0.0f;
+  }
+  void unpack(float* out) const {
+    for (int d = 0; d < SIZE; ++d) out[d] = at[d];
+  }
+};
+
 struct Core {
+  using Hidden = MemoryVector;
+  using Residual = MemoryResidual;
+  using Heads = MemoryVector;
+  using Ffn = MemoryVector;
+  using Piece = twin::Piece;
+
   Ring ring;
   Parking* parking;
   bool alone = false;  // as host_main.cpp fills it; a team sleeps anyway
   Team* team = nullptr;
   int me = 0;
 
-  static constexpr int POSITIONS = 4;
+  static constexpr int POSITIONS = 3;
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
-  static constexpr int PIECE = (HEAD_DIM + LANES - 1) / LANES;
+  static constexpr int POSITION_LANES = Piece::LANES;
+  static constexpr bool KEEPER = false;
 
   int thread() const { return me; }
   static constexpr int threads() { return TEAM; }
@@ -84,6 +116,21 @@ struct Core {
     return fold(v, 0, TEAM, [](T a, T b) { return a + b; }, team->all);
   }
   bool any(bool mine) { return sum(int(mine)) != 0; }
+  float unit_sum(float v) {
+    return fold(v, me / POSITION_LANES * POSITION_LANES, POSITION_LANES, [](float a, float b) { return a + b; }, team->warps[warp()]);
+  }
+  float lane_apart(float v, int apart) {
+    return fold(v, me ^ apart, 1, [](float a, float) { return a; }, team->warps[warp()]);
+  }
+  bool agree(bool good) { return !any(!good); }
+  bool gave_up() { return false; }
+  void forget() {}
+  void begin() {}
+  void cleared() {}
+  bool told_to_leave(const int* abort) { return load_host(abort); }
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+  }
   template <class Wins>
   Candidate best(Candidate mine, Wins wins) {
     return fold(mine, 0, TEAM, [&](Candidate a, Candidate b) { return wins(b, a) ? b : a; }, team->all);
@@ -102,15 +149,9 @@ struct Core {
       if (lane() == r % LANES) sums[r] = total;
     }
   }
-  void load_piece(const u8* row, float* out) const {
-    for (int d = 0; d < PIECE; ++d) {
-      const int at = lane() * PIECE + d;
-      out[d] = at < HEAD_DIM ? load_element<KV>(row + at * type_bytes(KV)) : 0.0f;
-    }
-  }
   static float piece_dot(const float* a, const float* b) {
     float sum = 0;
-    for (int d = 0; d < PIECE; ++d) sum += a[d] * b[d];
+    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
     return sum;
   }
   void relax(u32) {
@@ -120,7 +161,7 @@ struct Core {
   void published() {}
 
   template <class Stall>
-  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall) {
+  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
     for (int i = lo + me; i < hi; i += TEAM) {
       float sum = 0;
       for (int p = 0; p < source.parts; ++p) {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from twin.engine.cuda_build import CONSUMER_WARPS, CompileReport, compile_cubin
+from twin.engine.cuda_build import CompileReport, compile_cubin, threads
 from twin.engine.session import Generation, Session, address, kv_bytes, probability_floats, probe_seconds, random_chunk
 from twin.errors import EngineError, ToolchainError
 from twin.plan import layout as plan_layout
@@ -21,7 +21,6 @@ from twin.plan.types import Execution, Plan
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
-THREADS = 32 * CONSUMER_WARPS + 32  # as in cuda.cuh: consumers and the loader
 SENTINEL_WORD = 0xFFFFFFFF
 WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
@@ -100,12 +99,13 @@ class CudaEngine(Session):
 
     def _check_residency(self) -> None:
         """All blocks must run at once: one that waits for an unstarted one would wait forever."""
-        fit = self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._kernel, THREADS, self.report.shared_bytes)
+        wide = threads(self.plan)
+        fit = self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._kernel, wide, self.report.shared_bytes)
         count = self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         multiprocessors = self._call("cuDeviceGetAttribute", count, self._device)
         if fit * multiprocessors < self._grid:
             raise EngineError(
-                f"{self._grid} blocks of {THREADS} threads and {self.report.shared_bytes} bytes of shared memory cannot be resident: "
+                f"{self._grid} blocks of {wide} threads and {self.report.shared_bytes} bytes of shared memory cannot be resident: "
                 f"{multiprocessors} multiprocessors hold {fit} each; plan with blocks={fit * multiprocessors} or a smaller ring"
             )
 
@@ -226,7 +226,7 @@ class CudaEngine(Session):
         arguments = (ctypes.c_void_p * 5)(ctypes.addressof(self._launch), *(ctypes.addressof(n) for n in numbers))
         config = self._cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self._grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads(self.plan), 1, 1
         config.sharedMemBytes, config.hStream = self.report.shared_bytes, self._stream
         if cooperative:
             attribute = self._cuda.CUlaunchAttribute()

@@ -14,10 +14,12 @@ from twin.engine.toolchain import cache_dir, cached, content_key, native_sources
 from twin.errors import ToolchainError
 from twin.plan.header import header
 from twin.plan.layout import layout
+from twin.plan.teams import teams_of
 from twin.plan.types import Plan
 
-CONSUMER_WARPS = 12  # as in cuda.cuh, which checks the sum
 PROGRESS_BYTES = 32
+SIGNAL_BYTES = 32 * 16 + 28  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+HELPER_WARPS = 4  # a warp group: the loader, the keeper, and two that leave at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 
 
@@ -34,13 +36,19 @@ class CompileReport:
     cubin: bytes
 
 
+def threads(plan: Plan) -> int:
+    """Threads of a block."""
+    return 32 * (int(layout(plan).sizes["consumer_warps"]) + HELPER_WARPS)
+
+
 def shared_bytes(plan: Plan) -> int:
-    """Shared memory of a block: ring, residual, input, scratch, two barriers per slot (rounded up to warps), and words of its warps."""
+    """Shared memory of a block: ring, a probe's input, scratch, two barriers per slot and warp, and what its warps tell each other."""
     sizes = layout(plan).sizes
-    vectors = sum(_up16(4 * int(sizes[name])) for name in ("hidden", "input_floats", "scratch_floats"))
-    slots = int(sizes["ring_slots"])
-    barriers = -(-slots // CONSUMER_WARPS) * CONSUMER_WARPS
-    return slots * int(sizes["slot_bytes"]) + vectors + 16 * barriers + 8 * CONSUMER_WARPS + PROGRESS_BYTES + 16
+    slots, warps = int(sizes["ring_slots"]), int(sizes["consumer_warps"])
+    vectors = _up16(4 * int(sizes["scratch_floats"])) + (_up16(4 * int(sizes["input_floats"])) if sizes["probe"] else 0)
+    if sizes["hidden"]:
+        vectors += teams_of(plan).hidden.block_bytes
+    return slots * int(sizes["slot_bytes"]) + vectors + 16 * (slots + warps) + _up16(SIGNAL_BYTES + 16 * warps) + PROGRESS_BYTES
 
 
 def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:

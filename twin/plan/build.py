@@ -10,6 +10,7 @@ from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.resets import with_resets
 from twin.plan.types import (
+    PARTIAL_EXTRA,
     Buffer,
     CollectiveKind,
     Execution,
@@ -31,8 +32,8 @@ from twin.plan.types import (
 )
 
 POSITIONS_PER_SPLIT = 512  # below this, combining one more split costs more than its shorter scan saves (to be measured)
-PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
 CANDIDATE = 2  # logit and index
+HEAD_STEP = 4  # elements of a head that a thread gathers at once
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")  # a whole step lies between two uses: one copy is enough
 
 
@@ -117,6 +118,8 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies"):
         if getattr(options, name) < 1:
             raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
+    if spec.head_dim % HEAD_STEP:
+        raise PlanError(f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} elements at a time")
     if options.slot_bytes % 16:
         raise PlanError(f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain")
     if options.tile_rows % 2:

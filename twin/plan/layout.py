@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
+from twin.plan.teams import teams_of
+from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
-COMBINE_FLOATS = 8192  # softmax partials gathered at once; more are combined in chunks
-SUMS_FLOATS = 4096  # partial row sums between two block barriers of a matrix stage
+BATCH_ROWS = 64  # rows of a matrix between two block barriers, as in gemv.cuh; a tile of more rows is a batch of its own
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
-MERGE_ROWS = 16  # warps of a block whose attention partials meet
+MERGE_ROWS = 16  # most warps of a block, whose attention partials meet and whose sums of a row are added
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
 
@@ -252,6 +252,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
     return {
         "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
         "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
+        "kinds": sum(1 << KINDS[kind] for kind in {stage.kind for stage in plan.stages}),
         "resident": int(options.execution is Execution.RESIDENT),
         "hidden": shard.hidden, "heads": shard.heads, "kv_heads": shard.kv_heads, "shard_vocab": shard.vocab,
         "vocab": spec.vocab if spec else shard.vocab, "splits": plan.kv.splits, "page": plan.kv.page,
@@ -262,50 +263,53 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         "norm_eps": spec.norm_eps if spec else 0.0,
         "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
         "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
-        "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "combine_heads": _combine_heads(plan),
-    }  # fmt: skip
+        "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "half_floats": _half_floats(plan),
+    } | _team_sizes(plan)  # fmt: skip
+
+
+def _team_sizes(plan: Plan) -> dict[str, int]:
+    """NVIDIA: warps that compute, and how they share the matrices of each input."""
+    teams = teams_of(plan)
+    sizes = {"consumer_warps": teams.warps}
+    for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
+        sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
+    return sizes
 
 
 def _input_floats(plan: Plan) -> int:
     """The vector that a stage computes with: a matrix's input, or what a probe gathers."""
     wanted = [s.matrix.cols for s in plan.stages if s.matrix]
-    wanted += [sum(plan.values[r.value].elements for r in s.reads) for s in plan.stages if s.kind is StageKind.EXCHANGE]
+    wanted += [2 * sum(plan.values[r.value].elements for r in s.reads) for s in plan.stages if s.kind is StageKind.EXCHANGE]
     return _up(max([plan.shard.hidden, 1, *wanted]), LINE_FLOATS)
 
 
 def _scratch_floats(plan: Plan) -> int:
-    """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; candidates."""
-    wanted = [1024]
+    """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the sampler's sums."""
+    wanted = [1024, 2 * _half_floats(plan)]
     for stage in plan.stages:
-        if stage.matrix:
-            wanted.append(_sums(stage.matrix))
         if stage.kind is StageKind.ATTENTION:
-            merge = MERGE_ROWS * (plan.shard.head_dim + 2)
             group = plan.shard.heads // plan.shard.kv_heads
-            probe = (group + 2) * plan.shard.head_dim  # without reads, one constant head
-            wanted.append(merge + max([probe, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
-        if stage.kind is StageKind.O_PROJ:
-            wanted.append(_combine_heads(plan) * _partial_floats(plan))
-        if stage.kind is StageKind.SAMPLE:
-            value = plan.values[stage.reads[0].value]
-            wanted.append(SCAN_FLOATS if plan.options.sampling is Sampling.FULL else value.elements * plan.ranks)
+            merge = _up(max(MERGE_ROWS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
+            heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
+            gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])
+            wanted.append(merge + turns + gathered + gathered * 2 // (group + 2))  # the newest keys and values once more, as they are cached
+        if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
+            wanted.append(SCAN_FLOATS)
+        if stage.kind is StageKind.EMBED and stage.reads:
+            wanted.append(LINE_FLOATS)
     return _up(max(wanted), LINE_FLOATS)
 
 
-def _sums(matrix: Matrix) -> int:
-    """Floats for the partial sums of as many row groups as are reduced together, at least one."""
-    group = matrix.tile_rows * -(-matrix.cols // matrix.tile_cols)
-    rows = max(hi - lo for lo, hi in matrix.owned)
-    return min(group * -(-rows // matrix.tile_rows), max(group, SUMS_FLOATS))
-
-
-def _partial_floats(plan: Plan) -> int:
-    """Partials of one KV head: all splits, all query heads of the group."""
-    return plan.kv.splits * plan.shard.heads // max(1, plan.shard.kv_heads) * (plan.shard.head_dim + 2)
-
-
-def _combine_heads(plan: Plan) -> int:
-    return max(1, min(plan.shard.kv_heads, COMBINE_FLOATS // max(1, _partial_floats(plan))))
+def _half_floats(plan: Plan) -> int:
+    """Partial sums of one batch of rows: of its column slices, or of a GPU block's warps, which may be more."""
+    wanted = [0]
+    for stage in plan.stages:
+        if stage.matrix:
+            rows = max(stage.matrix.tile_rows, BATCH_ROWS // stage.matrix.tile_rows * stage.matrix.tile_rows)
+            rows = min(rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
+            wanted.append(rows * max(MERGE_ROWS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
+    return _up(max(wanted), LINE_FLOATS)
 
 
 def _pushes(plan: Plan, stage: Stage) -> bool:

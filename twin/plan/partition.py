@@ -5,6 +5,7 @@ from __future__ import annotations
 from twin.errors import PlanError
 from twin.plan.types import Matrix, Options, Span
 
+MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
 COLUMN_STEP = 8  # a lane loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -34,11 +35,14 @@ def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Op
         raise PlanError(f"a matrix has {cols} columns per rank; the kernel loads {COLUMN_STEP} at a time: use fewer GPUs or lanes")
     widest = options.slot_bytes // (options.tile_rows * size)
     if widest >= cols:
-        fitting = options.slot_bytes // (cols * size)
+        fitting = max(options.tile_rows, min(options.slot_bytes // (cols * size), MOST_ROWS))
         tile_rows = fitting - fitting % options.tile_rows
         return Matrix(rows, cols, unit, tile_rows, cols, owned)
-    tile_cols = widest - widest % COLUMN_STEP
-    if tile_cols == 0:
+    widest -= widest % COLUMN_STEP
+    if widest == 0:
         need = options.tile_rows * COLUMN_STEP * size
         raise PlanError(f"slot_bytes={options.slot_bytes} holds no tile of {options.tile_rows} rows: use at least {need}")
+    slices = -(-cols // widest)
+    tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
+    tile_cols += -tile_cols % COLUMN_STEP
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned)

@@ -15,6 +15,7 @@ from enum import Enum
 
 from twin.models.spec import DType, ModelSpec
 
+PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 

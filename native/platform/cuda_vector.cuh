@@ -1,0 +1,335 @@
+// Activation vectors in the registers of a block's consumer warps, and cached rows in those of a few lanes.
+#pragma once
+
+namespace twin {
+
+constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
+
+// The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it. The loads of several
+// parts are under way before the first is looked at.
+template <int N, class Stall>
+__device__ __forceinline__ bool source_sum(const Source& source, int first, Run<N>& sum, Stall stall) {
+  constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
+  for (int p = 0; p < source.parts; p += AT_ONCE) {
+    Run<N> got[AT_ONCE];
+    for (;;) {
+      int late = -1;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (p + j < source.parts) got[j] = load_run<N, 4 * N>(source.at(p + j) + first);
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (p + j < source.parts && missing(got[j])) late = p + j;
+      if (late < 0 || !source.polled) break;
+      if (!stall(source.part(late), first)) return false;
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j)
+      if (p + j < source.parts)
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum.at[i] = p + j ? sum.at[i] + got[j].at[i] : got[j].at[i];
+  }
+  return true;
+}
+
+// N stored weights in one or two wide loads.
+template <int N>
+struct Packed {
+  static constexpr int WORDS = N * type_bytes(WEIGHT) / 4;
+  static_assert(WORDS == 2 || WORDS % 4 == 0, "8- or 16-byte loads");
+  u32 word[WORDS];
+
+  __device__ __forceinline__ void load_shared_at(u32 at) {
+    if constexpr (WORDS == 2) {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(at));
+    } else {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += 4)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
+                     : "r"(at + 4 * u32(i)));
+    }
+  }
+  __device__ __forceinline__ void load_global_at(const u8* at) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i += 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(at + 4 * i);
+      word[i] = two.x, word[i + 1] = two.y;
+    }
+  }
+  __device__ __forceinline__ float value(int i) const {
+    if constexpr (WEIGHT == Type::FP32) return bits_as<float>(word[i]);
+    float low, high;
+    unpack<WEIGHT>(word[i / 2], low, high);
+    return i % 2 ? high : low;
+  }
+};
+
+// A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the tiles of some column
+// slices, and each lane keeps the VECTOR elements of its columns in each of them. With fewer slices than teams, several
+// teams hold the same slice and take different rows.
+template <int COLS, int TILE, int VECTOR_, int TEAM_>
+struct TeamVector {
+  static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
+  static constexpr int SLICES = COLS ? (COLS + TILE - 1) / TILE : 1;
+  static constexpr int CHUNKS = (SLICES + TEAMS - 1) / TEAMS;
+  static constexpr int GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
+  static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;  // warps that have a share of a row
+  static constexpr bool RAGGED = SLICES > TEAMS && SLICES % TEAMS != 0;   // the last chunk is not of all teams
+  static constexpr bool EXACT = COLS % TILE == 0 && TILE == 32 * VECTOR * TEAM && !RAGGED;
+  static constexpr int RUN = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
+  static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
+
+  alignas(16) float at[CHUNKS][VECTOR];
+
+  // Of thread `me`:
+  __device__ static int team(int me) { return me / (32 * TEAM); }
+  __device__ static int row_group(int me) { return SLICES < TEAMS ? team(me) / SLICES : 0; }
+  __device__ static int slice(int me, int c) { return SLICES < TEAMS ? team(me) % SLICES : team(me) + c * TEAMS; }
+  __device__ static int part(int me) { return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM; }
+  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }  // first column inside a tile
+  __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
+  __device__ static bool valid(int me, int c) { return EXACT || (local(me) < TILE && column(me, c) < COLS); }
+  __device__ static int stride(int me, int c) {  // bytes between rows of a tile
+    const int cols = COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
+    return cols * type_bytes(WEIGHT);
+  }
+
+  __device__ static TeamVector in(float*, int) { return {}; }
+
+  using Factors = TeamVector;
+  template <class Core>
+  __device__ static __forceinline__ Factors factors(Core& core, const float* from) {  // ones where there are none
+    TeamVector x;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; i += 4) {
+        const float4 v = from && valid(core.thread(), c) ? load_once(from + column(core.thread(), c) + i) : float4{1, 1, 1, 1};
+        x.at[c][i] = v.x, x.at[c][i + 1] = v.y, x.at[c][i + 2] = v.z, x.at[c][i + 3] = v.w;
+      }
+    return x;
+  }
+
+  template <class Core, class Stall>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, bool add, float scale, Stall stall) {
+    if constexpr (Plan::ranks == 1) {  // one part: all loads are under way before the first is looked at
+      Run<VECTOR> got[CHUNKS];
+      for (;;) {
+        int late = -1;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+          if (valid(core.thread(), c)) got[c] = load_run<VECTOR, 16>(source.at(0) + column(core.thread(), c));
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+          if (valid(core.thread(), c) && missing(got[c])) late = c;
+        if (late < 0 || !source.polled) break;
+        if (!stall(source.part(0), column(core.thread(), late))) return false;
+      }
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+          if (valid(core.thread(), c)) at[c][i] = add ? at[c][i] + scale * got[c].at[i] : got[c].at[i];
+      return true;
+    } else {
+      constexpr int AT_ONCE = CHUNKS == 1 ? 4 : 2;  // parts
+      float total[CHUNKS][VECTOR];
+#pragma unroll 1
+      for (int p = 0; p < source.parts; p += AT_ONCE) {
+        Run<VECTOR> got[AT_ONCE][CHUNKS];
+        for (;;) {
+          int late = -1, place = 0;
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+              if (p + j < source.parts && valid(core.thread(), c))
+                got[j][c] = load_run<VECTOR, 16>(source.at(p + j) + column(core.thread(), c));
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+              if (p + j < source.parts && valid(core.thread(), c) && missing(got[j][c])) late = p + j, place = column(core.thread(), c);
+          if (late < 0 || !source.polled) break;
+          if (!stall(source.part(late), place)) return false;
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+          for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i)
+              if (p + j < source.parts) total[c][i] = p + j ? total[c][i] + got[j][c].at[i] : got[j][c].at[i];
+      }
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+          if (valid(core.thread(), c)) at[c][i] = add ? at[c][i] + scale * total[c][i] : total[c][i];
+      return true;
+    }
+  }
+
+  template <class Core>
+  __device__ __forceinline__ float squares(Core& core) const {
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+      if (valid(core.thread(), c) && row_group(core.thread()) == 0)
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sum += at[c][i] * at[c][i];
+    return core.sum(sum);
+  }
+
+  template <class Core>
+  __device__ __forceinline__ void scaled(Core& core, const TeamVector& x, float by, const Factors& factor) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = valid(core.thread(), c) ? x.at[c][i] * by * factor.at[c][i] : 0.0f;
+  }
+
+  template <class Core>
+  __device__ __forceinline__ void load_row(Core& core, const u8* row) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      if (!valid(core.thread(), c)) continue;
+      Packed<VECTOR> words;
+      words.load_global_at(row + u64(column(core.thread(), c)) * type_bytes(WEIGHT));
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = words.value(i);
+    }
+  }
+
+  // each(index, element), by one of the threads that hold it.
+  template <class Core, class Each>
+  __device__ __forceinline__ void each(Core& core, Each each) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i)
+        if (valid(core.thread(), c)) each(column(core.thread(), c) + i, at[c][i]);
+  }
+
+  template <class Core, class Make>
+  __device__ __forceinline__ bool runs(Core& core, Make make) {
+    bool good = true;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; i += RUN)
+        if (valid(core.thread(), c) && good) good = make(column(core.thread(), c) + i, &at[c][i]);
+    return good;
+  }
+
+  // A row's sum from its warps' parts, [PARTS][batch].
+  __device__ __forceinline__ float total(const Stage&, const float* sums, int batch) const {
+    float sum = sums[0];
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) sum += sums[p * batch];
+    return sum;
+  }
+
+  // This lane's weights of rows 0..rows-1 of the tile at shared address `from`. Rows beyond repeat the last.
+  __device__ static __forceinline__ void load(int me, int c, u32 from, int rows, Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
+    const u32 apart = u32(stride(me, c)), at_lane = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
+#pragma unroll
+    for (int r = 0; r < ROWS_AT_ONCE; ++r) words[r].load_shared_at(at_lane + u32(r < rows ? r : rows - 1) * apart);
+  }
+
+  // sum[r] += this lane's part of row r.
+  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE], float (&sum)[ROWS_AT_ONCE]) const {
+#pragma unroll
+    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * at[c][i];
+  }
+};
+
+// A vector's registers put aside in shared memory, each thread's in its own places.
+template <class Vector>
+struct Aside {
+  static constexpr int QUADS = sizeof(Vector) / 16, BYTES = QUADS * 16 * CONSUMERS;
+
+  float4* at;  // [QUADS][threads]
+
+  template <class Core>
+  __device__ __forceinline__ Vector open(Core& core) const {
+    Vector x;
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) *reinterpret_cast<float4*>(&x.at[0][0] + 4 * q) = at[q * CONSUMERS + core.thread()];
+    return x;
+  }
+  template <class Core>
+  __device__ __forceinline__ void close(Core& core, const Vector& x) const {
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) at[q * CONSUMERS + core.thread()] = *reinterpret_cast<const float4*>(&x.at[0][0] + 4 * q);
+  }
+};
+
+// A lane's part of a cached key or value. LANES lanes share a position.
+struct CachedPiece {
+  static constexpr int LANES = HEAD_DIM <= 96 ? 8 : HEAD_DIM <= 128 ? 16 : 32, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+  static constexpr int BYTES = SIZE * type_bytes(KV);
+  static constexpr bool WIDE = HEAD_DIM % LANES == 0 && BYTES % 4 == 0;
+  static constexpr int WORDS = WIDE ? BYTES / 4 : SIZE;
+
+  u32 word[WORDS];
+
+  // From the cache in memory; it leaves the first-level cache to the plan's tables.
+  template <class Core>
+  __device__ __forceinline__ void load(const Core& core, const u8* row) {
+    const u8* at = row + core.lane() % LANES * BYTES;
+    if constexpr (!WIDE) {
+      load_near(core, row);
+    } else if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += 4)
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
+                     : "l"(at + 4 * i)
+                     : "memory");
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += 2)
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[i]), "=r"(word[i + 1]) : "l"(at + 4 * i) : "memory");
+    } else {
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i)
+        asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i) : "memory");
+    }
+  }
+  // From the chip.
+  template <class Core>
+  __device__ __forceinline__ void load_near(const Core& core, const u8* row) {
+    const int lane = core.lane() % LANES;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      if constexpr (WIDE) {
+        word[i] = *reinterpret_cast<const u32*>(row + lane * BYTES + 4 * i);
+      } else {
+        const int from = lane * SIZE + i;
+        word[i] = bits_as<u32>(from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f);
+      }
+    }
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) word[i] = 0;
+  }
+  __device__ __forceinline__ void unpack(float (&out)[SIZE]) const {
+#pragma unroll
+    for (int d = 0; d < SIZE; ++d) {
+      if constexpr (!WIDE || KV == Type::FP32) {
+        out[d] = bits_as<float>(word[d]);
+      } else {
+        float low, high;
+        twin::unpack<KV>(word[d / 2], low, high);
+        out[d] = d % 2 ? high : low;
+      }
+    }
+  }
+};
+
+}  // namespace twin

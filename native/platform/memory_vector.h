@@ -1,0 +1,110 @@
+// Vectors, tiles and cached rows of platforms whose blocks keep them in memory that all their threads see. Included by a
+// platform before its Core.
+#pragma once
+
+namespace twin {
+
+// An activation vector of a block. Every function is called by all threads of the block and ends with a block barrier.
+struct MemoryVector {
+  static constexpr int RUN = 4;  // neighbours that belong to one attention head
+  using Factors = const float*;
+
+  float* at;
+  int count;
+
+  __device__ static MemoryVector in(float* memory, int count) { return {memory, count}; }
+  template <class Core>
+  __device__ static Factors factors(Core&, const float* at) {
+    return at;
+  }
+
+  // this = (or += scale *) the sum of the source's parts. False: a wait was given up.
+  template <class Core, class Stall>
+  __device__ bool gather(Core& core, const Source& source, bool add, float scale, Stall stall) {
+    return core.gather(source, 0, count, at, add, scale, stall);
+  }
+
+  template <class Core>
+  __device__ float squares(Core& core) const {
+    return core.dot(at, at, count);
+  }
+
+  // this = x * by * factor, without factors x itself.
+  template <class Core>
+  __device__ void scaled(Core& core, const MemoryVector& x, float by, Factors factor) {
+    for (int i = core.thread(); i < count; i += core.threads()) at[i] = factor ? x.at[i] * by * factor[i] : x.at[i];
+    core.barrier();
+  }
+
+  template <class Core>
+  __device__ void load_row(Core& core, const u8* row) {
+    for (int i = core.thread(); i < count; i += core.threads()) at[i] = load_element<WEIGHT>(row + i * type_bytes(WEIGHT));
+  }
+
+  template <class Core, class Each>
+  __device__ void each(Core& core, Each each) {
+    for (int i = core.thread(); i < count; i += core.threads()) each(i, at[i]);
+    core.barrier();
+  }
+
+  // make(first, elements): RUN neighbours at a time. False when one of them says so.
+  template <class Core, class Make>
+  __device__ bool runs(Core& core, Make make) {
+    bool good = true;
+    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) good = make(i, at + i);
+    return good;
+  }
+
+  __device__ static int slices(const Stage& stage) { return (stage.cols + stage.tile_cols - 1) / stage.tile_cols; }
+
+  // A row's sum from those of its column slices, [slices][batch].
+  __device__ float total(const Stage& stage, const float* sums, int batch) const {
+    float sum = sums[0];
+    for (int slice = 1; slice < slices(stage); ++slice) sum += sums[slice * batch];
+    return sum;
+  }
+};
+
+struct MemoryResidual {
+  MemoryVector vector;
+
+  template <class Core>
+  __device__ MemoryVector open(Core&) const {
+    return vector;
+  }
+  template <class Core>
+  __device__ void close(Core&, const MemoryVector&) const {}
+};
+
+// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [slices][batch] sums.
+template <class Core>
+__device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+  for (int row = lo; row < hi; row += stage.tile_rows) {
+    const int rows = hi - row < stage.tile_rows ? hi - row : stage.tile_rows;
+    float* to = sums + (row - lo);
+    for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch) {
+      const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
+      if (core.ring.mine()) {
+        core.dot_tile(core.ring.acquire(), rows, cols, x.at + col, to);
+        core.ring.release();
+      }
+      core.ring.next(rows * cols * type_bytes(WEIGHT));
+    }
+  }
+}
+
+template <int N, int ALIGNED>
+__device__ Run<N> load_run(const float* at) {
+  Run<N> run;
+  for (int i = 0; i < N; ++i) run.at[i] = load_shared(at + i);
+  return run;
+}
+
+template <int N>
+__device__ bool missing(const Run<N>& run) {
+  bool any = false;
+  for (int i = 0; i < N; ++i) any |= bits_as<u32>(run.at[i]) == SENTINEL;
+  return any;
+}
+
+}  // namespace twin
