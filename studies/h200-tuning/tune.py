@@ -32,6 +32,10 @@ def plan_of(text: str) -> Any:
     from twin.plan.build import build
     from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 
+    if text.startswith("probe:"):
+        from twin.calibrate.gpu_probes import gpu_probes
+
+        return next(probe.plan for probe in gpu_probes(H200, quick=False) if probe.name == text[6:])
     key, *chosen = text.split(",")
     name, blocks = MODELS[key]
     spec = load_model(name)
@@ -67,7 +71,7 @@ def plan_of(text: str) -> Any:
 
 
 def measure(names: list[str], traced: list[str]) -> list[dict[str, Any]]:
-    from first_run import Case, measure_model, trace_of
+    from first_run import Case, measure_model, measure_probe, trace_of
 
     from twin.engine.cuda_build import compile_cubin
 
@@ -78,6 +82,11 @@ def measure(names: list[str], traced: list[str]) -> list[dict[str, Any]]:
     rows = []
     for name in names:
         plan = plans[name]
+        if plan.spec is None:
+            made = measure_probe(Case("probe", name, plan, 0, tokens=60))
+            rows.append({"name": name, "step_us": made["step_s"] * 1e6})
+            print(f"{name:60s} {made['step_s'] * 1e6:8.2f} us", flush=True)
+            continue
         prompt = max(8, plan.options.context - 160)
         made = measure_model(Case("model", name, plan, prompt))
         gone = plan.bytes_per_step() / made["step_s"] / 1e12
