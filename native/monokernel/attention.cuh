@@ -253,7 +253,7 @@ struct Scan {
 
   // Heads head..head+heads-1 from the partials of their warps, in warp order.
   template <class Store>
-  __device__ __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
+  __device__ static __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
     constexpr int APART = SETS_AT_ONCE * Partial::HEADS * PARTIAL;
     TWIN_EACH(i, heads * PARTIAL) {
       const int h = i / PARTIAL, d = i % PARTIAL;

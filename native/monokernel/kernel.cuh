@@ -1,6 +1,7 @@
 // The monokernel: every stage of every step, in one launch or in one launch per stage.
 #pragma once
 
+#include "prompt.cuh"
 #include "stages.cuh"
 
 namespace twin {
@@ -55,6 +56,7 @@ __device__ __forceinline__ bool end_step(Block& b) {
 
 // The whole generation.
 __device__ __forceinline__ void run(Block& b) {
+  if (b.plan.prompt_chunk > 1 && b.launch.request.read > 0 && !read_prompt(b)) return;
   do {
     for (int index = 0; index < b.plan.stage_count; ++index)
       if (!run_stage(b, index) || b.at.stop) return;

@@ -6,7 +6,7 @@
 
 namespace twin {
 
-__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.at.step; }
+__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.launch.request.read + b.at.step; }
 
 // Does this step's LM head count? While a prompt is read, only its last position asks for a token.
 __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {

@@ -255,6 +255,15 @@ struct Ring {
   __device__ void rewind() {}
 };
 
+// Starts a copy of `bytes` from global to shared memory; the barrier's phase ends when they are there.
+__device__ __forceinline__ void bulk_copy(u8* to, const u8* from, int bytes, u64* barrier) {
+  const u32 full = shared_address(barrier);
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(full)
+               : "memory");
+}
+
 // The loader's side: one thread copies tile after tile, as far ahead as the window and the ring allow.
 struct Loader {
   Ring ring;
@@ -265,12 +274,7 @@ struct Loader {
     while (ring.tile >= Ring::SLOTS && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
       if (*stop) return false;
     if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) Ring::wait(ring.full, ring.tile - u32(Plan::window_slots));
-    const u32 full = shared_address(ring.full + Ring::barrier_of(ring.tile));
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(ring.slot(ring.tile))),
-                 "l"(from), "r"(bytes), "r"(full)
-                 : "memory");
+    bulk_copy(ring.slot(ring.tile), from, bytes, ring.full + Ring::barrier_of(ring.tile));
     ++ring.tile;
     return !*stop;
   }
@@ -284,6 +288,7 @@ struct Loader {
 
 }  // namespace twin
 
+#include "cuda_prompt.cuh"
 #include "cuda_vector.cuh"
 
 namespace twin {
@@ -320,6 +325,7 @@ struct Core {
   int me;      // the thread
   u32 stages;  // begun so far
   int turn;    // of `met`
+  ChunkBarriers& chunk_barriers;
 
   static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
   static constexpr int HEADS = 1;  // warps with other heads of the item read the same rows from a cache

@@ -10,9 +10,11 @@ struct Shared {
   static constexpr int input = Plan::ring_slots * Plan::slot_bytes;
   static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);  // models keep vectors in registers
   static constexpr int residual = scratch + up16(4 * Plan::scratch_floats);
-  static constexpr int barriers = residual + (Plan::hidden ? Core::Residual::BYTES : 0);
+  static constexpr int step = residual + (Plan::hidden ? Core::Residual::BYTES : 0);
+  static constexpr int barriers = Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
   static constexpr int signals = barriers + 2 * 8 * int(Ring::BARRIERS);
-  static constexpr int progress = signals + up16(int(sizeof(Signals)));
+  static constexpr int chunk_barriers = signals + up16(int(sizeof(Signals)));
+  static constexpr int progress = chunk_barriers + up16(int(sizeof(ChunkBarriers)));
   static constexpr int bytes = progress + up16(int(sizeof(Progress)));
 };
 static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
@@ -20,6 +22,11 @@ static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the 
 static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request), "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full, "the sampler's sums of all threads fit the scratch");
+
+// Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of their own, of no stages.
+__device__ __forceinline__ bool reads_chunks(const Request& wanted, int last) {
+  return Plan::prompt_chunk > 1 && wanted.read > 0 && (Plan::resident || last == 0);
+}
 
 __device__ Progress* kept_progress(const RankMemory& memory, int block) {
   return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + (Plan::state_floats - 32));
@@ -39,9 +46,25 @@ __device__ void keep(Block& b, bool store) {
   b.core.barrier();
 }
 
-__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block, Loader& loader, int step, int first, int last) {
+// The stream of all prompt passes. False: the run has ended.
+__device__ bool load_chunks(const Launch& launch, const u8* stream, int block, ChunkLoader loader) {
+  bool more = true;
+  for (int first = 0; more && first < launch.request.read; first += Plan::prompt_chunk) {
+    const u8* from = stream;
+    more = stream_stages(launch.plan, block, 0, Plan::prompt_stages, false, [&](int bytes) {
+      const bool filled = loader.fill(from, bytes);
+      from += bytes;
+      return filled;
+    });
+  }
+  return loader.finish();
+}
+
+__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block, Loader& loader, ChunkBarriers& chunk_barriers, int step,
+                             int first, int last) {
   const Plan& plan = launch.plan;
   const u8* stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
+  if (reads_chunks(launch.request, last) && !load_chunks(launch, stream, block, {loader.ring.slots, chunk_barriers, loader.stop, 0})) return;
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
     const u8* from = stream + u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
@@ -136,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   const RankMemory& memory = launch.ranks[rank];
   u64* full = reinterpret_cast<u64*>(shared + Shared::barriers);
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
+  ChunkBarriers& chunk_barriers = *reinterpret_cast<ChunkBarriers*>(shared + Shared::chunk_barriers);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
   const Ring ring = {shared, full, full + Ring::BARRIERS, 0};
   if (threadIdx.x == 0) {
@@ -146,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     signals = {};
     barrier_init(&signals.go, CONSUMER_WARPS);
     barrier_init(&signals.done, 1);
+    chunk_barriers.init();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     progress = {};
   }
@@ -155,11 +180,11 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
     if (threadIdx.x == 32 * LOADER_WARP) {
       Loader loader = {ring, &signals.left};
-      load_weights(launch, memory, block, loader, step, first, last);
+      load_weights(launch, memory, block, loader, chunk_barriers, step, first, last);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Block b = {{ring, signals, int(threadIdx.x), 0, 0},
+    Block b = {{ring, signals, int(threadIdx.x), 0, 0, chunk_barriers},
                launch,
                launch.plan,
                launch.control,
@@ -175,9 +200,12 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     if (Plan::resident) {
       if (reporter) store_host(&launch.control->started, now_ns());
       run(b);
+    } else if (last == 0) {
+      if (reporter) store_host(&launch.control->started, now_ns());
+      if (!read_prompt(b) && threadIdx.x == 0) kept_progress(memory, block)->stop = 1;  // launches that are already queued do nothing
     } else {
       keep(b, false);
-      if (reporter && first == 0 && b.at.step == 0) store_host(&launch.control->started, now_ns());
+      if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0) store_host(&launch.control->started, now_ns());
       bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
       for (int index = first; index < last && going; ++index) going = run_stage(b, index);
       if (going && last == Plan::stage_count) end_step(b);

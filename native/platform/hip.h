@@ -107,6 +107,7 @@ __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() *
 }  // namespace twin
 
 #include "memory_vector.h"
+#include "memory_prompt.h"
 
 namespace twin {
 

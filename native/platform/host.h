@@ -251,6 +251,7 @@ inline void unpark(Parking& parking) {
 }  // namespace twin
 
 #include "memory_vector.h"
+#include "memory_prompt.h"
 
 namespace twin {
 

@@ -29,7 +29,10 @@ struct Engine {
   Parking parking;
 };
 
-long block_floats(const Plan& plan) { return long(plan.hidden + 31) / 32 * 32 + plan.input_floats + plan.scratch_floats; }
+long block_floats(const Plan& plan) {
+  const long scratch = plan.scratch_floats > plan.prompt_chip_floats ? plan.scratch_floats : plan.prompt_chip_floats;
+  return long(plan.hidden + 31) / 32 * 32 + plan.input_floats + scratch;
+}
 
 Block make_block(Engine& e, int worker) {
   const Plan& plan = e.launch.plan;
@@ -87,9 +90,9 @@ bool call_library(Engine& e, int stage) {
   return true;
 }
 
-void launch_all(Engine& e, Block& b) {
+void launch_all(Engine& e, Block& b, bool more) {
   const Plan& plan = e.launch.plan;
-  for (bool more = true; more;) {
+  while (more) {
     for (int stage = 0; stage < plan.stage_count && more; ++stage) {
       for (int extra = 1; extra < e.launches[stage]; ++extra) launch_empty(e, b);
       const bool library = plan.stages_at(stage).kind == int(StageKind::COLLECTIVE);
@@ -128,10 +131,9 @@ void* work(void* argument) {
   spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count; });
   if (e.launch.plan.resident) {
     run(b);
-  } else if (me.index == 0) {
-    launch_all(e, b);
   } else {
-    serve(e, b);
+    const bool more = e.launch.request.read == 0 || read_prompt(b);  // one launch for all passes: their barriers need all blocks
+    me.index == 0 ? launch_all(e, b, more) : serve(e, b);
   }
   __atomic_add_fetch(&e.finished, 1, __ATOMIC_ACQ_REL);
   return nullptr;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from twin.plan.types import Plan
 from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
+from twin.sim.prompt import PromptTime, prompt_time
 from twin.sim.run import Result, simulate
 from twin.study.engines import compare_engines
 from twin.units import format_quantity
@@ -37,6 +39,7 @@ def add(commands: Subparsers) -> None:
     add_model(parser)
     add_node(parser)
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to simulate, the first is cold (default %(default)s)")
+    parser.add_argument("--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes")
     parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of some blocks for ui.perfetto.dev")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
@@ -48,11 +51,15 @@ def run(args: argparse.Namespace) -> int:
     plan = case.plan()
     if args.steps < STEPS:
         raise ConfigError(f"--steps {args.steps}: at least {STEPS}, the first step starts with cold caches")
+    prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
     result = simulate(plan, case.node, steps=args.steps, trace=traced is not None, blocks=traced)
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
+    if prompt:
+        data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s}
+        shown += "\n\n" + prompt_text(prompt)
     if args.engines:
         show = progress()
         four = compare_engines(case, show)
@@ -115,6 +122,16 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             rests,
         ]
     )
+
+
+def prompt_text(prompt: PromptTime) -> str:
+    numbers = [
+        (f"prompt of {prompt.tokens}", f"{format_quantity(prompt.seconds, 's')}, then a step  (predicted)"),
+        ("passes", f"{prompt.passes} of {format_quantity(prompt.pass_s, 's')}, {format_quantity(prompt.pass_bytes, 'B')} of weights each"),
+        ("floor", format_quantity(prompt.floor_s, "s")),
+        *((f"in {name}", format_quantity(seconds, "s")) for name, seconds in prompt.waits_s.items()),
+    ]
+    return facts(numbers)
 
 
 def engines_text(results: dict[str, Result]) -> str:

@@ -130,6 +130,7 @@ class CudaEngine(Session):
             memory.stream, memory.embedding = stream, embedding
             memory.exchange, memory.counters = self._allocate(exchange * 4), self._allocate(counters * 4)
             memory.kv, memory.probabilities = self._allocate(kv_bytes(plan)), self._allocate(probability_floats(plan) * 4)
+            memory.prompt = self._allocate(int(sizes["prompt_floats"]) * 4)
             memory.state = self._allocate(state * 4) if state else None
             self._cleared += [(memory.exchange, exchange, SENTINEL_WORD), (memory.counters, counters, 0)]
             if state:
@@ -216,6 +217,8 @@ class CudaEngine(Session):
         if self.plan.options.execution is Execution.RESIDENT:
             self._launch_kernel(0, len(self.plan.stages), cooperative=True)
         else:
+            if request.read:  # the passes' barriers need all blocks at once
+                self._launch_kernel(0, 0, cooperative=True)
             self._graph = self._capture()
             self._steps_left = request.steps
         self._queue_steps()

@@ -13,8 +13,8 @@ from twin.data import data_dir
 from twin.engine.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 from twin.errors import ToolchainError
 from twin.plan.header import header
-from twin.plan.layout import layout
-from twin.plan.teams import teams_of
+from twin.plan.layout import layout, step_bytes
+from twin.plan.prompt import check_tensor_cores, chip_of
 from twin.plan.types import Plan
 
 PROGRESS_BYTES = 32
@@ -42,17 +42,20 @@ def threads(plan: Plan) -> int:
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Shared memory of a block: ring, a probe's input, scratch, two barriers per slot and warp, and what its warps tell each other."""
+    """Shared memory of a block: ring and vectors of a step or a prompt pass, mbarriers, and what its warps tell each other."""
     sizes = layout(plan).sizes
     slots, warps = int(sizes["ring_slots"]), int(sizes["consumer_warps"])
-    vectors = _up16(4 * int(sizes["scratch_floats"])) + (_up16(4 * int(sizes["input_floats"])) if sizes["probe"] else 0)
-    if sizes["hidden"]:
-        vectors += teams_of(plan).hidden.block_bytes
-    return slots * int(sizes["slot_bytes"]) + vectors + 16 * (slots + warps) + _up16(SIGNAL_BYTES + 16 * warps) + PROGRESS_BYTES
+    memory = step_bytes(plan)
+    chip = chip_of(plan, warps=warps, room=memory)
+    return (
+        max(memory, chip.total(plan.options.slot_bytes)) + 16 * (slots + warps) + _up16(SIGNAL_BYTES + 16 * warps)
+        + _up16(16 * max(1, chip.slots) + 8) + PROGRESS_BYTES
+    )  # fmt: skip
 
 
 def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:
     """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses."""
+    check_tensor_cores(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
     flags = [*FLAGS, f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]

@@ -45,6 +45,8 @@ def clang() -> str:
 
 def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
     """Code object of a resident plan, with its tables compiled in."""
+    if plan.options.prompt_chunk > 1:
+        raise ToolchainError(f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan with prompt_chunk=1")
     source = data_dir("native") / "platform" / "hip_main.hip"
     with TemporaryDirectory() as name:
         folder = Path(name)

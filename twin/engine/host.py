@@ -126,7 +126,9 @@ class _Arenas:
             self._streams.append(stream)
             self._exchange.append(exchange)
             self._counts.append(counters)
-            self._kept += [constants, kv, probabilities]
+            prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
+            self._kept += [constants, kv, probabilities, prompt]
+            memory.prompt = address(prompt)
             memory.stream, memory.embedding, memory.constants = address(stream), address(table), address(constants)
             memory.exchange, memory.counters = address(exchange), address(counters)
             memory.kv, memory.probabilities = address(kv), address(probabilities)

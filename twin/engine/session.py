@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from twin.plan.header import MAX_RANKS, Control, Request, Status
 from twin.plan.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
+PASS_BARRIER = -2  # hung_value: blocks meet after every stage of a prompt pass
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
 
@@ -30,7 +31,8 @@ class Generation:
     step_ns: NDArray[np.int64]  # [tokens] duration of the step that generated each
     prompt_ns: int  # from the start to the step of the first token
     stop_reason: str  # "length", "stop" or "cancelled"
-    trace: NDArray[np.int64] | None = None  # [steps][ranks][blocks][stages][inputs ready, finished] ns since the start
+    trace: NDArray[np.int64] | None = None  # [steps after the passes][ranks][blocks][stages][inputs ready, finished] ns since the start
+    pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [passes] duration of each prompt pass
 
 
 class Session(ABC):
@@ -81,8 +83,8 @@ class Session(ABC):
                 f"temperature={sampling.temperature}: this plan samples greedily in every block; "
                 "plan with sampling=full, or use temperature 0"
             )
-        steps = len(prompt) + max_tokens - 1
-        request = self._request(prompt, steps, stop)
+        request, pass_stamps = self._read_request(prompt, max_tokens, stop)
+        steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
         request.top_k, request.top_p = min(sampling.top_k, 2**31 - 1), sampling.top_p
         tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
@@ -90,30 +92,37 @@ class Session(ABC):
         trace = self._trace_memory(request, steps)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
-        times = np.concatenate([[self._control.started], stamps[: len(prompt) - 1 + made]]).astype(np.int64)
+        times = np.concatenate([[self._control.started], pass_stamps, stamps[: ordinary + made]]).astype(np.int64)
+        first = len(pass_stamps) + ordinary
         if trace is not None:
-            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[: len(prompt) - 1 + made]
+            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[: ordinary + made]
         return Generation(
             tokens=[int(t) for t in tokens[:made]],
-            step_ns=np.diff(times)[len(prompt) - 1 :],
-            prompt_ns=int(times[len(prompt) - 1] - times[0]) if made else 0,
+            step_ns=np.diff(times)[first:],
+            prompt_ns=int(times[first] - times[0]) if made else 0,
+            pass_ns=np.diff(times)[: len(pass_stamps)] if made else np.zeros(0, np.int64),
             stop_reason="stop" if self._status() is Status.STOP else "cancelled" if cancelled and made < max_tokens else "length",
             trace=trace,
         )
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """[len(tokens), vocab]: the logits after each of the given tokens."""
+    def logits(self, tokens: Sequence[int], *, after: Sequence[int] = ()) -> NDArray[np.float32]:
+        """[len(tokens), vocab]: the logits after each of the given tokens, which follow the tokens `after`.
+
+        `after` is read like a prompt; the tokens themselves are always read one a step.
+        """
         self._check(tokens, 1)
+        whole = [*after, *tokens]
+        self._check(whole, 1)
         assert self.plan.spec is not None
-        request = self._request(tokens, len(tokens), ())
-        out = self._zeros((len(tokens), self.plan.spec.vocab), np.float32)
+        request, _ = self._read_request(whole, 1, (), most=len(after))
+        out = self._zeros((request.forced, self.plan.spec.vocab), np.float32)
         out[:] = np.nan
-        stamps = self._zeros(len(tokens), np.uint64)
+        stamps = self._zeros(request.forced, np.uint64)
         request.every_position, request.logits, request.stamps = 1, address(out), address(stamps)
-        self._trace_memory(request, len(tokens))
+        self._trace_memory(request, request.forced)
         if self._run(request, np.zeros(0, np.int32), None):
             raise EngineError("cancelled before all positions were computed")
-        return out.copy()
+        return out[-len(tokens) :].copy()
 
     def run_steps(self, steps: int) -> NDArray[np.int64]:
         """Probes: run, and return when the slowest block ended each step, [steps] in ns since the start."""
@@ -155,6 +164,18 @@ class Session(ABC):
                 f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed max_context={limit}: "
                 "shorten them, or plan a larger max_context"
             )
+
+    def _read_request(
+        self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int], most: int | None = None
+    ) -> tuple[Request, NDArray[Any]]:
+        """A request whose prompt is read in passes but for its last token, or up to `most` tokens; and the passes' time stamps."""
+        chunk = self.plan.options.prompt_chunk
+        read = (len(prompt) - 1 if most is None else most) if chunk > 1 else 0
+        request = self._request(prompt[read:], len(prompt) - read + max_tokens - 1, stop)
+        stamps = self._zeros(-(-read // chunk), np.uint64)
+        if read:
+            request.read, request.chunks, request.pass_stamps = read, self._give(np.array(prompt[:read], np.int32)), address(stamps)
+        return request, stamps
 
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         forced, stops = np.array(prompt, np.int32), np.array(sorted(stop), np.int32)
@@ -206,7 +227,9 @@ class Session(ABC):
         if self._status() is not Status.HUNG:
             return
         stage = self.plan.stages[control.hung_stage].name
-        if control.hung_value < 0:
+        if control.hung_value == PASS_BARRIER:
+            what = f"the barrier of prompt pass {control.hung_part}"
+        elif control.hung_value < 0:
             what = "the grid barrier"
         else:
             what = f"{self.plan.values[control.hung_value].name}, part {control.hung_part}"

@@ -115,7 +115,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if not 1 <= options.context < options.max_context + 1:
         raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
     _check_lanes(spec, options)
-    for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies"):
+    for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk"):
         if getattr(options, name) < 1:
             raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
     if spec.head_dim % HEAD_STEP:

@@ -40,10 +40,12 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("u8*", "kv"),  # [attention stages][items][k, v][item_positions][head_dim]
     ("float*", "probabilities"),  # [logits, probabilities][ranks * shard_vocab], the full sampler's
     ("float*", "state"),  # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
+    ("float*", "prompt"),  # what the tokens of a chunk hand from stage to stage in a prompt pass, [prompt_floats]
 )
 
 REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
-    ("int", "forced"),  # tokens of the prompt
+    ("int", "read"),  # prompt tokens that passes read before the first step
+    ("int", "forced"),  # tokens of the prompt that steps read
     ("int", "steps"),  # most steps of this run
     ("int", "every_position"),  # compute the LM head for every prompt position
     ("int", "stop_count"),
@@ -53,6 +55,8 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
     ("float", "temperature"),  # 0: greedy
     ("int", "top_k"),  # 0: all
     ("int*", "abort"),  # all blocks look here whether to leave; a GPU's lies in its own memory: a look across the bus takes 1 us
+    ("const int*", "chunks"),  # [read]
+    ("u64*", "pass_stamps"),  # [passes] ns at the end of each prompt pass, rank 0 block 0
     ("const int*", "prompt"),  # [forced]
     ("const int*", "stop"),  # [stop_count]
     ("int*", "tokens"),  # [steps] generated
@@ -71,7 +75,7 @@ CONTROL_FIELDS = (  # what changes while it runs
     ("int", "hung_rank"),  # the first wait that outlived the watchdog
     ("int", "hung_block"),
     ("int", "hung_stage"),
-    ("int", "hung_value"),  # -1: the grid barrier
+    ("int", "hung_value"),  # -1: the grid barrier; -2: the barrier of prompt pass hung_part
     ("int", "hung_part"),
     ("int", "hung_element"),  # -1: a counter
     ("int", "hung_step"),

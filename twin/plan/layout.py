@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
+from twin.plan.prompt import MOST_WARPS, chip_of, prompt_of
 from twin.plan.shards import Weights
 from twin.plan.teams import teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
@@ -28,7 +29,6 @@ LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the 
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 BATCH_ROWS = 64  # rows of a matrix between two block barriers, as in gemv.cuh; a tile of more rows is a batch of its own
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
-MERGE_ROWS = 16  # most warps of a block, whose attention partials meet and whose sums of a row are added
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
 
@@ -63,7 +63,10 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     ),
     "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
-    "values": ("Value", ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step")),
+    "values": (
+        "Value",
+        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt"),
+    ),
     "owned": ("Span", ("lo", "hi")),
     "rows": ("SpanRow", ("first", "count")),
     "spans": ("Span", ("lo", "hi")),
@@ -98,7 +101,7 @@ def layout(plan: Plan) -> Layout:
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
-        "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 2, "grid_counter": counters,
+        "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 3, "grid_counter": counters, "prompt_counter": counters + 2,
         "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
@@ -219,6 +222,7 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
             base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
             sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
             sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
+            prompt_of(plan).values[value.id],
         ))  # fmt: skip
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
 
@@ -264,7 +268,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
         "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
         "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "half_floats": _half_floats(plan),
-    } | _team_sizes(plan)  # fmt: skip
+    } | _team_sizes(plan) | _prompt_sizes(plan)  # fmt: skip
 
 
 def _team_sizes(plan: Plan) -> dict[str, int]:
@@ -274,6 +278,23 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
     return sizes
+
+
+def _prompt_sizes(plan: Plan) -> dict[str, int]:
+    prompt, chip = prompt_of(plan), chip_of(plan, warps=teams_of(plan).warps, room=step_bytes(plan))
+    return {
+        "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
+        "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
+        "prompt_slots": chip.slots, "prompt_activation_bytes": chip.activations,
+    }  # fmt: skip
+
+
+def step_bytes(plan: Plan) -> int:
+    """NVIDIA: shared memory of a block's ring and vectors during a step."""
+    vectors = _up(4 * _scratch_floats(plan), UNIT_BYTES)
+    vectors += _up(4 * _input_floats(plan), UNIT_BYTES) if plan.spec is None else 0  # models keep them in registers
+    vectors += teams_of(plan).hidden.block_bytes if plan.shard.hidden else 0  # but for the residual
+    return plan.options.ring_slots * plan.options.slot_bytes + vectors
 
 
 def _input_floats(plan: Plan) -> int:
@@ -289,7 +310,7 @@ def _scratch_floats(plan: Plan) -> int:
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            merge = _up(max(MERGE_ROWS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            merge = _up(max(MOST_WARPS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
             gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])
@@ -308,7 +329,7 @@ def _half_floats(plan: Plan) -> int:
         if stage.matrix:
             rows = max(stage.matrix.tile_rows, BATCH_ROWS // stage.matrix.tile_rows * stage.matrix.tile_rows)
             rows = min(rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
-            wanted.append(rows * max(MERGE_ROWS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
+            wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
     return _up(max(wanted), LINE_FLOATS)
 
 

@@ -93,6 +93,7 @@ class Options:
     kv_page: int = 16  # positions per page; page p belongs to split p % splits
     attention_splits: int | None = None  # per KV head; None: from max_context
     copies: int = 3  # rotating copies of each exchange buffer
+    prompt_chunk: int = 1  # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
 
 
 @dataclass(frozen=True, slots=True)

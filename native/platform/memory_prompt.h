@@ -1,0 +1,66 @@
+// A chunk's activations and products on platforms whose blocks multiply vectors that lie in memory.
+#pragma once
+
+namespace twin {
+
+struct Chunk {
+  static constexpr int RUN = 8;  // neighbours that are stored at once
+
+  template <class Block>
+  __device__ explicit Chunk(Block&) {}
+  template <class Block>
+  __device__ static float* memory(Block& b) {
+    return b.scratch;
+  }
+  template <class Block>
+  __device__ void finish(Block&) {}
+
+  // Activations are FP32 [tokens][columns].
+  __device__ static void store(float* x, int columns, int token, int column, float value) { x[long(token) * columns + column] = value; }
+  __device__ static void store_run(float* x, int columns, int token, int column, const Run<RUN>& run) {
+    for (int i = 0; i < RUN; ++i) store(x, columns, token, column + i, run.at[i]);
+  }
+
+  // emit(token, element, sum of its first row, sum of its last row) for each element of the block. Each warp adds its tiles'
+  // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
+  template <class Block, class Emit>
+  __device__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
+    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const int apart = tokens * stage.tile_rows;
+    float* const mine = b.scratch + b.core.warp() * apart;
+    float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;  // one token's sums of a tile
+    for (int row = own.lo; row < own.hi; row += stage.tile_rows) {
+      const int rows = own.hi - row < stage.tile_rows ? own.hi - row : stage.tile_rows;
+      for (int i = b.core.lane(); i < apart; i += b.core.lanes()) mine[i] = 0.0f;
+      b.core.warp_sync();
+      for (int col = 0; col < stage.cols; col += stage.tile_cols) {
+        const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
+        if (b.core.ring.mine()) {
+          const u8* weights = b.core.ring.acquire();
+          for (int token = 0; token < tokens; ++token) {
+            b.core.dot_tile(weights, rows, cols, x + long(token) * stage.cols + col, tile);
+            b.core.warp_sync();
+            for (int r = b.core.lane(); r < rows; r += b.core.lanes()) mine[token * stage.tile_rows + r] += tile[r];
+            b.core.warp_sync();
+          }
+          b.core.ring.release();
+        }
+        b.core.ring.next(rows * cols * type_bytes(WEIGHT));
+      }
+      b.core.barrier();
+      const int unit = stage.unit, elements = rows / unit;
+      for (int i = b.core.thread(); i < tokens * elements; i += b.core.threads()) {
+        const int token = i / elements, first = token * stage.tile_rows + i % elements * unit;
+        float sums[2] = {};
+        for (int w = 0; w < b.core.warps(); ++w) {
+          sums[0] += b.scratch[w * apart + first];
+          sums[1] += b.scratch[w * apart + first + unit - 1];
+        }
+        emit(token, row / unit + i % elements, sums[0], sums[1]);
+      }
+      b.core.barrier();
+    }
+  }
+};
+
+}  // namespace twin

@@ -1,0 +1,255 @@
+"""Prompts read in passes give what token by token gives, whatever the model, the plan and the length."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine import test_cuda_engine as on_gpu
+from tests.engine.test_host_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
+from tests.native.test_lanes import build_lanes
+from twin.engine import host
+from twin.engine.cuda import CudaEngine
+from twin.engine.cuda_build import compile_cubin
+from twin.engine.hip_build import compile_code_object
+from twin.engine.session import Session
+from twin.engine.weights import random_weights
+from twin.errors import PlanError, ToolchainError
+from twin.hardware.load import load_node
+from twin.models.load import load_model
+from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
+from twin.plan.build import build
+from twin.plan.defaults import plan_for
+from twin.plan.prompt import pass_weight_bytes, passes
+from twin.plan.reference import Reference
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan, Sampling
+from twin.sim.prompt import prompt_time
+
+CHUNK = 16
+PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, LLAMA.vocab, 45)]
+TURNED = replace(LLAMA, name="interleaved", rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(0, 5, 20))
+FAMILIES = (LLAMA, QWEN2, QWEN3, TURNED)
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 40)  # of a prompt, around the borders of a chunk
+
+
+def chunked(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
+    return planned(spec, **({"prompt_chunk": CHUNK} | chosen))
+
+
+def error_after(running: Session, wanted: np.ndarray[Any, Any], lengths: Sequence[int], prompt: list[int]) -> float:
+    """Largest difference of the logits of two tokens after prompts of these lengths, relative to the largest logit."""
+    found = {n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in lengths}
+    return max(float(np.abs(logits - wanted[n : n + 2]).max()) for n, logits in found.items()) / float(np.abs(wanted).max())
+
+
+def error(plan: Plan, lengths: Sequence[int]) -> float:
+    with engine(plan) as running:
+        return error_after(running, expected(plan, PROMPT[: max(lengths) + 2]), lengths, PROMPT)
+
+
+@pytest.mark.parametrize("spec", FAMILIES, ids=lambda s: s.name)
+def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec) -> None:
+    assert error(chunked(spec), LENGTHS) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("head", "delay", "early"),
+    [
+        (LaneHead.SUM, 0, False),
+        (LaneHead.MEAN, 1, True),
+        (LaneHead.VOCABULARY, 2, False),
+        (LaneHead.SUM, 2, True),
+        (LaneHead.SUM, 2, False),
+    ],
+)
+def test_lanes_read_each_others_delayed_parts(head: LaneHead, delay: int, early: bool) -> None:
+    spec = replace(LANED, lanes=Lanes(4, delay, head, early))
+    assert error(chunked(spec, gpus=2, blocks=4), (7, 33)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("gpus", "blocks", "handoff"),
+    [(1, 1, HandOffKind.SENTINEL), (1, 3, HandOffKind.GRID), (2, 2, HandOffKind.COUNTER), (4, 2, HandOffKind.SENTINEL)],
+)
+def test_blocks_ranks_and_hand_offs_do_not_matter(gpus: int, blocks: int, handoff: HandOffKind) -> None:
+    assert error(chunked(gpus=gpus, blocks=blocks, handoff=handoff, attention_splits=1 + blocks // 2), (20,)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("execution", "collective"),
+    [(Execution.GRAPH, CollectiveKind.PUSH), (Execution.GRAPH, CollectiveKind.LIBRARY), (Execution.STREAM, CollectiveKind.LIBRARY)],
+)
+def test_kernels_per_stage_follow_the_passes(execution: Execution, collective: CollectiveKind) -> None:
+    assert error(chunked(execution=execution, collective=collective, gpus=2, sampling=Sampling.FULL), (20,)) < 1e-5
+
+
+def test_generation_goes_on_where_the_passes_end() -> None:
+    plan = chunked()
+    with engine(plan) as running:
+        for length in (1, 2, 16, 17, 18, 40):
+            made = running.generate(PROMPT[:length], max_tokens=6)
+            assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(PROMPT[:length], 6)
+            assert len(made.pass_ns) == passes(plan, length) == -(-(length - 1) // CHUNK)
+            assert len(made.step_ns) == 6
+            assert (made.step_ns > 0).all()
+            assert (made.pass_ns > 0).all()
+            assert made.pass_ns.sum() <= made.prompt_ns
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_any_number_of_tokens_a_pass(chunk: int) -> None:
+    assert error(chunked(prompt_chunk=chunk), (1, 8, 40)) < 1e-5
+
+
+def test_logits_after_a_prompt_need_no_passes() -> None:
+    assert error(planned(), (3, 20)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_the_host_computes_stored_types_in_fp32(dtype: DType) -> None:
+    plan = chunked(QWEN3, weight_dtype=dtype, kv_dtype=dtype)
+    assert error(plan, (20,)) < (1e-3 if dtype is DType.FP16 else 8e-3)  # a cached value may round to its other neighbour
+
+
+def test_wide_vectors_and_many_slices() -> None:
+    spec = replace(LLAMA, hidden=328, head_dim=40, ffn=1000, layers=2, windows=(0, 0))
+    assert error(chunked(spec, blocks=3, slot_bytes=2048, tile_rows=4), (20,)) < 1e-5
+    assert error(chunked(spec, blocks=3, slot_bytes=65536), (20,)) < 1e-5
+
+
+def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
+    plan = chunked()
+    layer = sum(s.matrix.rows * s.matrix.cols for s in plan.stages if s.matrix and s.layer == 0)
+    qkv = next(s.matrix.rows * s.matrix.cols for s in plan.stages if s.matrix)
+    assert pass_weight_bytes(plan) == 4 * ((LLAMA.layers - 1) * layer + qkv)
+
+
+@pytest.mark.parametrize(("spec", "more"), [(QWEN3, {"gpus": 2}), (LANED, {"blocks": 4, "attention_splits": 2})], ids=["qwen3", "lanes"])
+def test_blocks_of_many_warps_and_lanes(spec: ModelSpec, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "build_host", build_lanes)
+    plan = chunked(spec, slot_bytes=512, prompt_chunk=4, **more)
+    assert error(plan, (6,)) < 1e-5
+
+
+@pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
+def test_cancel_ends_the_passes(execution: Execution) -> None:
+    plan = chunked(max_context=100_000, attention_splits=1, execution=execution)
+    with engine(plan) as running:
+        threading.Timer(0.2, running.cancel).start()
+        begun = time.monotonic()
+        made = running.generate([1] * 60_000, max_tokens=5)
+        assert time.monotonic() - begun < 5
+        assert made.tokens == []
+        assert made.stop_reason == "cancelled"
+        assert len(made.pass_ns) == 0
+        assert len(running.generate(PROMPT, max_tokens=5).tokens) == 5
+
+
+# ---- the prediction --------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_of_512_tokens_of_a_2b_model_is_predicted_under_60_ms() -> None:
+    node = load_node("1xh200")
+    plan = plan_for(load_model("laneformer-2b"), node)
+    found = prompt_time(plan, node, 512)
+    assert found.passes == 32
+    assert found.floor_s < found.seconds < 0.060
+
+
+@pytest.mark.parametrize("node", ["1xh200", "8xh200", "8xmi300x", "1xhost"])
+def test_longer_prompts_take_longer_and_none_is_faster_than_its_weights(node: str) -> None:
+    machine = load_node(node)
+    plan = plan_for(load_model("llama-3.2-1b"), machine, max_context=2048)
+    times = [prompt_time(plan, machine, tokens) for tokens in (1, 2, 16, 17, 18, 500, 2000)]
+    assert times[0].seconds == 0
+    assert [t.seconds for t in times] == sorted(t.seconds for t in times)
+    assert all(t.seconds >= t.floor_s for t in times)
+
+
+def test_predictions_that_make_no_sense_are_refused() -> None:
+    node = load_node("1xh200")
+    spec = load_model("llama-3.2-1b")
+    with pytest.raises(PlanError, match="a prompt of 5000 tokens: must lie between 1 and max_context=1024"):
+        prompt_time(plan_for(spec, node), node, 5000)
+    with pytest.raises(PlanError, match="prompt_chunk=1 reads prompts by ordinary steps"):
+        prompt_time(plan_for(spec, node, prompt_chunk=1), node, 50)
+
+
+# ---- without a GPU ---------------------------------------------------------------------------------------------
+
+
+def test_what_the_tensor_cores_do_not_take_is_refused() -> None:
+    with pytest.raises(PlanError, match="prompt_chunk=4: the tensor cores take 16 tokens"):
+        compile_cubin(on_gpu.planned(prompt_chunk=4))
+    with pytest.raises(PlanError, match="prompt_chunk=0: must be at least 1"):
+        on_gpu.planned(prompt_chunk=0)
+    with pytest.raises(ToolchainError, match="prompt_chunk=16: HIP reads prompts token by token"):
+        compile_code_object(on_gpu.planned(prompt_chunk=16))
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(bool(on_gpu.REASON), reason=on_gpu.REASON or "a GPU")
+TYPES = (DType.FP16, DType.BF16, DType.FP32)
+ON_GPU = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}  # inputs of matrices are rounded to the weights' type
+
+
+def gpu_plan(spec: ModelSpec, dtype: DType, **chosen: Any) -> Plan:
+    return on_gpu.planned(spec, **({"prompt_chunk": CHUNK, "weight_dtype": dtype, "kv_dtype": dtype} | chosen))
+
+
+def wide(name: str, layers: int) -> Plan:
+    """A real model's matrices, in passes."""
+    plan = on_gpu.wide(name, layers)
+    assert plan.spec is not None
+    return build(plan.spec, replace(plan.options, prompt_chunk=CHUNK), plan.limits)
+
+
+MATRIX = [(s, d, x) for s in (*FAMILIES, on_gpu.LANED) for d in TYPES for x in on_gpu.EXECUTIONS]
+
+
+def all_plans() -> list[Plan]:
+    """What these tests compile, for who wants to compile it in advance and in parallel."""
+    return [*(gpu_plan(s, d, execution=x) for s, d, x in MATRIX), *(wide(*one) for one in on_gpu.WIDE)]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("spec", "dtype", "execution"), MATRIX, ids=lambda v: getattr(v, "name", str(v)))
+def test_gpu_passes_fill_the_cache_as_steps_do(spec: ModelSpec, dtype: DType, execution: Execution) -> None:
+    plan = gpu_plan(spec, dtype, execution=execution)
+    wanted = on_gpu.expected(plan, PROMPT[:42])
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        assert error_after(running, wanted, LENGTHS, PROMPT) < ON_GPU[dtype]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("name", "layers"), on_gpu.WIDE)
+def test_gpu_real_widths_and_the_same_bits_every_time(name: str, layers: int) -> None:
+    plan = wide(name, layers)
+    prompt = [t * 80 for t in PROMPT[:35]]
+    wanted = on_gpu.expected(plan, prompt)
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        assert error_after(running, wanted, (33, 16, 5), prompt) < ON_GPU[plan.options.weight_dtype]
+        made = [running.generate(prompt, max_tokens=20).tokens for _ in range(5)]
+        assert all(one == made[0] for one in made)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("execution", on_gpu.EXECUTIONS)
+def test_gpu_generation_goes_on_where_the_passes_end(execution: Execution) -> None:
+    plan = gpu_plan(LLAMA, DType.FP32, execution=execution)
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        for length in (1, 2, 16, 17, 18, 40):
+            made = running.generate(PROMPT[:length], max_tokens=6)
+            assert made.tokens == Reference(plan, on_gpu.weights_of(plan)).generate(PROMPT[:length], 6)
+            assert len(made.pass_ns) == passes(plan, length)
+            assert (made.step_ns > 0).all()

@@ -1,0 +1,141 @@
+"""Prompt passes: where the tokens of a chunk keep their numbers, and what a block needs for them.
+
+A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value cache. The last token of a
+prompt is an ordinary step, so a pass needs neither the LM head nor what follows the last layer's keys and values.
+Between stages all blocks of all ranks meet at a full barrier, so its numbers need neither flags nor resets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from twin.errors import PlanError
+from twin.models.spec import DType
+from twin.plan.types import PARTIAL_EXTRA, Plan, Stage, StageKind
+
+LINE_FLOATS = 32  # rows of different values never share a 128-byte line
+PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
+MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
+TOKENS = 16  # that one tensor-core instruction takes
+TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
+FEWEST_SLOTS = 4  # of the ring while activations share its memory: with 16 KiB each they hold 1.8 us of an H200's stream
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rank's memory for one chunk, in floats: rows of `prompt_chunk` tokens. All zero without passes."""
+
+    floats: int = 0
+    residual: int = 0  # [tokens][hidden] FP32
+    normed: int = 0  # [tokens][hidden], the input of QKV and GATE_UP, as the platform multiplies it
+    values: tuple[int, ...] = ()  # by value: QKV and partial sums in FP32, attention and GATE_UP as inputs; -1: not in a pass
+    stages: int = 0  # a pass ends before this stage
+    chip_floats: int = 0  # of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """How an NVIDIA block divides its shared memory during a pass, in bytes: activations, sums, slots."""
+
+    activations: int  # the first columns of a stage's input; or what attention needs
+    sums: int  # [2][warps][tokens][TILE_ROWS] FP32
+    slots: int  # number of ring slots
+
+    def total(self, slot_bytes: int) -> int:
+        return self.activations + self.sums + self.slots * slot_bytes
+
+
+def passes(plan: Plan, tokens: int) -> int:
+    """Passes that read all but the last of `tokens` prompt tokens."""
+    chunk = plan.options.prompt_chunk
+    return -(-(tokens - 1) // chunk) if chunk > 1 else 0
+
+
+def pass_stages(plan: Plan) -> Iterator[Stage]:
+    """The stages of a pass; the last one only appends keys and values."""
+    last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
+    yield from (s for s in plan.stages[: last + 1] if s.kind not in (StageKind.EMBED, StageKind.COLLECTIVE))
+
+
+def pass_weight_bytes(plan: Plan) -> int:
+    """Weights that one pass streams, all ranks together."""
+    size = plan.options.weight_dtype.bytes
+    return plan.ranks * sum(s.matrix.rows * s.matrix.cols * size for s in pass_stages(plan) if s.matrix)
+
+
+@lru_cache(maxsize=64)
+def prompt_of(plan: Plan) -> Prompt:
+    """Sizes and offsets of a plan."""
+    chunk = plan.options.prompt_chunk
+    if chunk == 1 or plan.spec is None:
+        return Prompt(values=(-1,) * len(plan.values))
+    columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
+    names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
+    columns |= {name: width for name, width in names if name}
+    at, offsets = 0, {"": -1}
+    for name, width in columns.items():
+        offsets[name] = at
+        at += chunk * _up(width, LINE_FLOATS)
+    end = max(s.index for s in pass_stages(plan)) + 1
+    chip = max(attention_bytes(plan) // 4, MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix))
+    return Prompt(at, offsets["residual"], offsets["normed"], tuple(offsets[name] for name, _ in names), end, _up(chip, LINE_FLOATS))
+
+
+def _row(plan: Plan, made: Stage) -> tuple[str, int]:
+    """(name, columns) of what a stage publishes in a pass; a collective delivers what it read.
+
+    Partial sums are read by other ranks up to `delay` layers later, before the barrier behind the next layer's norm.
+    """
+    match made.kind:
+        case StageKind.COLLECTIVE:
+            return _row(plan, plan.stages[plan.values[made.reads[0].value].stage])
+        case StageKind.QKV | StageKind.GATE_UP:
+            assert made.matrix is not None
+            return made.kind.value, made.matrix.rows // made.matrix.unit
+        case StageKind.ATTENTION:
+            return made.kind.value, plan.shard.heads * plan.shard.head_dim
+        case StageKind.O_PROJ | StageKind.DOWN:
+            return f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}", plan.shard.hidden
+        case _:
+            return "", 0
+
+
+def attention_bytes(plan: Plan) -> int:
+    """On the chip: keys, values and queries of a unit, FP32; its angles; keys and values as cached; partials; the unit's result."""
+    shard, chunk = plan.shard, plan.options.prompt_chunk
+    group = shard.heads // shard.kv_heads
+    heads = 4 * _up((2 * chunk + group) * shard.head_dim, LINE_FLOATS)
+    fresh = 4 * _up(2 * chunk * shard.head_dim * plan.kv.dtype.bytes // 4, LINE_FLOATS)
+    turns = 4 * _up(chunk * shard.head_dim, LINE_FLOATS)
+    merged = 4 * _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    return heads + turns + fresh + merged + 4 * _up(group * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+
+
+def chip_of(plan: Plan, *, warps: int, room: int) -> Chip:
+    """The division of `room` bytes, or of more where a small ring leaves too little; nothing without passes."""
+    options = plan.options
+    if options.prompt_chunk == 1 or plan.spec is None:
+        return Chip(0, 0, 0)
+    sums = 2 * warps * options.prompt_chunk * TILE_ROWS * 4
+    attention = _up(attention_bytes(plan), 256)
+    left = room - sums - FEWEST_SLOTS * options.slot_bytes
+    widest = max(s.matrix.cols for s in pass_stages(plan) if s.matrix)
+    wanted = _up(widest, PIECE_COLUMNS) * options.prompt_chunk * 2 if options.weight_dtype is not DType.FP32 else 0
+    activations = max(attention, min(wanted, left - left % 256))
+    slots = max(FEWEST_SLOTS, (room - sums - activations) // options.slot_bytes)
+    return Chip(activations, sums, slots)
+
+
+def check_tensor_cores(plan: Plan) -> None:
+    """Raises PlanError for passes that an NVIDIA GPU cannot make."""
+    options = plan.options
+    if options.prompt_chunk not in (1, TOKENS):
+        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {TOKENS} or 1")
+    if options.prompt_chunk > 1 and options.tile_rows > TILE_ROWS:
+        raise PlanError(f"tile_rows={options.tile_rows}: a prompt pass multiplies {TILE_ROWS} rows at a time; use that, or prompt_chunk=1")
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
