@@ -32,7 +32,7 @@ __device__ __forceinline__ void normed(Block& b, Core::Hidden& out, const Core::
 }
 
 // What an LM head publishes that is not computed.
-__device__ __forceinline__ bool publish_zeros(Block& b, const Stage& stage, const Output& out) {
+__device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   b.core.barrier();
   if (b.core.gave_up()) return false;
   b.core.cleared();
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
   const Output out = output_of(b, stage);
-  if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, stage, out);
+  if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, out);
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
   } else {

@@ -311,6 +311,7 @@ struct Signals {
   int lost;  // a wait was given up
   int told;  // the host wants the run to end
   int left;  // the consumers are done
+  int delivered;  // the keeper's own
 };
 
 struct Core {
@@ -323,8 +324,7 @@ struct Core {
   Ring ring;
   Signals& signals;
   int me;      // the thread
-  u32 stages;  // begun so far
-  int turn;    // of `met`
+  u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
   ChunkBarriers& chunk_barriers;
 
   static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
@@ -357,12 +357,12 @@ struct Core {
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
-    if (stages) barrier_wait(&signals.done, (stages - 1) & 1u);
-    ++stages;
+    if (phase > 1) cleared();
+    phase += 2;
     __syncwarp();
     if (lane() == 0) barrier_arrive(&signals.go);
   }
-  __device__ __forceinline__ void cleared() { barrier_wait(&signals.done, (stages - 1) & 1u); }
+  __device__ __forceinline__ void cleared() const { barrier_wait(&signals.done, (phase >> 1 & 1u) ^ 1u); }
   __device__ __forceinline__ bool agree(bool good) {
     if (!good) *const_cast<volatile int*>(&signals.lost) = 1;
     return true;
@@ -390,8 +390,8 @@ struct Core {
 
   template <class T>
   __device__ __forceinline__ T sum(T v) {
-    T* met = reinterpret_cast<T*>(signals.met[turn]);
-    turn ^= 1;
+    T* met = reinterpret_cast<T*>(signals.met[phase & 1u]);
+    phase ^= 1;
     v = warp_sum(v);
     if (lane() == 0) met[warp()] = v;
     barrier();
@@ -408,8 +408,8 @@ struct Core {
       const Candidate other = {lane_apart(mine.logit, apart), lane_apart(mine.index, apart)};
       if (wins(other, mine)) mine = other;
     }
-    Candidate* met = reinterpret_cast<Candidate*>(signals.met[turn]);
-    turn ^= 1;
+    Candidate* met = reinterpret_cast<Candidate*>(signals.met[phase & 1u]);
+    phase ^= 1;
     if (lane() == 0) met[warp()] = mine;
     barrier();
 #pragma unroll

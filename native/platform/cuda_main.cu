@@ -65,6 +65,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   const Plan& plan = launch.plan;
   const u8* stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   if (reads_chunks(launch.request, last) && !load_chunks(launch, stream, block, {loader.ring.slots, chunk_barriers, loader.stop, 0})) return;
+  if (Plan::resident) step = 0;
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
     const u8* from = stream + u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
@@ -95,7 +96,8 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
   const Plan& plan = launch.plan;
   const int lane = int(threadIdx.x % 32);
   const bool tells = Plan::resident && lane == 0 && delivers(plan, rank, block);
-  int step = 0, delivered = 0;
+  int step = 0;
+  int& delivered = signals.delivered;  // steps whose token has been handed out
   u32 stages = 0;
   Words* const resets = signals.resets;
   do {
@@ -139,7 +141,9 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       if (!Plan::resident || index > 0) continue;
       if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile int*>(&signals.told) = 1;
       if (tells && step > delivered) {
-        deliver(launch, step - 1, progress.token);
+        int done = step - 1;
+        asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
+        deliver(launch, done, progress.token);
         delivered = step;
       }
     }
@@ -184,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Block b = {{ring, signals, int(threadIdx.x), 0, 0, chunk_barriers},
+    Block b = {{ring, signals, int(threadIdx.x), 0, chunk_barriers},
                launch,
                launch.plan,
                launch.control,

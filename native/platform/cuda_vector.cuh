@@ -134,7 +134,6 @@ struct TeamVector {
       return true;
     } else {
       constexpr int AT_ONCE = CHUNKS == 1 ? 4 : 2;  // parts
-      float total[CHUNKS][VECTOR];
 #pragma unroll 1
       for (int p = 0; p < source.parts; p += AT_ONCE) {
         Run<VECTOR> got[AT_ONCE][CHUNKS];
@@ -160,13 +159,8 @@ struct TeamVector {
           for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
-              if (p + j < source.parts) total[c][i] = p + j ? total[c][i] + got[j][c].at[i] : got[j][c].at[i];
+              if (p + j < source.parts) at[c][i] = add ? at[c][i] + scale * got[j][c].at[i] : p + j ? at[c][i] + got[j][c].at[i] : got[j][c].at[i];
       }
-#pragma unroll
-      for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i)
-          if (valid(core.thread(), c)) at[c][i] = add ? at[c][i] + scale * total[c][i] : total[c][i];
       return true;
     }
   }

@@ -18,7 +18,7 @@ from twin.plan.prompt import check_tensor_cores, chip_of
 from twin.plan.types import Plan
 
 PROGRESS_BYTES = 32
-SIGNAL_BYTES = 32 * 16 + 28  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+SIGNAL_BYTES = 32 * 16 + 32  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 HELPER_WARPS = 4  # a warp group: the loader, the keeper, and two that leave at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 
