@@ -31,7 +31,7 @@ from twin.plan.types import (
     Value,
 )
 
-POSITIONS_PER_SPLIT = 512  # below this, combining one more split costs more than its shorter scan saves (to be measured)
+POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
 CANDIDATE = 2  # logit and index
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")  # a whole step lies between two uses: one copy is enough
