@@ -1,7 +1,8 @@
 """How an NVIDIA block's consumer warps share the tiles of a matrix.
 
 A tile is taken by a team of warps. Each lane of a team holds `vector` neighbouring elements of the stage's input in
-registers, for the columns that its team ever sees, and multiplies them with all rows of its tiles.
+registers, for the columns that its team ever sees, and multiplies them with all rows of its tiles. The kernel's other
+half of this division is TeamVector in native/platform/cuda_vector.cuh.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from twin.errors import PlanError
 from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
-WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread were too few and spills filled the first-level cache
-ROWS_AT_ONCE = 8  # as in cuda_vector.cuh
-VECTORS = (8, 4)  # elements of one 16- or 8-byte load of 16-bit weights
+WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
+ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
+VECTORS = (8, 4)  # elements that a lane loads at once
+LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +37,56 @@ class Team:
 
     @property
     def slices(self) -> int:
+        """Column slices of the matrix, each a tile wide."""
         return -(-self.cols // self.tile)
 
     @property
+    def chunks(self) -> int:
+        """Slices that one team sees, at most."""
+        return -(-self.slices // self.teams)
+
+    @property
+    def groups(self) -> int:
+        """Teams that hold the same slice and take different rows."""
+        return max(1, self.teams // self.slices)
+
+    @property
     def block_bytes(self) -> int:
-        """The vector as FP32 in the registers of a block: some teams may hold the same slices."""
-        return 4 * self.warps * WARP * self.vector * -(-self.slices // self.teams)
+        """The vector as FP32 in the registers of a block, of all groups."""
+        return 4 * self.warps * WARP * self.vector * self.chunks
 
     @property
     def used(self) -> float:
         """Share of the lanes' multiplications that are useful, 0 to 1."""
-        groups = max(1, self.teams // self.slices)
-        chunks = -(-self.slices // self.teams)
-        return self.cols / (groups and chunks * self.teams / groups * self.size * WARP * self.vector)
+        return self.cols * self.groups / (self.chunks * self.warps * WARP * self.vector)
+
+    def registers(self, weight_bytes: int) -> int:
+        """Of a lane: its part of the vector, and the weights of the rows under way and of those after them."""
+        return self.chunks * self.vector + 2 * ROWS_AT_ONCE * self.vector * weight_bytes // 4
 
 
-def team_of(cols: int, tile: int, warps: int) -> Team | None:
-    """The team that wastes least, with the fewest warps; None when all warps together do not cover a tile."""
+def team_of(cols: int, tile: int, warps: int, *, weight_bytes: int = 2) -> Team | None:
+    """The team that wastes least, with the fewest warps; None when all warps together do not cover a tile.
+
+    Where the wider loads need more registers than a lane can spare, the narrower ones are taken.
+    """
     found = []
-    for at, vector in enumerate(VECTORS):
+    for vector in VECTORS:
         if tile % vector or cols % vector:
             continue
         needed = -(-tile // (WARP * vector))
         sizes = [size for size in range(needed, warps + 1) if warps % size == 0]
         if sizes:
-            team = Team(cols, tile, vector, sizes[0], warps)
-            found.append((-team.used, at, team))
-    return min(found, key=lambda entry: entry[:2])[2] if found else None
+            found.append(Team(cols, tile, vector, sizes[0], warps))
+    return min(found, key=lambda team: (max(0, team.registers(weight_bytes) - LANE_REGISTERS), -team.used, -team.vector), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """Of the matrices whose input is the residual stream (a probe's matrix too), the attention heads, the feed-forward."""
+    """Of the matrices whose input is the residual stream (a probe's matrix too), the attention heads, the feed-forward.
+
+    A plan without such a matrix has a team of no columns there.
+    """
 
     warps: int
     hidden: Team
@@ -83,7 +103,11 @@ KINDS = {
 
 @lru_cache(maxsize=64)
 def teams_of(plan: Plan) -> Teams:
-    """The number of consumer warps that wastes least, weighed by the weights that a step streams."""
+    """The number of consumer warps that wastes least, weighed by the weights that a step streams.
+
+    Raises PlanError for tiles that the warps of a block do not cover, and for tiles of more rows than a team of several
+    slices takes.
+    """
     shapes: dict[str, Matrix] = {}
     weights: dict[str, int] = dict.fromkeys(KINDS, 0)
     for stage in plan.stages:
@@ -93,11 +117,12 @@ def teams_of(plan: Plan) -> Teams:
                 weights[name] += stage.matrix.rows * stage.matrix.cols
 
     def division(warps: int) -> dict[str, Team | None]:
-        return {name: team_of(matrix.cols, matrix.tile_cols, warps) for name, matrix in shapes.items()}
+        size = plan.options.weight_dtype.bytes
+        return {name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size) for name, matrix in shapes.items()}
 
     def time(warps: int) -> float:
-        wasted = sum(weights[name] / team.used if team else math.inf for name, team in division(warps).items())
-        return wasted * (WARPS[0] / warps) ** 0.25  # judged: more warps hide more latency
+        wasted = math.fsum(weights[name] / team.used if team else math.inf for name, team in division(warps).items())
+        return wasted * math.pow(WARPS[0] / warps, 0.25)  # judged: more warps hide more latency
 
     warps = min(WARPS, key=time)
     if math.isinf(time(warps)):
@@ -107,7 +132,8 @@ def teams_of(plan: Plan) -> Teams:
         team = division(warps)[name]
         if team and team.slices > team.teams and matrix.tile_rows > ROWS_AT_ONCE:
             raise PlanError(
-                f"tile_rows={matrix.tile_rows}: a block takes {ROWS_AT_ONCE} rows of a matrix of {matrix.cols} columns at once; use tile_rows=8"
+                f"tile_rows={matrix.tile_rows}: a block takes {ROWS_AT_ONCE} rows of a matrix of {matrix.cols} columns at once; "
+                f"use tile_rows={ROWS_AT_ONCE}"
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)
