@@ -21,6 +21,7 @@ from twin.commands.reference import subparsers
 from twin.commands.run import Printer
 from twin.hardware.load import load_node
 from twin.models.load import load_model
+from twin.plan.budget import on_chip_bytes
 from twin.plan.defaults import SETTLED, default_options, limits_of, plan_for
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 from twin.plan.validate import validate
@@ -110,7 +111,7 @@ def test_plan_adds_up(twin: Twin) -> None:
 def test_default_options_are_valid_and_fill_the_ring(model: str, node: str) -> None:
     plan = plan_for(load_model(model), load_node(node))
     validate(plan)
-    left = plan.limits.on_chip_bytes - plan.on_chip_bytes()
+    left = plan.limits.on_chip_bytes - on_chip_bytes(plan)
     assert plan.limits.oversubscribe or 0 <= left < plan.options.slot_bytes
 
 

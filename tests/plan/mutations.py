@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from twin.plan.budget import on_chip_bytes
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Reset, Span, Stage, StageKind, Value
 
 Mutation = Callable[[Plan, random.Random], Plan | None]  # None: nothing to break here
@@ -335,7 +336,7 @@ def other_limits(plan: Plan, chance: random.Random) -> Plan | None:
         (
             replace(limits, blocks=plan.options.blocks - 1),
             replace(limits, memory_bytes=plan.memory_bytes() - 1),
-            replace(limits, on_chip_bytes=plan.on_chip_bytes() - 1),
+            replace(limits, on_chip_bytes=on_chip_bytes(plan) - 1),
             replace(limits, memory_bytes=plan.memory_bytes()),
             replace(limits, blocks=plan.options.blocks),
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from twin.plan.budget import on_chip_bytes
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Stage, StageKind
 
 PRIME = (1 << 61) - 1
@@ -560,7 +561,7 @@ def budget_faults(plan: Plan) -> list[str]:
         if stage.matrix and sum(hi - lo for lo, hi in stage.matrix.owned) != stage.matrix.rows:
             faults.append("rows")
     faults += ["memory"] if plan.memory_bytes() > plan.limits.memory_bytes else []
-    faults += ["on chip"] if plan.on_chip_bytes() > plan.limits.on_chip_bytes else []
+    faults += ["on chip"] if on_chip_bytes(plan) > plan.limits.on_chip_bytes else []
     faults += ["context"] if o.context > o.max_context else []
     faults += ["dies"] if len(plan.die_of_block) != o.blocks or max(plan.die_of_block) >= plan.limits.dies else []
     return faults

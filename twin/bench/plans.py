@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twin.engine.cuda_build import shared_bytes
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
 from twin.models.spec import DType, ModelSpec
+from twin.plan.budget import shared_bytes
 from twin.plan.defaults import limits_of, plan_for
 from twin.plan.probe import stream_probe
 from twin.plan.types import Execution, Options, Plan, Sampling

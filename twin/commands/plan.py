@@ -10,6 +10,7 @@ from twin.commands.arguments import Subparsers, add_engine_options, add_model, a
 from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.types import Node
+from twin.plan.budget import on_chip_bytes
 from twin.plan.types import Plan, Stage, StageKind
 from twin.report.tables import count, facts, table
 from twin.units import format_quantity
@@ -77,7 +78,7 @@ def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
     limits = plan.limits
     return [
         ("blocks per GPU", plan.options.blocks, limits.blocks, ""),
-        ("on-chip memory per block", plan.on_chip_bytes(), limits.on_chip_bytes, "B"),
+        ("on-chip memory per block", on_chip_bytes(plan), limits.on_chip_bytes, "B"),
         ("device memory per GPU", plan.memory_bytes(), limits.memory_bytes, "B"),
         ("KV positions", plan.options.context, plan.options.max_context, ""),
     ]

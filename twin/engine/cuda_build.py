@@ -12,13 +12,12 @@ from typing import Any
 from twin.data import data_dir
 from twin.engine.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 from twin.errors import ToolchainError
+from twin.plan.budget import shared_bytes
 from twin.plan.header import header
-from twin.plan.layout import layout, step_bytes
-from twin.plan.prompt import check_tensor_cores, chip_of
+from twin.plan.layout import layout
+from twin.plan.prompt import check_tensor_cores
 from twin.plan.types import Plan
 
-PROGRESS_BYTES = 32
-SIGNAL_BYTES = 32 * 16 + 32  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 HELPER_WARPS = 4  # a warp group: the loader, the keeper, and two that leave at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 
@@ -39,18 +38,6 @@ class CompileReport:
 def threads(plan: Plan) -> int:
     """Threads of a block."""
     return 32 * (int(layout(plan).sizes["consumer_warps"]) + HELPER_WARPS)
-
-
-def shared_bytes(plan: Plan) -> int:
-    """Shared memory of a block: ring and vectors of a step or a prompt pass, mbarriers, and what its warps tell each other."""
-    sizes = layout(plan).sizes
-    slots, warps = int(sizes["ring_slots"]), int(sizes["consumer_warps"])
-    memory = step_bytes(plan)
-    chip = chip_of(plan, warps=warps, room=memory)
-    return (
-        max(memory, chip.total(plan.options.slot_bytes)) + 16 * (slots + warps) + _up16(SIGNAL_BYTES + 16 * warps)
-        + _up16(16 * max(1, chip.slots) + 8) + PROGRESS_BYTES
-    )  # fmt: skip
 
 
 def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:

@@ -9,6 +9,7 @@ from typing import Any
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
+from twin.plan.budget import on_chip_bytes
 from twin.plan.build import build, shard_of
 from twin.plan.prompt import TILE_ROWS, TOKENS
 from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
@@ -19,6 +20,7 @@ SETTLED = (  # fields whose default depends on the model or the node
 )  # fmt: skip
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+NVIDIA = "sm_"  # how the instruction sets of NVIDIA's GPUs begin
 EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
 
@@ -32,6 +34,7 @@ def limits_of(node: Node) -> Limits:
         on_chip_bytes=int(device.block.on_chip_bytes.value),
         memory_bytes=int(device.memory.capacity_bytes.value),
         oversubscribe=device.sharing is not None,
+        teams=device.isa is not None and device.isa.startswith(NVIDIA),
     )
 
 
@@ -78,16 +81,19 @@ def _prompt_chunk(node: Node, options: Options) -> int:
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
-    """One per SM, CU or core; a few less where that gives every block the same share of every matrix.
+    """One per SM, CU or core; on several dies a few less where that gives every block the same share of every matrix.
 
     The MI300X has 304 CUs: Laneformer's 768, 1,536 and 3,072 outputs divide over 256 of them; such a grid was
     measured elsewhere to stream 4.09 of 4.82 TB/s, so equal shares are judged, not measured, to be worth it.
+    On an H200 they were worth nothing: Llama-3.2-1B took 1,347 us on 132 blocks and 1,338 us on 128; lanes divide its SMs anyway.
     """
     device = node.device
     emulated = device.sharing is not None  # then all GPUs share this computer's cores
     most = max(1, device.blocks // options.gpus) if emulated else device.blocks
     lanes = max(1, ranks // options.gpus)
     per_rank = max(1, most // lanes)
+    if limits_of(node).teams and spec.lanes is None:
+        return most
     even = _largest_divisor(_common_outputs(spec, ranks), per_rank)
     return lanes * (even if even >= EVEN_SHARE * per_rank else per_rank)
 
@@ -103,20 +109,31 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Slots that fill the on-chip memory left by the activations; smaller slots where only few would fit.
+    """Slots that fill the on-chip memory left by everything else; smaller slots where only few would fit.
 
     Where blocks share a core there is no ring to fill: the cache does it, and the ring only has to fit.
     """
     limits = limits_of(node)
-    lone = dataclasses.replace(options, ring_slots=1, window_slots=1)
-    room = limits.on_chip_bytes - build(spec, lone, limits).on_chip_bytes() + lone.slot_bytes
     slot = options.slot_bytes
-    if "slot_bytes" not in chosen:
-        while slot > 1024 and room // slot < FEWEST_SLOTS:
-            slot //= 2
+    room = _most_slots(spec, options, slot, limits)
+    while "slot_bytes" not in chosen and slot > 1024 and room < FEWEST_SLOTS:
+        slot //= 2
+        room = _most_slots(spec, options, slot, limits)
     slots = options.ring_slots
     if "ring_slots" not in chosen:
-        slots = max(1, room // slot)
-        slots = min(slots, DEFAULT.ring_slots) if limits.oversubscribe else slots
+        slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
     window = options.window_slots if "window_slots" in chosen else slots
     return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
+
+
+def _most_slots(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> int:
+    """The largest ring that fits, at least one slot; what lies beside it may grow with it."""
+    slots = max(1, limits.on_chip_bytes // slot_bytes)
+    plan = build(spec, dataclasses.replace(options, slot_bytes=slot_bytes, ring_slots=1, window_slots=1), limits)
+    while slots > 1:
+        grown = dataclasses.replace(plan, options=dataclasses.replace(plan.options, ring_slots=slots, window_slots=slots))
+        over = on_chip_bytes(grown) - limits.on_chip_bytes
+        if over <= 0:
+            break
+        slots = max(1, slots - -(-over // slot_bytes))
+    return slots

@@ -105,6 +105,7 @@ class Limits:
     on_chip_bytes: int  # per block
     memory_bytes: int  # per GPU
     oversubscribe: bool  # blocks may share a core (CPU)
+    teams: bool = False  # warps keep activations in registers (our kernel for NVIDIA); else they lie on the chip
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +245,6 @@ class Plan:
 
     def bytes_per_step(self) -> int:
         return self.weight_bytes() + self.kv_bytes()
-
-    def on_chip_bytes(self) -> int:
-        """On-chip memory of one block: ring, residual, stage input, and the attention scratch, in FP32."""
-        inputs = [s.matrix.cols for s in self.stages if s.matrix]
-        vectors = self.shard.hidden + max(inputs, default=0)
-        return self.options.ring_slots * self.options.slot_bytes + 4 * vectors
 
     def memory_bytes(self) -> int:
         """Device memory of one GPU: streams, embedding table, exchange buffers, KV cache."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import InvalidPlan
+from twin.plan.budget import on_chip_bytes
 from twin.plan.dataflow import check_data_flow
 from twin.plan.happens_before import prove_reuse
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
@@ -246,7 +247,7 @@ def _resets(plan: Plan) -> Iterator[Violation]:
 def _budgets(plan: Plan) -> Iterator[Violation]:
     options, limits, kv = plan.options, plan.limits, plan.kv
     for what, used, limit in (
-        ("bytes on chip per block", plan.on_chip_bytes(), limits.on_chip_bytes),
+        ("bytes on chip per block", on_chip_bytes(plan), limits.on_chip_bytes),
         ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
         ("cached positions", options.context, options.max_context),
     ):

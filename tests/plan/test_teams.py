@@ -1,0 +1,96 @@
+"""Teams of warps cover their tiles and their columns, whatever the shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twin.errors import PlanError
+from twin.models.load import load_model
+from twin.models.spec import DType
+from twin.plan.build import build
+from twin.plan.partition import COLUMN_STEP
+from twin.plan.teams import LANE_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
+from twin.plan.types import CollectiveKind, Limits, Options, Plan, StageKind
+
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
+MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-8b", "qwen2.5-coder-1.5b", "llama-3.1-8b")
+shapes = st.tuples(st.integers(1, 2048), st.integers(1, 40), st.sampled_from([4, 8, 12, 16]))  # grains of a tile, slices, warps
+
+
+def planned(model: str, **chosen: object) -> Plan:
+    spec = load_model(model)
+    collective = CollectiveKind.PUSH if spec.lanes else CollectiveKind.NONE
+    return build(spec, Options(**({"blocks": 128, "collective": collective} | chosen)), H200)  # type: ignore[arg-type]
+
+
+def columns(team: Team) -> list[int]:
+    """The columns that the lanes of all teams hold, as TeamVector in cuda_vector.cuh divides them: group 0 only."""
+    held = []
+    for warp in range(team.warps):
+        at = warp // team.size
+        if team.slices < team.teams and at // team.slices:
+            continue  # another group holds the same slices
+        for lane in range(WARP):
+            local = (warp % team.size * WARP + lane) * team.vector
+            for chunk in range(team.chunks):
+                slice_ = at % team.slices if team.slices < team.teams else at + chunk * team.teams
+                first = slice_ * team.tile + local
+                if local < team.tile and first < team.cols:
+                    held += range(first, first + team.vector)
+    return held
+
+
+@settings(max_examples=300, deadline=None)
+@given(shape=shapes, ragged=st.integers(0, 2047))
+def test_every_column_is_held_once(shape: tuple[int, int, int], ragged: int) -> None:
+    grains, slices, warps = shape
+    tile = grains * COLUMN_STEP
+    cols = tile * slices - ragged % grains * COLUMN_STEP
+    team = team_of(cols, tile, warps)
+    if team is None:
+        assert tile > warps * WARP * max(VECTORS)
+        return
+    assert warps % team.size == 0
+    assert tile <= team.size * WARP * team.vector
+    assert 0 < team.used <= 1
+    assert sorted(columns(team)) == list(range(cols))
+
+
+@settings(max_examples=100, deadline=None)
+@given(grains=st.integers(1, 4096), warps=st.sampled_from([4, 8, 12]))
+def test_a_tile_has_a_team_exactly_if_all_warps_cover_it(grains: int, warps: int) -> None:
+    tile = grains * COLUMN_STEP
+    assert (team_of(tile, tile, warps) is not None) == (tile <= warps * WARP * max(VECTORS))
+
+
+def test_wide_loads_give_way_where_registers_are_scarce() -> None:
+    narrow, wide = team_of(4096, 512, 8, weight_bytes=4), team_of(4096, 512, 8, weight_bytes=2)
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.vector, wide.vector) == (4, 8)
+    assert narrow.registers(4) <= LANE_REGISTERS < replace(narrow, vector=8).registers(4)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.value)
+@pytest.mark.parametrize("model", MODELS)
+def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
+    plan = planned(model, weight_dtype=dtype)
+    teams = teams_of(plan)
+    wanted = {s.kind: s.matrix.cols for s in plan.stages if s.matrix}
+    assert teams.hidden.cols == wanted[StageKind.QKV] == wanted[StageKind.GATE_UP]
+    assert (teams.heads.cols, teams.ffn.cols) == (wanted[StageKind.O_PROJ], wanted[StageKind.DOWN])
+    assert all(team.registers(dtype.bytes) <= LANE_REGISTERS for team in (teams.hidden, teams.heads, teams.ffn))
+
+
+def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
+    with pytest.raises(PlanError, match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use a smaller slot_bytes"):
+        teams_of(planned("qwen3-8b", slot_bytes=65536))
+
+
+def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"tile_rows=16: a block takes 8 rows of a matrix of 4096 columns at once; use tile_rows=8"):
+        teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))

@@ -1,0 +1,33 @@
+"""What a plan takes of a block's on-chip memory."""
+
+from __future__ import annotations
+
+from twin.plan.layout import step_bytes
+from twin.plan.prompt import chip_of
+from twin.plan.teams import teams_of
+from twin.plan.types import Plan
+
+BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
+PROGRESS_BYTES = 32  # Progress in block.cuh
+SIGNAL_BYTES = 32 * 16 + 32  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+
+
+def on_chip_bytes(plan: Plan) -> int:
+    """The ring and what lies beside it: all that an NVIDIA block asks for; elsewhere the FP32 residual and stage input."""
+    if plan.limits.teams:
+        return shared_bytes(plan)
+    vectors = plan.shard.hidden + max((s.matrix.cols for s in plan.stages if s.matrix), default=0)
+    return plan.options.ring_slots * plan.options.slot_bytes + 4 * vectors
+
+
+def shared_bytes(plan: Plan) -> int:
+    """NVIDIA: ring and vectors of a step or a prompt pass, mbarriers, and what a block's warps tell each other."""
+    slots, warps = plan.options.ring_slots, teams_of(plan).warps
+    memory = step_bytes(plan)
+    chip = chip_of(plan, warps=warps, room=memory)
+    barriers = 2 * BARRIER_BYTES * (slots + warps) + _up16(2 * BARRIER_BYTES * max(1, chip.slots) + BARRIER_BYTES)
+    return max(memory, chip.total(plan.options.slot_bytes)) + barriers + _up16(SIGNAL_BYTES + 16 * warps) + PROGRESS_BYTES
+
+
+def _up16(size: int) -> int:
+    return -(-size // 16) * 16
