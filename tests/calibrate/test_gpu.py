@@ -36,9 +36,10 @@ from twin.plan.types import Options
 from twin.plan.validate import violations
 from twin.sim.run import simulate
 
-SETTLED = ("memory.stream_bytes_per_s", "block.bf16_bytes_per_s", "block.stage_s", "handoff.hop_s", "handoff.atomic_s",
-           "block.element_s", "block.kv_bytes_per_s", "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
-SLOW = ("hop-0-1", "graph-matrices", "turns-sentinel-64K", "exchange-grid-16-b132")  # to simulate
+SETTLED = ("memory.stream_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "block.stage_s", "warps.reduction_s", "handoff.hop_s",
+           "handoff.fence_s", "block.element_s", "l2.latency_s", "warps.item_s", "warps.round_s", "handoff.loaded_hop_s",
+           "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
+SLOW = ("hop-0-1", "graph-matrices", "exchange-grid-16-b132")  # to simulate
 SHARED_BYTES = 232448  # of an H200's block
 HUGE = 150 * 10**9
 

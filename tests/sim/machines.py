@@ -115,6 +115,8 @@ def devices(draw: st.DrawFn, *, caches: bool = False) -> Device:
         fit["fabric.die_port_bytes_per_s"] = number(device.fabric.die_port_bytes_per_s.value * draw(scale))
         fit["fabric.io_ingress_bytes_per_s"] = number(device.fabric.io_ingress_bytes_per_s.value * draw(scale))
     device = apply_fit(device, fit)
+    loaded = device.handoff.hop_s.value * draw(st.sampled_from((1.0, 3.0)))
+    device = replace(device, handoff=replace(device.handoff, loaded_hop_s=number(loaded)))
     if caches and draw(st.booleans()):
         llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((1e3, 1e7))), bytes_per_s=2e12, latency_s=1e-7))
         device = replace(device, llc=llc)

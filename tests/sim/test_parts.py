@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.machines import FAST, ideal, limits_of, node_of, number, plan_for, usual
+from tests.sim.machines import FAST, ideal, limits_of, node_of, number, numbers, plan_for, usual
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Cache, Device, Sharing
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.hardware.types import Cache, Device, Sharing, Warps
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
@@ -374,3 +374,61 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
     result = simulate(plan, node)
     link_hops = result.step_ps - simulate(plan, node_of(device, 2, hop_s=0)).step_ps
     assert link_hops == pytest.approx(pushed * (5_000_000 - 300_000), rel=0.01)  # instead of the local hop
+
+
+def warped(**changed: float) -> Device:
+    """An ideal device whose blocks are of warps; only what is named costs anything."""
+    rates = {"pair_bytes_per_s": FAST, **dict.fromkeys(("copy_s", "reduction_s", "item_s", "round_s"), 0.0)}
+    return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
+
+
+def streamed(device: Device, *, blocks: int = 1, slot_bytes: int = 16384, rows: int = 64) -> float:
+    options = Options(blocks=blocks, slot_bytes=slot_bytes, ring_slots=4, window_slots=4)
+    return simulate(stream_probe(options, limits_of(device), rows=rows, cols=2048), node_of(device)).step_s
+
+
+def test_each_copy_of_a_loader_takes_its_time() -> None:
+    assert streamed(warped(copy_s=1e-6)) == pytest.approx(16e-6, rel=0.1)
+    assert streamed(warped(copy_s=1e-6), slot_bytes=8192) == pytest.approx(32e-6, rel=0.1)
+
+
+def test_a_tile_bears_its_teams_share_of_the_reductions() -> None:
+    """64 rows of 2,048 columns in tiles of 8 x 1,024: two teams of four warps, each ends eight times."""
+    assert streamed(warped(reduction_s=1e-6)) == pytest.approx(8e-6, rel=0.01)
+    assert streamed(warped(reduction_s=1e-6), rows=60) == pytest.approx(8e-6, rel=0.01)  # four rows cost what eight do
+
+
+def test_two_neighbours_share_a_port_and_a_lone_block_has_its_own() -> None:
+    device = warped(pair_bytes_per_s=1e10)
+    assert streamed(device, blocks=2, rows=128) == pytest.approx(streamed(device, blocks=1), abs=1e-7)
+    size = 64 * 2048 * 2
+    assert streamed(device, blocks=4, rows=256) == pytest.approx(2 * size / 1e10, rel=0.05)
+
+
+def test_an_item_is_scanned_in_rounds() -> None:
+    """64 elements, 4 query heads: 2 warps a head, 4 positions a warp and load, 4 loads: 32 positions a round."""
+    device = warped(item_s=3e-6, round_s=1e-6)
+    options = Options(blocks=1, context=256, max_context=256, attention_splits=1)
+    plan = attention_probe(options, limits_of(device), heads=4, kv_heads=1, head_dim=64)
+    assert simulate(plan, node_of(device)).step_s == pytest.approx(3e-6 + 8e-6, rel=0.01)
+
+
+def test_a_loaded_hop_lies_between_the_idle_and_the_loaded_one() -> None:
+    idle = apply_fit(usual(), {"handoff.hop_s": number(1e-6)})
+    loaded = replace(idle, handoff=replace(idle.handoff, loaded_hop_s=number(3e-6)))
+    options = Options(blocks=4, slot_bytes=2048, ring_slots=4, window_slots=4)
+    quiet = exchange_probe(options, limits_of(idle), elements=4, stages=3)
+    assert simulate(quiet, node_of(loaded)).step_s == simulate(quiet, node_of(idle)).step_s
+    busy = turns_probe(options, limits_of(idle), elements=4, rows=64, cols=512, stages=3)
+    more = simulate(busy, node_of(loaded)).step_s - simulate(busy, node_of(idle)).step_s
+    assert 0 < more <= 3 * 2e-6
+
+
+def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
+    device = replace(ideal(), handoff=replace(ideal().handoff, fence_s=number(1e-6)))
+    times = {}
+    for kind in HandOffKind:
+        plan = exchange_probe(Options(blocks=4, handoff=kind), limits_of(device), elements=4, stages=3)
+        times[kind] = simulate(plan, node_of(device)).step_s
+    assert times[HandOffKind.SENTINEL] == pytest.approx(0, abs=1e-7)
+    assert times[HandOffKind.COUNTER] == times[HandOffKind.GRID] == pytest.approx(3e-6, rel=0.05)

@@ -24,6 +24,7 @@ from twin.calibrate.probes import Probe
 from twin.calibrate.reading import settled
 from twin.calibrate.recipe import Recipe, recipe_of
 from twin.errors import CalibrationError
+from twin.hardware import override
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Node, Number
 from twin.sim.run import simulate
@@ -70,10 +71,11 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     recipe = recipe_of(device)
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
+    present = override.numbers(device)
     with _simulators(probes) as simulators:
         for group, wanted in recipe.groups.items():
             chosen = [p for p in probes if p.group == group]
-            paths = tuple(path for path in wanted if getattr(device, path.split(".")[0]) is not None)
+            paths = tuple(path for path in wanted if path in present)
             if not chosen or not paths:
                 continue
             progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")

@@ -41,10 +41,10 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 
 
 QUICK = (
-    "stages-b8", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132", "exchange-sentinel-16-b1",
-    "exchange-sentinel-64-b1",
-    "hop-0-1", "stream-slot16K", "lone-window1", "lone-window10", "cached-b132", "cached-window1", "rows-bf16-2048", "rows-fp16-2048",
-    "rows-fp32-2048", "rows-bf16-512", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000", "turns-sentinel-64K",
+    "short-4", "short-64", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132",
+    "exchange-sentinel-16-b1", "exchange-sentinel-64-b1", "hop-0-1", "stream-slot4K", "stream-slot16K", "stream-b96",
+    "lone-window1", "lone-window10", "cached-b132", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot32K",
+    "attention-512-h64-s16", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000", "turns-sentinel-64K",
 )  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan
@@ -70,9 +70,9 @@ def _idle(blocks: int, **changes: Any) -> Options:
 
 
 def _stages(limits: Limits) -> Iterator[Question]:
-    """Stages of almost no bytes and no hand-off: what a stage costs by itself. Every exchange also holds a hop, even a lone block's."""
-    for blocks, group in ((1, "consumer"), (FEW, "consumer"), (limits.blocks, "checked")):
-        yield f"stages-b{blocks}", group, stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
+    """Stages of almost no bytes and no hand-off: a lone tile's way through the block is longer than its share of many."""
+    for blocks in (1, FEW, limits.blocks):
+        yield f"stages-b{blocks}", "checked", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
 
 
 def _exchanges(limits: Limits) -> Iterator[Question]:
@@ -95,7 +95,7 @@ def _hops(limits: Limits) -> Iterator[Question]:
         yield f"hop-{a}-{b}", "exchange", hop_probe(_idle(limits.blocks), limits, pair=(a, b), hops=12)
     for a, b in ((0, 1), (0, last)):
         rows = 24 * (limits.blocks - 2)
-        yield f"hop-loaded-{a}-{b}", "checked", hop_probe(_options(limits.blocks), limits, pair=(a, b), hops=12, rows=rows, cols=COLS)
+        yield f"hop-loaded-{a}-{b}", "loaded", hop_probe(_options(limits.blocks), limits, pair=(a, b), hops=12, rows=rows, cols=COLS)
 
 
 def _stream(limits: Limits, options: Options, footprint: int = FROM_MEMORY, *, cols: int = COLS, stages: int = 1) -> Plan:
@@ -107,15 +107,16 @@ def _memory(limits: Limits) -> Iterator[Question]:
     """The ceiling against chunk, window and blocks; what one block loads alone, in wide numbers so that its consumer is out of the way."""
     every = limits.blocks
     for slot in (4, 8, 16, 32, 64):
-        group = "memory" if slot * KIB >= SLOT else "checked"  # small copies cost their loader more than their bytes
-        yield f"stream-slot{slot}K", group, _stream(limits, _options(every, slot * KIB))
+        yield f"stream-slot{slot}K", "checked" if slot == 8 else "memory", _stream(limits, _options(every, slot * KIB))
     for blocks in (FEW, every // 4, every // 2, 96, 128):
-        yield f"stream-b{blocks}", "memory", _stream(limits, _options(blocks))
+        group = "memory" if 2 * blocks > every else "checked"  # fewer are held up by what they consume
+        yield f"stream-b{blocks}", group, _stream(limits, _options(blocks))
     for window in (1, 2, 4):
-        yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
+        yield f"stream-window{window}", "checked", _stream(limits, _options(every, window_slots=window))
     for window in (1, 2, 4, RING_BYTES // SLOT):
-        yield f"lone-window{window}", "memory", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
-    for slot, group in ((4, "checked"), (64, "memory")):
+        group = "checked" if window in (2, 4) else "memory"  # a loader that looks at its window takes longer
+        yield f"lone-window{window}", group, _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
+    for slot, group in ((4, "memory"), (64, "checked")):  # a slot of two is held by its consumer
         yield f"lone-slot{slot}K", group, _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
 
 
@@ -124,7 +125,7 @@ def _cache(limits: Limits) -> Iterator[Question]:
         group = "consumer" if blocks < limits.blocks else "checked"  # all together end a step too soon: its border would be fitted
         yield f"cached-b{blocks}", group, _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
     for window in (1, 2):
-        yield f"cached-window{window}", "consumer", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32), IN_CACHE)
+        yield f"cached-window{window}", "checked", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32), IN_CACHE)
 
 
 def _consumers(limits: Limits) -> Iterator[Question]:
@@ -179,4 +180,4 @@ def _loaded(limits: Limits) -> Iterator[Question]:
         rows = limits.blocks * size * KIB // (2 * COLS)
         options = _options(limits.blocks, handoff=kind)
         plan = turns_probe(options, limits, elements=LINE * limits.blocks, rows=rows, cols=COLS, stages=STAGES)
-        yield f"turns-{kind.value}-{size}K", "checked", plan
+        yield f"turns-{kind.value}-{size}K", "loaded" if kind is HandOffKind.SENTINEL else "checked", plan

@@ -54,17 +54,24 @@ HOST_GROUPS: Groups = {
     "turns": ("sharing.switch_s",),
 }
 GPU_GROUPS: Groups = {
-    "memory": ("memory.stream_bytes_per_s", "memory.latency_s", "block.load_bytes_per_s"),
+    "memory": (
+        "memory.stream_bytes_per_s",
+        "memory.latency_s",
+        "block.load_bytes_per_s",
+        "warps.pair_bytes_per_s",
+        "warps.copy_s",
+    ),
     "consumer": (
         "block.bf16_bytes_per_s",
         "block.fp16_bytes_per_s",
         "block.fp32_bytes_per_s",
         "block.row_s",
+        "warps.reduction_s",
         "block.stage_s",
-        "l2.latency_s",  # a block loads from the L2 by so much faster as that is nearer than memory
     ),
-    "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s"),
-    "attention": ("block.kv_bytes_per_s",),
+    "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
+    "attention": ("warps.item_s", "warps.round_s"),
+    "loaded": ("handoff.loaded_hop_s",),
     "launch": ("launch.graph_edge_s", "launch.restart_s"),  # told apart by the probe with matrices
     "sample": ("block.sample_element_s",),
 }

@@ -8,6 +8,8 @@ from twin.calibrate.probes import Probe
 from twin.hardware.types import Device
 from twin.models.spec import DType
 
+UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
+LOADED = 2.0  # idle hops
 RESTART = 1.5  # latencies of memory
 Seconds = dict[str, float]  # of a step, by probe
 Starts = Callable[[str, list[Probe], Seconds, Device], dict[str, float]]  # group, its probes, their seconds, device -> values by path
@@ -39,6 +41,8 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
     """Rates of a GPU: all blocks together, one alone, and the consumer's from the cache; a latency from the smallest window."""
     if group == "launch":  # below the latency of memory it would have no slope
         return {"launch.restart_s": max(device.launch.restart_s.value, RESTART * device.memory.latency_s.value)}
+    if group == "loaded":  # nor below the idle hop
+        return {"handoff.loaded_hop_s": LOADED * device.handoff.hop_s.value}
     if group not in ("memory", "consumer"):
         return {}
     rate = {p.name: p.plan.weight_bytes() / seconds[p.name] for p in probes}
@@ -46,7 +50,7 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
         best: dict[str, float] = {}
         for probe in probes:
             path = f"block.{probe.plan.options.weight_dtype.value}_bytes_per_s"
-            best[path] = max(best.get(path, 0.0), rate[probe.name] / probe.plan.blocks)
+            best[path] = max(best.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
         return best
     found = {"memory.stream_bytes_per_s": max(rate.values())}
     alone = [p for p in probes if p.plan.blocks == 1]

@@ -101,6 +101,8 @@ class HandOff:
     cross_die_s: Number  # added one way between dies
     atomic_s: Number  # service time of one arrival at a counter: arrivals at one counter queue
     poll_s: Number  # period of a poll, paid half on average
+    loaded_hop_s: Number | None = None  # the hop while memory streams at its full rate, at least hop_s; None: it does not grow
+    fence_s: Number | None = None  # before an arrival at a counter: what the block has written must be visible; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,17 @@ class Launch:
     stream_s: Number  # kernel after kernel in a stream
     graph_edge_s: Number  # kernel after kernel in a graph
     restart_s: Number  # memory pipeline refill at the start of a kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Warps:
+    """A block of warps: teams of them share the tiles that a loader thread copies, and each scans cached positions."""
+
+    copy_s: Number  # from one bulk copy of a loader to its next
+    pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
+    reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
+    item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
+    round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,7 @@ class Device:
     launch: Launch
     llc: Cache | None = None
     fabric: Fabric | None = None
+    warps: Warps | None = None
     sharing: Sharing | None = None
     power: Power = field(default_factory=Power)
 

@@ -74,8 +74,8 @@ class Block:
         self.ring = ring
         self.core = core
         self.on_demand = machine.on_demand
-        package = machine.package_of(gpu)
-        self.exchange = package.exchange_pipes(die)
+        self.package = machine.package_of(gpu)
+        self.exchange = self.package.exchange_pipes(die)
         self.program = machine.program.stages[index]
         self.log: list[list[list[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
         self.ended: list[int] = []  # ps, per step
@@ -104,6 +104,7 @@ class Block:
     def _stage(self, step: int, work: StageWork, log: list[Segment]) -> Process:
         if self.machine.program.borders:
             yield from self._border(step, work, log)
+        entered = self.env.now
         for read in work.reads:
             if step or not read.previous_step:
                 yield from self._read(step - read.previous_step, read, log)
@@ -121,10 +122,13 @@ class Block:
                 self.ring.open(step * self.ring.per_step + work.last_slot, clock)
             clock = yield from self._consume(clock, work, log)
         if work.kv:
-            clock = yield from self._attend(step, clock, work, log)
+            clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
+        if work.fence_ps:
+            clock += work.fence_ps
+            log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
         data = self.env.now
@@ -146,6 +150,8 @@ class Block:
                 yield from self._resume(log)
         now = env.now + self.machine.program.fetch_ps
         done = now + read.cost_ps
+        if read.rounds:
+            done += read.rounds * self.machine.handoffs.timing.queueing(self.package, env.now)
         for pipe in self.exchange:
             through = pipe.share(now, read.size)
             if through > done:
@@ -178,17 +184,22 @@ class Block:
             ring.free()
         return clock
 
-    def _attend(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
-        """Cached keys and values are fetched from the stage's start on, a window of requests at a time."""
+    def _attend(self, step: int, entered: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+        """Cached keys and values are fetched from the stage's start on, `kv_ahead` requests at a time.
+
+        Rounds are asked for when the block enters the stage, before its queries are there; a ring's requests follow its reads.
+        """
         env, ring = self.env, self.ring
+        ahead = work.kv_ahead or ring.window
         if ring.open_at > env.now:
             yield env.timeout(ring.open_at - env.now)
         arrivals: list[int] = []
         for number, (_, cost) in enumerate(work.kv):
-            while len(arrivals) < min(len(work.kv), number + ring.window):
+            while len(arrivals) < min(len(work.kv), number + ahead):
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
-                arrivals.append(path.request_now(env.now, size))
+                asked = entered if work.kv_ahead and not arrivals else env.now
+                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.queueing(self.package, env.now))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp
 
-from twin.hardware.types import BlockUnit, Cache, Device, Launch
+from twin.errors import HardwareError
+from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.types import Execution, Kv, Options, Plan, Span, Stage
+from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, team_of
+from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
 PS = 10**12
 KEPT_ITERATIONS = 200
+QUAD = 4  # exchanged elements that a thread reads at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,48 @@ def tile_cost(block: BlockUnit, dtype: DType, *, size: int, finished_rows: int) 
     return Cost((("throughput", transfer_ps(size, weight_rate(block, dtype))), ("rows", rows)))
 
 
-def gather_cost(block: BlockUnit, *, elements: int) -> Cost:
-    """Read and sum exchanged elements; the bytes themselves also pass the die's pipes."""
-    return Cost((("elements", picoseconds(elements * block.element_s.value)),))
+@dataclass(frozen=True, slots=True)
+class TeamWork:
+    """What a tile costs a block of warps beyond its bytes."""
+
+    size: int  # bytes that are multiplied: rows are taken a few at once, also where there are fewer
+    reduction_ps: int
+
+
+def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, size: int) -> TeamWork:
+    """Each warp of a team sums its lanes once for a few rows and all the column slices that it sees of them.
+
+    All warps do so side by side, so a tile bears the share of its team in the block; of several slices each bears its part.
+    """
+    if warps is None:
+        return TeamWork(size, 0)
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    if team is None:
+        raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
+    groups = -(-rows // ROWS_AT_ONCE)
+    slices_of_a_warp = -(-team.slices // team.teams)
+    reduction = warps.reduction_s.value * groups * team.size / (team.warps * slices_of_a_warp)
+    return TeamWork(size * groups * ROWS_AT_ONCE // rows, picoseconds(reduction))
+
+
+def gather_cost(device: Device, *, elements: int, polled: bool, vector: bool) -> Cost:
+    """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
+
+    A block of warps has them in registers, and pays for the rounds of its loads.
+    """
+    if device.warps is None:
+        return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
+    later = later_rounds(device, elements=elements, polled=polled, vector=vector)
+    return Cost((("rounds", later * picoseconds(device.l2.latency_s.value)),))
+
+
+def later_rounds(device: Device, *, elements: int, polled: bool, vector: bool) -> int:
+    """A block of warps asks for a whole vector at once; for anything else QUAD elements a thread and, where it polls, not before
+    those of the round before are there. The first round's latency lies in the hop.
+    """
+    if device.warps is None or vector or not polled:
+        return 0
+    return max(0, -(-elements // (QUAD * WARP * WARPS[0])) - 1)
 
 
 def stage_cost(block: BlockUnit, *, resets: int, vector: int, published: int = 0) -> Cost:
@@ -71,6 +113,27 @@ def stage_cost(block: BlockUnit, *, resets: int, vector: int, published: int = 0
 def kv_cost(block: BlockUnit, size: int) -> int:
     """Attention over `size` bytes of cached keys and values, already on chip."""
     return transfer_ps(size, block.kv_bytes_per_s.value)
+
+
+def positions_at_once(plan: Plan) -> int:
+    """Cached positions that a block scans side by side, as attention.cuh divides it: warps over query heads, lanes over positions.
+
+    A lane holds up to 16 bytes of four positions, or more of a single one.
+    """
+    dim, group = plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads
+    lanes = 8 if dim <= 96 else 16 if dim <= 128 else 32  # of a warp, for one position
+    held = 4 if -(-dim // lanes) * plan.kv.dtype.bytes <= 16 else 1
+    return WARPS[0] // min(group, WARPS[0]) * (WARP // lanes) * held
+
+
+def rounds(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
+    """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns."""
+    position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
+    turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
+    cost = turns * picoseconds(warps.round_s.value)
+    fixed = picoseconds(warps.item_s.value)
+    for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
+        yield chunk, cost + (0 if number else fixed)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:

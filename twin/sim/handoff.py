@@ -9,6 +9,7 @@ import simpy
 from twin.hardware.types import Device
 from twin.sim.clock import Clock
 from twin.sim.links import Links
+from twin.sim.memory import Package
 from twin.sim.program import COLLECTIVE, HAND_OFF, Channel, Program, Publication
 from twin.units import picoseconds
 
@@ -22,7 +23,7 @@ NEVER = -1
 class Timing:
     """Delays of the hand-off inside one package, in picoseconds."""
 
-    __slots__ = ("atomic", "cross", "dies", "hop", "poll")
+    __slots__ = ("atomic", "cross", "dies", "growth", "hop", "poll")
 
     def __init__(self, device: Device) -> None:
         self.dies = int(device.structure.dies.value)
@@ -30,6 +31,12 @@ class Timing:
         self.cross = picoseconds(device.handoff.cross_die_s.value) if self.dies > 1 else 0
         self.atomic = picoseconds(device.handoff.atomic_s.value)
         self.poll = picoseconds(device.handoff.poll_s.value) // 2  # found half a period late, on average
+        loaded = device.handoff.loaded_hop_s
+        self.growth = max(0, picoseconds(loaded.value) - self.hop) if loaded else 0  # of a hop under full load
+
+    def queueing(self, package: Package, now: int) -> int:
+        """What a word or a row that somebody waits for loses to the stream: in proportion to its load over the last loaded hop."""
+        return self.growth * package.load(now, self.hop + self.growth) // 1000 if self.growth else 0
 
 
 class Record:
@@ -75,9 +82,10 @@ class HandOffs:
             through = pipe.share(now, publication.size)
             if through > stored:
                 stored = through
+        late = stored + self.timing.queueing(block.package, now)
         for channel in publication.own:
-            self._arrive(block.rank, step, channel, block.die, stored, binder)
-        return self._push(block, step, publication, stored, binder) if publication.pushed else stored
+            self._arrive(block.rank, step, channel, block.die, late, binder)
+        return self._push(block, step, publication, stored, late, binder) if publication.pushed else stored
 
     def wait(self, block: Block, step: int, channel: int) -> tuple[Record, simpy.Event | None]:
         """The record, and what to yield until the block's die sees it; None if it already does."""
@@ -91,7 +99,8 @@ class HandOffs:
             event = record.events[block.die] = self.env.event()
         return record, event
 
-    def _push(self, block: Block, step: int, publication: Publication, stored: int, binder: Binder) -> int:
+    def _push(self, block: Block, step: int, publication: Publication, stored: int, late: int, binder: Binder) -> int:
+        """`late`: when a store inside this GPU is as good as `stored` without a load."""
         links = self.links
         last = stored
         source = self.gpu_of[block.rank]
@@ -100,7 +109,7 @@ class HandOffs:
                 continue
             if target == source:
                 for channel in publication.others:
-                    self._arrive(rank, step, channel, block.die, stored, binder)
+                    self._arrive(rank, step, channel, block.die, late, binder)
                 continue
             assert links is not None  # the machine refuses a plan of several GPUs without links
             arrival = links.send(source, target, stored, publication.size)
@@ -181,11 +190,11 @@ class Barrier:
     def arrive(self, block: Block, stage: int, data: int) -> None:
         rank, now, timing = block.rank, self.handoffs.env.now, self.handoffs.timing
         self.data[rank] = max(self.data[rank], data)
-        self.arrivals[rank].append((now, (block, stage, now)))
+        self.arrivals[rank].append((now + timing.queueing(block.package, now), (block, stage, now)))
         if len(self.arrivals[rank]) < self.blocks:
             return
         free = 0
-        for time, _ in self.arrivals[rank]:
+        for time, _ in sorted(self.arrivals[rank], key=lambda arrival: arrival[0]):
             free = max(free, time + timing.hop + timing.cross) + timing.atomic
         self.complete[rank] = (free, self.arrivals[rank][-1][1])
         if not self.across:

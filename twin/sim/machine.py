@@ -151,6 +151,7 @@ class Machine:
             memory=package.memory_path(die, port),
             cached=package.cached_path(die, port, self.footprint()),
             limit=(self.steps + 1) * len(sizes) if resident and not self.on_demand else 0,
+            pace=picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0,
         )
         ring.paused = core is not None
         return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
@@ -160,14 +161,25 @@ class Machine:
         device = self.node.device
         rate = device.block.load_bytes_per_s.value
         if not self.cores:
-            port = self.ports[name] = Pipe(f"{name}.load", rate)
-            return None, port
+            return None, self._port(gpu, on_gpu, name)
         number = gpu * device.blocks + on_gpu % device.blocks
         if self.shared:  # as the engine pins its threads
             number = (gpu * self.plan.options.blocks + on_gpu) % device.blocks
         if number not in self.ports:
             self.ports[number] = Pipe(f"Core[{number}].load", rate)
         return self.cores[number], self.ports[number]
+
+    def _port(self, gpu: int, on_gpu: int, name: str) -> Pipe:
+        """What a block can load, or it and its neighbour: blocks are placed on free pairs of units first."""
+        device = self.node.device
+        pairs = device.blocks // 2
+        pair = on_gpu % pairs if pairs else 0
+        if device.warps is None or not pairs or pair + pairs >= self.plan.options.blocks:
+            port = self.ports[name] = Pipe(f"{name}.load", device.block.load_bytes_per_s.value)
+            return port
+        if (gpu, pair) not in self.ports:
+            self.ports[gpu, pair] = Pipe(f"Gpu[{gpu}].Pair[{pair}].load", device.warps.pair_bytes_per_s.value)
+        return self.ports[gpu, pair]
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -108,7 +108,7 @@ class Package:
         self.llc: list[Pipe] = []
         if device.llc is not None:
             self.llc = [Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains) for i in range(domains)]
-        self._marked, self._busy, self._load = 0, 0, 0
+        self._loads: dict[int, tuple[int, int, int]] = {}  # by window: when it began, the busy time until then, the load before it
         self.near: list[Pipe] = []  # what single blocks load from a cache
         self.ports: list[Pipe] = []
         self.ingress: list[Pipe] = []
@@ -153,12 +153,12 @@ class Package:
 
     def load(self, now: int, window: int) -> int:
         """Thousandths of the last window for which memory (or the cache in its place) was busy; kept for one window."""
-        if now - self._marked >= max(1, window):
+        marked, before, load = self._loads.get(window, (0, 0, 0))
+        if now - marked >= max(1, window):
             busy = sum(pipe.busy(now) for pipe in (*self.domains, *self.llc))
-            span = (now - self._marked) * len(self.domains)
-            self._load = min(1000, 1000 * (busy - self._busy) // span)
-            self._marked, self._busy = now, busy
-        return self._load
+            load = min(1000, 1000 * (busy - before) // ((now - marked) * len(self.domains)))
+            self._loads[window] = now, busy, load
+        return load
 
     def pipes(self) -> list[Pipe]:
         return [*self.domains, *self.llc, *self.ingress, *self.ports, *self.l2]

@@ -13,6 +13,9 @@ from twin.units import picoseconds
 STREAMING, HAND_OFF, COLLECTIVE, CONSUMER, LAUNCH, ATTENTION, SAMPLING, OTHER = range(8)
 CAUSES = ("streaming", "hand_off", "collective", "consumer", "launch", "attention", "sampling", "other")
 FP32_BYTES = 4
+ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
+VECTOR_KINDS = (StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.LANE_MEAN)
+Tile = tuple[int, int, int, int]  # columns of the matrix, rows and columns of the tile, rows that end with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class ReadWork:
     previous_step: bool
     size: int  # bytes, all parts
     cost_ps: int
+    rounds: int  # of loads that follow each other and queue behind the stream
     cause: int  # of the gather
 
 
@@ -56,8 +60,10 @@ class StageWork:
     fixed_cause: int
     slots: tuple[int, ...]  # consumer time of each ring slot
     kv: tuple[tuple[int, int], ...]  # (bytes, consumer time) of each request
+    kv_ahead: int  # requests under way; 0: as many as the ring's window
     sample_ps: int
     publication: Publication | None
+    fence_ps: int  # before its arrival at a counter
     launch_ps: int  # kernel border before this stage
     library: bool  # a vendor collective
     last_slot: int  # slots of the step up to and including this stage
@@ -82,7 +88,7 @@ def compile_plan(plan: Plan, device: Device) -> Program:
     groups = _Channels(plan)
     works: list[list[StageWork]] = [[] for _ in range(plan.blocks)]
     sizes: list[list[int]] = [[] for _ in range(plan.blocks)]
-    tile_ps: dict[tuple[int, int], int] = {}
+    tile_ps: dict[Tile, int] = {}
     reads = [[groups.read(stage, read) for read in stage.reads] for stage in plan.stages]
     channels = groups.done()
     feeds = _feeds(channels)
@@ -90,7 +96,7 @@ def compile_plan(plan: Plan, device: Device) -> Program:
         for block in range(plan.blocks):
             pairs = zip(stage.reads, reads[stage.index], strict=True)
             gathers = [_read(plan, device, stage, read, group[block], block) for read, group in pairs]
-            work, streamed = _stage(plan, device.block, stage, block, feeds, tile_ps)
+            work, streamed = _stage(plan, device, stage, block, feeds, tile_ps)
             sizes[block] += streamed
             launch = cost.launch_ps(device.launch, plan.options.execution, stage)
             needed = tuple(gather for gather in gathers if gather is not None)
@@ -192,25 +198,30 @@ def _read(plan: Plan, device: Device, stage: Stage, read: Read, channel: int, bl
     elements = sum(hi - lo for lo, hi in spans) * part_count(plan, value, read.parts)
     remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
     cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
-    gather = cost.gather_cost(device.block, elements=elements)
-    return ReadWork(channel, read.previous_step, elements * FP32_BYTES, gather.ps, cause)
+    polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
+    vector = stage.kind in VECTOR_KINDS
+    gather = cost.gather_cost(device, elements=elements, polled=polled, vector=vector)
+    rounds = cost.later_rounds(device, elements=elements, polled=polled, vector=vector)
+    return ReadWork(channel, read.previous_step, elements * FP32_BYTES, gather.ps, rounds, cause)
 
 
 def _stage(
-    plan: Plan, unit: BlockUnit, stage: Stage, block: int, feeds: dict[int, list[Channel]], tile_ps: dict[tuple[int, int], int]
+    plan: Plan, device: Device, stage: Stage, block: int, feeds: dict[int, list[Channel]], tile_ps: dict[Tile, int]
 ) -> tuple[StageWork, list[int]]:
     """Without its reads. `tile_ps` remembers the few distinct tiles."""
-    dtype = plan.options.weight_dtype
+    unit, dtype = device.block, plan.options.weight_dtype
     slots, sizes = [], []
     if stage.matrix:
         for (lo, hi), (left, right) in tiles(stage.matrix, block):
             size = (hi - lo) * (right - left) * dtype.bytes
             finished = hi - lo if right == stage.matrix.cols else 0
-            if (size, finished) not in tile_ps:
-                tile_ps[size, finished] = cost.tile_cost(unit, dtype, size=size, finished_rows=finished).ps
-            slots.append(tile_ps[size, finished])
+            tile = (stage.matrix.cols, hi - lo, right - left, finished)
+            if tile not in tile_ps:
+                team = cost.team_work(device.warps, stage.matrix, rows=hi - lo, size=size)
+                tile_ps[tile] = cost.tile_cost(unit, dtype, size=team.size, finished_rows=finished).ps + team.reduction_ps
+            slots.append(tile_ps[tile])
             sizes.append(size)
-    kv = tuple(_kv(plan, unit, stage, block)) if stage.items else ()
+    kv = tuple(_kv(plan, device, stage, block)) if stage.items else ()
     published = 0 if stage.matrix or stage.publishes is None else _length(plan.values[stage.publishes].owned[block])
     fixed = cost.stage_cost(unit, resets=_resets(plan, stage, block), vector=stage.vector_elements, published=published)
     work = StageWork(
@@ -221,8 +232,10 @@ def _stage(
         fixed_cause=_fixed_cause(stage),
         slots=tuple(slots),
         kv=kv,
+        kv_ahead=ROUNDS_AHEAD if device.warps else 0,
         sample_ps=_sample(plan, unit, stage, block),
         publication=_publication(plan, stage, block, feeds),
+        fence_ps=_fence_ps(plan, device, stage),
         launch_ps=0,
         library=stage.kind is StageKind.COLLECTIVE,
         last_slot=0,
@@ -239,10 +252,20 @@ def _fixed_cause(stage: Stage) -> int:
     return {StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION}.get(stage.kind, CONSUMER)
 
 
-def _kv(plan: Plan, unit: BlockUnit, stage: Stage, block: int) -> list[tuple[int, int]]:
+def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
     lo, hi = stage.items[block]
-    size = sum(cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
-    return [(chunk, cost.kv_cost(unit, chunk)) for chunk in cost.chunks(size, plan.options.slot_bytes)]
+    sizes = [cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi)]
+    if device.warps is None:
+        return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(sum(sizes), plan.options.slot_bytes)]
+    return [request for size in sizes for request in cost.rounds(device.warps, plan, size)]
+
+
+def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
+    """Between kernels the border does it; a sentinel needs none."""
+    handoff, fence = plan.options.handoff, device.handoff.fence_s
+    if fence is None or plan.options.execution is not Execution.RESIDENT or handoff is HandOffKind.SENTINEL:
+        return 0
+    return picoseconds(fence.value) if handoff is HandOffKind.GRID or stage.publishes is not None else 0
 
 
 def _resets(plan: Plan, stage: Stage, block: int) -> int:

@@ -20,15 +20,16 @@ class Ring:
     """
 
     __slots__ = (
-        "arrivals", "cached", "capacity", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "paused",
-        "per_step", "sizes", "waiting", "warm", "window",
+        "arrivals", "cached", "capacity", "copied", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "pace",
+        "paused", "per_step", "sizes", "waiting", "warm", "window",
     )  # fmt: skip
 
     def __init__(
         self, env: Clock, sizes: Sequence[int], *, capacity: int, window: int, memory: Path, cached: tuple[Path, float] | None,
-        limit: int,
+        limit: int, pace: int = 0,
     ) -> None:  # fmt: skip
-        """`cached` serves its share of every step after the first; `limit` is the first slot that may not be requested yet."""
+        """`cached` serves its share of every step after the first; `limit` is the first slot that may not be requested yet;
+        `pace` is the time from one request to the next."""
         self.env = env
         self.sizes = sizes
         self.per_step = len(sizes)
@@ -40,6 +41,8 @@ class Ring:
         self.warm = self.per_step  # first slot of the second step
         self.limit = limit
         self.open_at = 0  # no request before this time
+        self.pace = pace
+        self.copied = 0  # when the loader is done with its last request
         self.paused = False  # a block without its core requests nothing
         self.issued = 0
         self.freed = 0
@@ -90,7 +93,7 @@ class Ring:
 
     def wait_ps(self) -> int:
         """Until the next slot can be requested. Raises SimulationError if that is not a matter of time."""
-        wait = self.open_at - self.env.now
+        wait = max(self.open_at, self.copied) - self.env.now
         if self.paused or wait <= 0 or self.freed >= self.limit:
             raise SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
         return wait
@@ -110,10 +113,10 @@ class Ring:
         return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))
 
     def _window_opens(self) -> int:
-        """When fewer than `window` slots are in flight."""
+        """When fewer than `window` slots are in flight, and the loader is done with the request before."""
         if self.window == self.capacity or self.issued < self.window:
-            return 0
-        return self.arrivals[(self.issued - self.window) % self.capacity]
+            return self.copied
+        return max(self.copied, self.arrivals[(self.issued - self.window) % self.capacity])
 
     def _request(self, now: int) -> None:
         slot = self.issued
@@ -125,6 +128,8 @@ class Ring:
                 arrived = before
         self.arrivals[slot % self.capacity] = arrived
         self.issued = slot + 1
+        if self.pace:
+            self.copied = now + self.pace
         if self.history is not None:
             self.history.append((now, arrived))
 

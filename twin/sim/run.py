@@ -165,6 +165,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
     library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
     samples = any(stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages)
     attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
+    of_warps = node.device.warps is not None
     unused = {
         "memory.capacity_bytes": True,
         "memory.peak_bytes_per_s": False,
@@ -176,9 +177,12 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "link.library_allreduce_s": not library,
         "block.clock_hz": True,
         "block.on_chip_bytes": True,
-        "block.kv_bytes_per_s": not attention,
+        "block.kv_bytes_per_s": not attention or of_warps,
+        "warps.item_s": not attention,
+        "warps.round_s": not attention,
         "block.sample_element_s": not samples,
         "handoff.atomic_s": options.handoff.value == "sentinel",
+        "handoff.fence_s": options.handoff.value == "sentinel" or not resident,
         **{f"block.{name}_bytes_per_s": options.weight_dtype.value != name for name in ("fp16", "bf16", "fp32")},
     }
     idle = tuple(name for name, skip in unused.items() if skip)
