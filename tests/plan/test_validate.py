@@ -15,7 +15,7 @@ from tests.plan.oracle import Schedule, find_fault, meaning, operations, schedul
 from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.spec import LaneHead, Lanes
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, Sampling
 from twin.plan.validate import Report, validate, violations
 
@@ -155,3 +155,21 @@ def test_more_blocks_than_cores_are_accepted_where_they_take_turns() -> None:
 
 def test_kernels_need_no_resident_blocks() -> None:
     validate(plan_of(tiny(2), blocks=4, execution=Execution.GRAPH, limits=replace(LIMITS, blocks=2)))
+
+
+def without_listener(plan: Plan, block: int, *, only_if_idle: bool) -> Plan:
+    """`block` reads nothing more, in all exchanges or in those where it publishes nothing."""
+    stages = []
+    for stage in plan.stages:
+        assert stage.publishes is not None
+        lo, hi = plan.values[stage.publishes].owned[block]
+        keeps = only_if_idle and lo < hi
+        reads = tuple(replace(r, spans=tuple(s if at != block or keeps else () for at, s in enumerate(r.spans))) for r in stage.reads)
+        stages.append(replace(stage, reads=reads))
+    return replace(plan, stages=tuple(stages))
+
+
+def test_a_block_that_publishes_nothing_in_an_exchange_need_not_listen() -> None:
+    probe = hop_probe(Options(blocks=3), LIMITS, pair=(0, 1), hops=4)
+    assert violations(without_listener(probe, 2, only_if_idle=True)) == []
+    assert {v.rule for v in violations(without_listener(probe, 2, only_if_idle=False))} >= {"data flow"}

@@ -86,7 +86,7 @@ def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:
 
 
 def _probe(plan: Plan) -> Iterator[Violation]:
-    """A probe's hand-offs form a ring: each publisher gathers what the one before it published."""
+    """A probe's hand-offs form a ring: each publisher gathers what the one before it published; in an exchange others may, too."""
     for stage in plan.stages:
         if stage.kind not in PROBE_KINDS:
             yield Violation("data flow", stage.name, "a plan without a model has no such stage")
@@ -96,7 +96,8 @@ def _probe(plan: Plan) -> Iterator[Violation]:
         assert stage.publishes is not None
         before = plan.values[chain[index - 1].publishes or 0]
         owned = plan.values[stage.publishes].owned
-        working = [True] * plan.blocks if stage.kind is StageKind.EXCHANGE else [lo < hi for lo, hi in owned]
+        listens = [stage.kind is StageKind.EXCHANGE and any(read.spans[block] for read in stage.reads) for block in range(plan.blocks)]
+        working = [lo < hi or heard for (lo, hi), heard in zip(owned, listens, strict=True)]
         parts = Parts.ALL if before.pushed else Parts.OWN
         spans = tuple(((0, before.elements),) if works else () for works in working)
         yield from compare(plan, stage, [Need(before, spans, parts, previous_step=before.stage >= stage.index)])
