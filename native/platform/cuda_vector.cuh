@@ -159,7 +159,8 @@ struct TeamVector {
           for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
-              if (p + j < source.parts) at[c][i] = add ? at[c][i] + scale * got[j][c].at[i] : p + j ? at[c][i] + got[j][c].at[i] : got[j][c].at[i];
+              if (p + j < source.parts && valid(core.thread(), c))
+                at[c][i] = add ? at[c][i] + scale * got[j][c].at[i] : p + j ? at[c][i] + got[j][c].at[i] : got[j][c].at[i];
       }
       return true;
     }
