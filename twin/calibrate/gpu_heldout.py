@@ -15,6 +15,8 @@ from twin.plan.types import Execution, HandOffKind
 
 TOKENS = 160  # decoded and timed per repeat
 REPEATS = 3
+BLOCKS = 128  # and rings of what a block holds: written out, so that a run means the same when defaults change
+ROOM = 16  # positions for the steps that are not counted
 SHORT = 48  # positions before them
 LONG = 4096  # prompts from this length on are read once
 KIB = 2**10
@@ -26,36 +28,36 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
     llama, qwen, lanes = load_model("llama-3.2-1b"), load_model("qwen3-8b"), load_model("laneformer-2b")
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
 
-    def run(name: str, spec: ModelSpec, prompt: int = SHORT, *, traced: bool = False, half_ring: bool = False, **chosen: Any) -> HeldOut:
-        chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS, **chosen}
-        options = default_options(spec, node, **chosen)
-        if half_ring:
-            slots = max(1, options.ring_slots // 2)
-            options = replace(options, ring_slots=slots, window_slots=slots)
-        return HeldOut(name, spec, options, prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
+    def run(
+        name: str, spec: ModelSpec, ring: int, prompt: int = SHORT, *, traced: bool = False, half_ring: bool = False, **chosen: Any
+    ) -> HeldOut:
+        slots = ring // 2 if half_ring else ring
+        chosen = {"blocks": BLOCKS, "ring_slots": slots, "window_slots": slots, **chosen}
+        chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
+        return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
 
     return [
-        run("llama-1b", llama, traced=True),
-        run("llama-1b-counter", llama, handoff=HandOffKind.COUNTER),
-        run("llama-1b-grid", llama, handoff=HandOffKind.GRID),
-        run("llama-1b-graph", llama, execution=Execution.GRAPH),
-        run("llama-1b-b96", llama, blocks=96),
-        run("llama-1b-b132", llama, blocks=blocks),
-        run("llama-1b-slot8K", llama, slot_bytes=8 * KIB),
-        run("llama-1b-half-ring", llama, half_ring=True),
-        run("llama-1b-1500", llama, 1500),
-        run("llama-1b-1500-s8", llama, 1500, attention_splits=8),
-        run("llama-1b-4k", llama, LONG),
-        run("laneformer-2b", lanes, traced=True),
-        run("laneformer-2b-grid", lanes, handoff=HandOffKind.GRID),
-        run("laneformer-2b-graph", lanes, execution=Execution.GRAPH),
-        run("laneformer-2b-b104", lanes, blocks=min(104, blocks)),
-        run("qwen3-8b-1k", qwen, 1024 - TOKENS // 2, traced=True),
-        run("qwen3-8b-b124", qwen, blocks=124),
-        run("qwen2.5-1.5b", coder),
-        run("qwen2.5-1.5b-1k", coder, 1024, traced=True),
-        run("qwen2-0.5b", half),
-        run("qwen2-0.5b-16k", half, 16 * KIB),
+        run("llama-1b", llama, 11, traced=True),
+        run("llama-1b-counter", llama, 11, handoff=HandOffKind.COUNTER),
+        run("llama-1b-grid", llama, 11, handoff=HandOffKind.GRID),
+        run("llama-1b-graph", llama, 11, execution=Execution.GRAPH),
+        run("llama-1b-b96", llama, 11, blocks=96),
+        run("llama-1b-b132", llama, 11, blocks=blocks),
+        run("llama-1b-slot8K", llama, 23, slot_bytes=8 * KIB),
+        run("llama-1b-half-ring", llama, 11, half_ring=True),
+        run("llama-1b-1500", llama, 11, 1500),
+        run("llama-1b-1500-s8", llama, 11, 1500, attention_splits=8),
+        run("llama-1b-4k", llama, 11, LONG),
+        run("laneformer-2b", lanes, 12, traced=True),
+        run("laneformer-2b-grid", lanes, 12, handoff=HandOffKind.GRID),
+        run("laneformer-2b-graph", lanes, 12, execution=Execution.GRAPH),
+        run("laneformer-2b-b104", lanes, 12, blocks=min(104, blocks)),
+        run("qwen3-8b-1k", qwen, 10, 1024 - TOKENS // 2, traced=True),
+        run("qwen3-8b-b124", qwen, 10, blocks=124),
+        run("qwen2.5-1.5b", coder, 11),
+        run("qwen2.5-1.5b-1k", coder, 11, 1024, traced=True),
+        run("qwen2-0.5b", half, 12),
+        run("qwen2-0.5b-16k", half, 12, 16 * KIB),
     ]
 
 
