@@ -84,7 +84,7 @@ def wide(name: str, layers: int) -> Plan:
 
 
 MATRIX = [(s, h, d, x) for s in FAMILIES for h in HandOffKind for d in DTYPES for x in EXECUTIONS]
-WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 3)]
+WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)]
 
 
 def hung_plan(handoff: HandOffKind) -> Plan:
