@@ -90,10 +90,12 @@ def measure(names: list[str], traced: list[str]) -> list[dict[str, Any]]:
         prompt = max(8, plan.options.context - 160)
         made = measure_model(Case("model", name, plan, prompt))
         gone = plan.bytes_per_step() / made["step_s"] / 1e12
-        rows.append({"name": name, "step_us": made["step_s"] * 1e6, "p5_us": made["p5_s"] * 1e6, "p95_us": made["p95_s"] * 1e6, "tb_s": gone,
-                     "same": made["same_tokens"], "tokens": made["tokens"], "registers": made["registers"], "slots": plan.options.ring_slots})  # fmt: skip
-        print(f"{name:60s} {made['step_s'] * 1e6:8.1f} us  {gone:5.2f} TB/s {gone / 4.61:4.0%}  p5 {made['p5_s'] * 1e6:7.1f} p95 {made['p95_s'] * 1e6:7.1f}"
-              f"  same {made['same_tokens']} {made['tokens'][:4]} slots {plan.options.ring_slots}", flush=True)  # fmt: skip
+        micro = {key: made[f"{key}_s"] * 1e6 for key in ("step", "p5", "p95")}
+        found = {"tb_s": gone, "same": made["same_tokens"], "tokens": made["tokens"], "registers": made["registers"]}
+        rows.append({"name": name, **micro, **found, "slots": plan.options.ring_slots})
+        spread = f"p5 {micro['p5']:7.1f} p95 {micro['p95']:7.1f}"
+        same = f"same {made['same_tokens']} {made['tokens'][:4]} slots {plan.options.ring_slots}"
+        print(f"{name:60s} {micro['step']:8.1f} us  {gone:5.2f} TB/s {gone / 4.61:4.0%}  {spread}  {same}", flush=True)
     for name in traced:
         found = trace_of(Case("model", name, plans[name], 32))
         rows.append({"name": name, "trace": found})
@@ -108,7 +110,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--trace", action="append", default=[])
-    parser.add_argument("--patch", action="append", default=[], help="LABEL=FILE:OLD=>NEW; the names run once more with the patched sources")
+    parser.add_argument(
+        "--patch", action="append", default=[], help="LABEL=FILE:OLD=>NEW; the names run once more with the patched sources"
+    )
     args = parser.parse_args()
     if not args.patch:
         args.out.write_text(json.dumps(measure(args.names, args.trace), indent=1) + "\n")
