@@ -163,7 +163,7 @@ struct Core {
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
 
-  static constexpr int POSITIONS = 2;
+  static constexpr int POSITIONS = 1;  // with 2, eight lanes needed 39 registers more than the 256 there are
   static constexpr int HEADS = 1;
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_build import compile_cubin, threads
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
 from twin.models.load import load_model
@@ -14,7 +14,7 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan, Sampling
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False)
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 MI300X = Limits(blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False)
 
 
@@ -22,25 +22,44 @@ def planned(model: str, limits: Limits, **chosen: Any) -> Plan:
     return build(load_model(model), Options(**({"blocks": limits.blocks} | chosen)), limits)
 
 
-@pytest.mark.parametrize(
-    ("model", "chosen"),
-    [
-        ("llama-3.2-1b", {}),
-        ("laneformer-2b", {"gpus": 4, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16}),
-        pytest.param("llama-3.2-1b", {"execution": Execution.GRAPH, "sampling": Sampling.FULL}, marks=pytest.mark.slow),
-        pytest.param("qwen3-8b", {"handoff": HandOffKind.COUNTER, "ring_slots": 6, "window_slots": 4}, marks=pytest.mark.slow),
-    ],
-    ids=lambda v: v if isinstance(v, str) else "-".join(getattr(x, "value", str(x)) for x in v.values()) or "default",
-)
-def test_the_kernel_compiles_for_hopper_without_spills(model: str, chosen: dict[str, Any]) -> None:
+SLOW = pytest.mark.slow
+NAMES = {  # of a plan: what it changes
+    "defaults": {},
+    "lanes on four GPUs": {"gpus": 4, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16},
+    "lanes on one": {"blocks": 128, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16},
+    "full": {"sampling": Sampling.FULL},
+    "graph": {"execution": Execution.GRAPH},
+    "graph, full": {"execution": Execution.GRAPH, "sampling": Sampling.FULL},
+    "counter": {"handoff": HandOffKind.COUNTER},
+    "grid": {"handoff": HandOffKind.GRID},
+    "small ring": {"handoff": HandOffKind.COUNTER, "ring_slots": 6, "window_slots": 4},
+    "FP32": {"weight_dtype": DType.FP32, "kv_dtype": DType.FP32},
+    "prompts": {"prompt_chunk": 16},
+}
+BUILDS = [
+    ("llama-3.2-1b", "defaults"),
+    ("laneformer-2b", "lanes on four GPUs"),
+    ("qwen3-8b", "prompts"),
+    *(pytest.param("llama-3.2-1b", name, marks=SLOW) for name in ("full", "graph, full", "grid", "FP32", "prompts")),
+    *(pytest.param("qwen3-8b", name, marks=SLOW) for name in ("defaults", "full", "graph", "small ring", "FP32")),
+    pytest.param("laneformer-2b", "lanes on one", marks=SLOW),
+    pytest.param("qwen2.5-coder-1.5b", "graph, full", marks=SLOW),
+    pytest.param("llama-3.1-8b", "counter", marks=SLOW),
+    pytest.param("llama-3.1-8b", "defaults", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), BUILDS)
+def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) -> None:
+    plan = planned(model, H200, **NAMES[name])
     try:
-        report = compile_cubin(planned(model, H200, **chosen))
+        report = compile_cubin(plan)
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
         pytest.skip(str(error))
-    assert report.spill_bytes == 0
-    assert report.registers <= 65536 // 416
+    assert (report.spill_bytes, report.stack_bytes) == (0, 0)
+    assert report.registers <= 65536 // threads(plan)
     assert report.shared_bytes <= H200.on_chip_bytes
     assert report.cubin.startswith(b"\x7fELF")
 
