@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+
+from twin.models.feeds import DenseFeed, ExpertFeed
+from twin.models.formats import Formats, Role, format_named
+from twin.models.layers import HyperConnections, Layer
+from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention
+from twin.models.weight import Traffic, Weight, total
+
+_WORDS = {
+    ExpertFeed: "mixture of experts",
+    LatentAttention: "latent attention",
+    DeltaNet: "gated DeltaNet",
+    CompressedAttention: "compressed attention",
+}
 
 
 class DType(Enum):
@@ -35,9 +49,9 @@ class LaneHead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's frequency scaling; `linear` uses `factor` alone."""
+    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and original_context."""
 
-    kind: str  # "llama3" or "linear"
+    kind: str  # "llama3", "linear" or "yarn"
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -63,7 +77,11 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder: pre-norm RMSNorm, rotary attention with grouped queries, SwiGLU."""
+    """A decoder: pre-norm RMSNorm and SwiGLU, with rotary grouped-query attention unless `layout` says what each layer is.
+
+    For a model with a layout, the fields of the dense shape (heads, kv_heads, head_dim, ffn, windows, qkv_bias, qk_norm) are for display:
+    its softmax attention, and the width of an expert. `layer(i)` is what a plan must be built from.
+    """
 
     name: str
     family: str
@@ -83,6 +101,9 @@ class ModelSpec:
     qk_norm: bool = False  # RMSNorm over head_dim on q and k before RoPE
     dtype: DType = DType.BF16
     lanes: Lanes | None = None
+    layout: tuple[Layer, ...] = ()  # per layer; empty: the dense shape in every layer
+    stored: Formats | None = None  # None: every matrix in `dtype`
+    hyper: HyperConnections | None = None
 
     @property
     def q_size(self) -> int:
@@ -93,31 +114,101 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
-    def layer_matrix_parameters(self) -> int:
-        """Weights of one layer that every decoded token streams."""
-        attention = self.hidden * (self.q_size + 2 * self.kv_size) + self.q_size * self.hidden
-        return attention + 3 * self.hidden * self.ffn
+    def formats(self) -> Formats:
+        """The stored format of each kind of matrix."""
+        return self.stored or Formats(format_named(self.dtype.value))
+
+    def layer(self, index: int) -> Layer:
+        """What layer `index` is made of."""
+        if self.layout:
+            return self.layout[index]
+        attention = GroupedAttention(
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.windows[index],
+            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm,
+        )  # fmt: skip
+        return Layer(attention, DenseFeed(width=self.ffn))
+
+    def layer_weights(self, index: int) -> tuple[Weight, ...]:
+        """Every matrix of a layer in order of use: hyper-connection and mixer, hyper-connection and feed-forward."""
+        layer, formats = self.layer(index), self.formats
+        hyper = self.hyper.weights(self.hidden, formats) if self.hyper else ()
+        return (*hyper[:1], *layer.mixer.weights(self.hidden, formats), *hyper[1:], *layer.feed.weights(self.hidden, formats))
+
+    def end_weights(self) -> tuple[Weight, ...]:
+        """What follows the last layer: the collapse of hyper-connections, the LM head."""
+        head = Weight("lm_head", Role.HEAD, self.vocab, self.hidden, self.formats.of(Role.HEAD))
+        return (self.hyper.head(self.hidden, self.formats), head) if self.hyper else (head,)
+
+    def weights(self) -> Iterator[Weight]:
+        """Every matrix that a step multiplies, in order of use."""
+        for index in range(self.layers):
+            yield from self.layer_weights(index)
+        yield from self.end_weights()
 
     @property
-    def layer_vector_parameters(self) -> int:
-        """Norm scales and biases of one layer: resident, never streamed."""
-        bias = self.q_size + 2 * self.kv_size if self.qkv_bias else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return norms + bias
+    def vector_parameters(self) -> int:
+        """Norm scales, biases and the like: resident, never streamed."""
+        own = sum(layer.mixer.vectors(self.hidden) + layer.feed.vectors(self.hidden) for layer in self._each())
+        hyper = self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
+        return own + (2 * self.layers + 1) * self.hidden + hyper
 
     @property
     def parameters(self) -> int:
-        """All parameters, as published."""
-        tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        layers = self.layers * (self.layer_matrix_parameters + self.layer_vector_parameters)
-        return tables + layers + self.hidden
+        """All parameters of the decoder."""
+        table = 0 if self.tied else self.vocab * self.hidden
+        return table + total(self.weights(), "parameters") + self.vector_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses, without the embedding table (where the LM head has a table of its own)."""
+        idle = sum(layer.feed.vectors(self.hidden) - layer.feed.active_vectors(self.hidden) for layer in self._each())
+        return self.streamed_parameters + self.vector_parameters - idle
 
     @property
     def streamed_parameters(self) -> int:
-        """Weights that one decode step must read: every layer's matrices and the LM head."""
-        return self.layers * self.layer_matrix_parameters + self.vocab * self.hidden
+        """Matrix weights that a step of one token must read: every layer's (of experts the chosen ones) and the LM head."""
+        return total(self.weights(), "active_parameters")
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Their bytes as stored, scales included."""
+        return total(self.weights(), "step_bytes")
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all matrices as stored: what the memory of a node must hold, without vectors and caches."""
+        table = 0 if self.tied else self.formats.of(Role.EMBED).bytes(self.vocab, self.hidden)
+        return table + total(self.weights(), "stored_bytes")
 
     def kv_bytes(self, context: int, dtype: DType) -> int:
-        """KV bytes that one step at `context` cached positions reads, over all layers."""
-        per_position = 2 * self.kv_size * dtype.bytes
-        return sum(min(context, w) if w else context for w in self.windows) * per_position
+        """Bytes of caches and states that one step at `context` cached positions reads, over all layers."""
+        return sum(layer.mixer.traffic(context, dtype.bytes).read_bytes for layer in self._each())
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """Bytes of caches and states that one step of one sequence moves, over all layers."""
+        moved = [layer.mixer.traffic(context, element_bytes) for layer in self._each()]
+        return Traffic(sum(t.read_bytes for t in moved), sum(t.written_bytes for t in moved))
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        """Memory for the caches and states of one sequence."""
+        return sum(layer.mixer.held_bytes(context, element_bytes) for layer in self._each())
+
+    def runnable_reason(self) -> str | None:
+        """Why the engine cannot run this model (it can still be planned and simulated); None: it can."""
+        if not self.layout and self.stored is None and self.hyper is None and (not self.rope.scaling or self.rope.scaling.kind != "yarn"):
+            return None
+        return (
+            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; the engine runs dense models in 16 or 32 bits"
+        )
+
+    def features(self) -> tuple[str, ...]:
+        """What distinguishes this model from a dense one, in words."""
+        kinds = dict.fromkeys(type(part) for layer in self.layout for part in (layer.feed, layer.mixer))
+        found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
+        found += ["hyper-connections"] if self.hyper else []
+        found += ["yarn"] if self.rope.scaling and self.rope.scaling.kind == "yarn" else []
+        names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}
+        return (*found, *(n for n in names if n not in {d.value for d in DType}))
+
+    def _each(self) -> Iterator[Layer]:
+        return (self.layer(index) for index in range(self.layers))

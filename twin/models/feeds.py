@@ -1,0 +1,84 @@
+"""Feed-forward layers: dense, and mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from twin.models.formats import Formats, Role
+from twin.models.weight import Weight
+
+
+class Scoring(Enum):
+    """How a router turns its logits into weights."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    SQRT_SOFTPLUS = "sqrtsoftplus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseFeed:
+    """SwiGLU over the whole width."""
+
+    width: int
+    limit: float | None = None  # gate and up are clamped to it before they meet
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        return _swiglu("", Role.DENSE, self.width, hidden, formats)
+
+    def vectors(self, hidden: int) -> int:
+        return 0
+
+    def active_vectors(self, hidden: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFeed:
+    """A mixture of experts: a router picks top_k of `experts` for each token; shared experts see every token."""
+
+    experts: int
+    top_k: int
+    width: int  # of one routed expert
+    shared_width: int = 0  # of all shared experts together; 0: none
+    scoring: Scoring = Scoring.SOFTMAX
+    renormalise: bool = True  # the chosen weights are scaled to sum 1
+    scaling: float = 1.0  # then multiplied by this
+    groups: int = 1  # experts are first chosen by group:
+    top_groups: int = 1  # only the best of them compete
+    hashed: bool = False  # experts follow from the token's number: known before the step begins; the router still weighs them
+    router_bias: bool = False  # one number an expert
+    bias: bool = False  # biases in the experts
+    shared_gate: bool = False  # sigmoid of one row times the shared experts' output
+    limit: float | None = None  # gate and up are clamped to it before they meet
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """router; shared_gate, shared_up, shared_down (and the row that gates them); gate, up, down of all routed experts."""
+        router: tuple[Weight, ...] = (Weight("router", Role.ROUTER, self.experts, hidden, formats.of(Role.ROUTER)),)
+        if self.shared_gate:
+            router += (Weight("shared_expert_gate", Role.ROUTER, 1, hidden, formats.of(Role.ROUTER)),)
+        shared = _swiglu("shared_", Role.SHARED, self.shared_width, hidden, formats) if self.shared_width else ()
+        return (*router, *shared, *_swiglu("", Role.EXPERT, self.width, hidden, formats, self.experts, self.top_k))
+
+    def vectors(self, hidden: int) -> int:
+        return self._router_vectors() + self.experts * self._expert_vectors(hidden)
+
+    def active_vectors(self, hidden: int) -> int:
+        """Those that one token uses."""
+        return self._router_vectors() + self.top_k * self._expert_vectors(hidden)
+
+    def _router_vectors(self) -> int:
+        return self.experts if self.router_bias else 0
+
+    def _expert_vectors(self, hidden: int) -> int:
+        return 2 * self.width + hidden if self.bias else 0
+
+
+Feed = DenseFeed | ExpertFeed
+
+
+def _swiglu(prefix: str, role: Role, width: int, hidden: int, formats: Formats, experts: int = 1, active: int = 1) -> tuple[Weight, ...]:
+    shapes = (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width))
+    form = formats.of(role)
+    return tuple(Weight(prefix + name, role, rows, cols, form, 1, experts, active) for name, rows, cols in shapes)

@@ -1,0 +1,52 @@
+"""A decoder layer as data, and what surrounds its residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.models.feeds import Feed
+from twin.models.formats import Formats, Role
+from twin.models.mixers import Mixer
+from twin.models.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperConnections:
+    """Manifold-constrained hyper-connections: `streams` residual streams, mixed before and after every module.
+
+    Before a module the streams, side by side and normed, meet one matrix [mixes, streams * hidden]. Its outputs say how they collapse to
+    one input, how the module's output is spread over them, and how they mix (made doubly stochastic by `iterations` rounds).
+    """
+
+    streams: int
+    iterations: int
+
+    @property
+    def mixes(self) -> int:
+        """Outputs of the mixing matrix."""
+        return (2 + self.streams) * self.streams
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """Of one layer: before the attention, before the feed-forward layer."""
+        form, cols = formats.of(Role.HYPER), self.streams * hidden
+        return tuple(Weight(name, Role.HYPER, self.mixes, cols, form) for name in ("attn_hyper", "ffn_hyper"))
+
+    def head(self, hidden: int, formats: Formats) -> Weight:
+        """The matrix that collapses the streams before the final norm."""
+        return Weight("head_hyper", Role.HYPER, self.streams, self.streams * hidden, formats.of(Role.HYPER))
+
+    @property
+    def layer_vectors(self) -> int:
+        return 2 * (self.mixes + 3)
+
+    @property
+    def head_vectors(self) -> int:
+        return self.streams + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer: residual += mixer(norm(residual)); residual += feed(norm(residual))."""
+
+    mixer: Mixer
+    feed: Feed

@@ -1,0 +1,244 @@
+"""How a layer mixes tokens: softmax attention in its published kinds, and gated DeltaNet. Sizes are those of the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.models.formats import Formats, Role
+from twin.models.weight import Traffic, Weight
+
+STATE_BYTES = 4  # a recurrent state is kept in FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention:
+    """Softmax attention with grouped queries: one key and one value head for heads / kv_heads query heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0  # attended positions including the newest; 0: all
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False  # one learned logit a head joins the softmax's sum
+    output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
+    rotary_dim: int | None = None  # rotated elements of a head; None: all
+
+    def positions(self, context: int) -> int:
+        """Cached positions that a step reads."""
+        return min(context, self.window) if self.window else context
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """q (with the gate's rows, if any), k, v, o."""
+        q, kv, form = self.heads * self.head_dim, self.kv_heads * self.head_dim, formats.of(Role.ATTENTION)
+        shapes = (("q", q * (2 if self.output_gate else 1), hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q))
+        return tuple(Weight(name, Role.ATTENTION, rows, cols, form) for name, rows, cols in shapes)
+
+    def vectors(self, hidden: int) -> int:
+        """Biases, norm scales over a head and sinks: resident, never streamed."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        biases = (q + 2 * kv if self.qkv_bias else 0) + (hidden if self.o_bias else 0)
+        return biases + (2 * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """Keys and values of `context` cached positions read, those of one written."""
+        return Traffic(self._bytes(self.positions(context), element_bytes), self._bytes(1, element_bytes))
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        """Memory that the cache of one sequence needs."""
+        return self._bytes(self.positions(context), element_bytes)
+
+    def _bytes(self, positions: int, element_bytes: float) -> int:
+        return round(2 * self.kv_heads * self.head_dim * positions * element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention in the absorbed form that decode uses.
+
+    Cached per position: one latent (kv_rank) and one rotated key (rope_dim), shared by all heads. A head's query is carried into the
+    latent space (k_up), attends there, and its latent output is carried back (v_up); keys and values are never built.
+    Scores have kv_rank + rope_dim terms, outputs kv_rank, for every head.
+    """
+
+    heads: int
+    q_rank: int  # 0: queries are projected directly
+    kv_rank: int
+    nope_dim: int  # elements of a query head without rotation
+    rope_dim: int
+    value_dim: int
+
+    window: int = 0
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements cached per position."""
+        return self.kv_rank + self.rope_dim
+
+    def positions(self, context: int) -> int:
+        return context
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """In order of use: q_a, kv_a (from the residual), q_b, k_up (before attention), v_up, o (after). k_up and v_up: kv_b in two."""
+        query = self.heads * (self.nope_dim + self.rope_dim)
+        down = [("q_a", self.q_rank, hidden, 1)] if self.q_rank else []
+        shapes = [
+            *down, ("kv_a", self.latent_dim, hidden, 1), ("q_b" if self.q_rank else "q", query, self.q_rank or hidden, 1),
+            ("k_up", self.heads * self.kv_rank, self.nope_dim, self.heads), ("v_up", self.heads * self.value_dim, self.kv_rank, self.heads),
+            ("o", hidden, self.heads * self.value_dim, 1),
+        ]  # fmt: skip
+        form = formats.of(Role.ATTENTION)
+        return tuple(Weight(name, Role.ATTENTION, rows, cols, form, groups) for name, rows, cols, groups in shapes)
+
+    def vectors(self, hidden: int) -> int:
+        """Norm scales over the two latents."""
+        return self.q_rank + self.kv_rank
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """The latents of `context` positions read once for all heads, one written."""
+        return Traffic(round(context * self.latent_dim * element_bytes), round(self.latent_dim * element_bytes))
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        return round(context * self.latent_dim * element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Gated DeltaNet: a matrix-valued state per value head that every step reads, updates and writes, whatever the context.
+
+    q, k and v pass a causal depthwise convolution over `conv` positions; value_heads / key_heads value heads share a key head.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    conv: int
+
+    window: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Convolved channels: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def state_elements(self) -> int:
+        """The recurrent state: key_dim x value_dim a value head."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+    def positions(self, context: int) -> int:
+        return 0
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """qkvz (queries, keys, values, output gate), ba (write strength and decay, one each a value head), o."""
+        values, form = self.value_heads * self.value_dim, formats.of(Role.ATTENTION)
+        return (
+            Weight("qkvz", Role.ATTENTION, self.channels + values, hidden, form),
+            Weight("ba", Role.SMALL, 2 * self.value_heads, hidden, formats.of(Role.SMALL)),
+            Weight("o", Role.ATTENTION, hidden, values, form),
+        )
+
+    def vectors(self, hidden: int) -> int:
+        """The convolution's taps, decay and time-step bias of each value head, the output norm."""
+        return self.channels * self.conv + 2 * self.value_heads + self.value_dim
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """The whole state is read and written; of the convolution's history conv - 1 positions are read and one is written."""
+        state = self.state_elements * STATE_BYTES
+        channel = round(self.channels * element_bytes)
+        return Traffic(state + (self.conv - 1) * channel, state + channel)
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        return self.state_elements * STATE_BYTES + round(self.channels * (self.conv - 1) * element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """DeepSeek-V4: one shared key-value head, a sliding window, and compressed entries of what lies before.
+
+    ratio 0: the window alone. ratio r: every r positions become one entry. With top_k (CSA) an indexer scores all entries by small keys and
+    picks top_k of them; without (HCA) all are attended. Keys and values are the same numbers: an entry is head_dim elements.
+    """
+
+    heads: int
+    head_dim: int
+    rope_dim: int
+    q_rank: int
+    o_groups: int
+    o_rank: int  # of each group
+    window: int
+    ratio: int = 0
+    theta: float = 10000.0  # of this layer's rotation
+    index_heads: int = 0
+    index_dim: int = 0
+    top_k: int = 0  # 0: no indexer, all entries are attended
+
+    @property
+    def overlap(self) -> int:
+        """Windows that one entry mixes: two where an indexer picks entries, else one."""
+        return 2 if self.top_k else 1
+
+    def entries(self, context: int) -> int:
+        """Compressed entries that exist at `context` positions."""
+        return context // self.ratio if self.ratio else 0
+
+    def attended_entries(self, context: int) -> int:
+        return min(self.entries(context), self.top_k) if self.top_k else self.entries(context)
+
+    def positions(self, context: int) -> int:
+        """Entries of head_dim elements that a step attends: window and compressed."""
+        return min(context, self.window) + self.attended_entries(context)
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """In order of use: q_a, kv, compressor and indexer keys (from the residual); q_b, index_q (from q_a's output); o_a, o_b."""
+        queries, form = self.heads * self.head_dim, formats.of(Role.ATTENTION)
+        first = [("q_a", Role.ATTENTION, self.q_rank, hidden), ("kv", Role.ATTENTION, self.head_dim, hidden)]
+        second = [("q_b", Role.ATTENTION, queries, self.q_rank)]
+        if self.ratio:
+            width = self.overlap * self.head_dim
+            first += [("compress_kv", Role.COMPRESS, width, hidden), ("compress_gate", Role.COMPRESS, width, hidden)]
+        if self.top_k:
+            width = self.overlap * self.index_dim
+            first += [("index_kv", Role.COMPRESS, width, hidden), ("index_gate", Role.COMPRESS, width, hidden)]
+            first += [("index_heads", Role.SMALL, self.index_heads, hidden)]
+            second += [("index_q", Role.INDEX, self.index_heads * self.index_dim, self.q_rank)]
+        before = tuple(Weight(name, role, rows, cols, formats.of(role)) for name, role, rows, cols in first + second)
+        latent = self.o_groups * self.o_rank
+        o_a = Weight("o_a", Role.ATTENTION, latent, queries // self.o_groups, form, self.o_groups)
+        return (*before, o_a, Weight("o_b", Role.ATTENTION, hidden, latent, form))
+
+    def vectors(self, hidden: int) -> int:
+        """Norm scales, sinks, and the position biases of the compressors."""
+        own = self.q_rank + self.head_dim + self.heads
+        dims = ([self.head_dim] if self.ratio else []) + ([self.index_dim] if self.top_k else [])
+        return own + sum(dim + self.ratio * self.overlap * dim for dim in dims)
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """Window, attended entries and every indexer key are read; one position is written.
+
+        The compressors keep values and gates of the positions that no entry holds yet: each step writes one position's, and every ratio-th
+        step reads those of `overlap` windows and writes an entry. Such steps are spread evenly here.
+        """
+        keys = self.entries(context) * self.index_dim if self.top_k else 0
+        read = self.positions(context) * self.head_dim + keys + self._pending
+        written = self.head_dim + self._pending + (self._entry / self.ratio if self.ratio else 0.0)
+        return Traffic(round(read * element_bytes), round(written * element_bytes))
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        window, entries = min(context, self.window) * self.head_dim, self.entries(context) * self._entry
+        return round((window + entries + self.overlap * self.ratio * self._pending) * element_bytes)
+
+    @property
+    def _entry(self) -> int:
+        """Elements of a compressed entry, with its indexer key."""
+        return self.head_dim + (self.index_dim if self.top_k else 0)
+
+    @property
+    def _pending(self) -> int:
+        """Elements (values and gates) that the compressors keep of one position."""
+        return 2 * self.overlap * self._entry if self.ratio else 0
+
+
+Mixer = GroupedAttention | LatentAttention | DeltaNet | CompressedAttention
