@@ -25,5 +25,5 @@ class Case:
         validate(plan)
         return plan
 
-    def simulate(self) -> Result:
-        return simulate(self.plan(), self.node)
+    def simulate(self, *, steps: int = 2) -> Result:
+        return simulate(self.plan(), self.node, steps=steps)

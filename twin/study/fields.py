@@ -1,0 +1,123 @@
+"""A study file's mappings, read strictly: each key is taken by name, and what nobody took is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from twin.data import did_you_mean
+from twin.errors import ConfigError
+from twin.units import parse_quantity, unit_of
+
+D = TypeVar("D")
+_NEEDED: Any = object()
+
+
+class Fields:
+    """One mapping. `where` is its dotted place in `file`, empty at the top; all errors are ConfigErrors that name both."""
+
+    def __init__(self, data: object, file: Path, where: str = "") -> None:
+        self.file = file
+        self.where = where
+        if not isinstance(data, Mapping):
+            raise self.error("", f"must be a mapping, not {data!r}")
+        self._data = {str(key): value for key, value in data.items()}
+        self._known: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def keys(self) -> list[str]:
+        return list(self._data)
+
+    def error(self, key: str, reason: str) -> ConfigError:
+        """The refusal of one field, for the caller to raise."""
+        place = ".".join(part for part in (self.where, key) if part) or "top level"
+        return ConfigError(f"{self.file}: {place}: {reason}")
+
+    @overload
+    def take(self, key: str) -> Any: ...
+    @overload
+    def take(self, key: str, default: D) -> Any | D: ...
+    def take(self, key: str, default: Any = _NEEDED) -> Any:
+        """The value as YAML gave it; without a default the key is needed."""
+        self._known.append(key)
+        if key in self._data:
+            return self._data[key]
+        if default is _NEEDED:
+            raise self.error(key, "missing; add it")
+        return default
+
+    def text(self, key: str, default: str = _NEEDED) -> str:
+        value = self.take(key, default)
+        if not isinstance(value, str) or (not value.strip() and value != default):
+            raise self.error(key, f"{value!r} must be text, not empty")
+        return " ".join(value.split())
+
+    def choice(self, key: str, allowed: Sequence[str], default: str = _NEEDED) -> str:
+        value = self.take(key, default)
+        if value not in allowed:
+            raise self.error(key, f"{value!r} is unknown; {did_you_mean(str(value), allowed)}")
+        return str(value)
+
+    def flag(self, key: str, default: bool = _NEEDED) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} must be true or false")
+        return value
+
+    def whole(self, key: str, default: int = _NEEDED, *, low: int = 0, high: int | None = None) -> int:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            limit = f"at least {low}" if high is None else f"{low} to {high}"
+            raise self.error(key, f"{value!r} must be a whole number, {limit}")
+        return value
+
+    def number(self, key: str, default: float = _NEEDED, *, low: float = 0.0, high: float | None = None) -> float:
+        """A plain number without a unit, or a percentage as text ("36%" is 0.36)."""
+        value = self.take(key, default)
+        if isinstance(value, str) and value.strip().endswith("%"):
+            try:
+                value = float(value.strip()[:-1]) / 100
+            except ValueError:
+                raise self.error(key, f"{value!r} is not a percentage; write it as '36%'") from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= (high if high is not None else value):
+            limit = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+            raise self.error(key, f"{value!r} must be a number, {limit}")
+        return float(value)
+
+    def quantity(self, key: str, default: str = _NEEDED) -> float:
+        """A quantity with its unit ("4.5 us"); the key's own ending says which: `tool_s`, `link_bytes_per_s`, `board_w`."""
+        value = self.take(key, default)
+        unit = unit_of(key)
+        if not isinstance(value, str):
+            raise self.error(key, f"{value!r} must be text with its unit")
+        try:
+            return parse_quantity(value, unit)
+        except ConfigError as error:
+            raise self.error(key, str(error)) from error
+
+    def items(self, key: str, default: Sequence[object] = _NEEDED) -> list[Any]:
+        """A list that is not empty (unless that is the default)."""
+        value = self.take(key, default)
+        if value is default:
+            return list(value)
+        if not isinstance(value, list) or not value:
+            raise self.error(key, f"{value!r} must be a list with at least one entry")
+        return list(value)
+
+    def mapping(self, key: str) -> Fields:
+        """The mapping under `key`; an empty one when the key is absent."""
+        return Fields(self.take(key, {}), self.file, f"{self.where}.{key}" if self.where else key)
+
+    def mappings(self, key: str, default: Sequence[object] = _NEEDED) -> list[Fields]:
+        """A list of mappings."""
+        place = f"{self.where}.{key}" if self.where else key
+        return [Fields(item, self.file, f"{place}[{index}]") for index, item in enumerate(self.items(key, default))]
+
+    def done(self) -> None:
+        """Refuses the keys that nobody took."""
+        for key in self._data:
+            if key not in self._known:
+                raise self.error(key, f"unknown key; {did_you_mean(key, self._known)}")

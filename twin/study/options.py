@@ -1,0 +1,84 @@
+"""Engine options as a study file gives them: plain values with the name of an Options field."""
+
+from __future__ import annotations
+
+import types
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from twin.data import did_you_mean
+from twin.errors import ConfigError
+from twin.plan.defaults import FIELDS
+from twin.plan.types import Options
+from twin.units import parse_quantity, unit_of
+
+ALIASES = {"dtype": "weight_dtype"}
+Plain = str | int | float | bool | None
+
+
+def option_name(name: str) -> str | None:
+    """The Options field that `name` means ("ring-slots", "dtype"), or None."""
+    field = name.replace("-", "_")
+    field = ALIASES.get(field, field)
+    return field if field in FIELDS else None
+
+
+def plain_option(name: str, value: object) -> Plain:
+    """`value` checked and in its plain form: an enum by its value, sizes in bytes. Raises ConfigError."""
+    typed = option_value(name, value)
+    return typed.value if isinstance(typed, Enum) else typed
+
+
+def option_value(name: str, value: object) -> Any:
+    """`value` as the type of the Options field `name`."""
+    kinds = _kinds(name)
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        if issubclass(kind, Enum) and isinstance(value, str):
+            return _member(name, kind, value)
+        if kind is bool and isinstance(value, bool):
+            return value
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if kind is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if kind is int and isinstance(value, str) and unit_of(name):
+            return _bytes(name, value)
+        if kind is str and isinstance(value, str):
+            return value
+    raise ConfigError(f"{name}: {value!r} is not {' or '.join(_spoken(kind) for kind in kinds)}")
+
+
+@lru_cache(maxsize=1)
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Options)
+
+
+def _kinds(name: str) -> tuple[type, ...]:
+    hint = _hints()[name]
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _member(name: str, kind: type[Enum], value: str) -> Enum:
+    values = [member.value for member in kind]
+    if value not in values:
+        raise ConfigError(f"{name}: {value!r} is unknown; {did_you_mean(value, values)}")
+    return kind(value)
+
+
+def _bytes(name: str, text: str) -> int:
+    try:
+        size = parse_quantity(text, unit_of(name))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if size != int(size):
+        raise ConfigError(f"{name}: {text!r} is not a whole number of bytes")
+    return int(size)
+
+
+def _spoken(kind: type) -> str:
+    if issubclass(kind, Enum):
+        return f"one of {', '.join(member.value for member in kind)}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}.get(kind, kind.__name__)

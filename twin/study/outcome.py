@@ -1,0 +1,110 @@
+"""What a study answers: tables and charts as plain data, rendered by twin.report for terminals, files and browsers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+Cell = str | float | int | None
+
+
+class Shown(Enum):
+    """How people read a column; files keep the full number."""
+
+    TEXT = "text"
+    CHIP = "chip"  # a word on a coloured ground: the kind of a number
+    COUNT = "count"  # rates and counts: thousands separated, three digits below 100
+    PERCENT = "percent"  # of a fraction: 0.36 is 36.0%
+    CHANGE = "change"  # of a fraction, signed
+    MICROSECONDS = "us"  # of seconds
+    QUANTITY = "quantity"  # with the unit of `Column.unit`
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    shown: Shown = Shown.COUNT
+    unit: str = ""  # base unit of a QUANTITY: "s", "B", "B/s", "W"
+
+    @property
+    def textual(self) -> bool:
+        return self.shown in (Shown.TEXT, Shown.CHIP)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`rows` has one cell for each column; None is "there is no such number", shown empty."""
+
+    name: str  # of its CSV file: lower case and hyphens
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    terminal: bool = True  # False: in files and in the report only
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One colour. `low` and `high`: the ends of an interval about each value; a value may be missing."""
+
+    label: str
+    values: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+    marks: bool = False  # points without bars or lines: published or measured figures beside ours
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A row for each name, the first on top; a series for each colour, side by side or stacked."""
+
+    names: tuple[str, ...]
+    series: tuple[Series, ...]
+    axis: str
+    stacked: bool = False
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Values over `x`, with bands where a series has an interval."""
+
+    x: tuple[float | str, ...]
+    series: tuple[Series, ...]
+    x_axis: str
+    y_axis: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """From the first value to the last, each step by what it adds; `values` are the levels reached, one for each name."""
+
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    axis: str
+
+
+Chart = Bars | Lines | Waterfall
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A heading, a sentence that says what to see, charts, then tables."""
+
+    title: str
+    text: str = ""
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    long: bool = False  # may be split over printed pages
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of a study; its first table is the main one."""
+
+    parts: tuple[Part, ...]
+    headline: tuple[tuple[str, str], ...] = ()  # (value, what it is)
+    notes: tuple[str, ...] = field(default=())  # conditions and limits that every reader must know
+
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(table for part in self.parts for table in part.tables)

@@ -1,0 +1,155 @@
+"""One simulation of a study: what it is made of, the key of its content, and its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import twin
+from twin.errors import TwinError
+from twin.hardware.types import Node, Number
+from twin.models.load import load_model
+from twin.plan.types import StageKind
+from twin.study.case import Case
+from twin.study.hardware import Setting, node_on_file, with_settings
+from twin.study.options import Plain, option_value
+
+CODE = ("units.py", "hardware", "models", "plan", "sim", "study/point.py", "study/case.py", "study/hardware.py")  # what decides a result
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A model on a node. Plain values only: a point travels between processes and computers.
+
+    `settings` are (name, change) pairs of hardware numbers, made in order on the node as it is on file, with its device's fit.
+    `steps` 0 plans and proves without simulating.
+    """
+
+    model: str
+    node: str
+    options: tuple[tuple[str, Plain], ...] = ()  # values of Options fields, by name
+    settings: tuple[Setting, ...] = ()
+    steps: int = 2
+
+    def with_options(self, **options: Plain) -> Point:
+        return dataclasses.replace(self, options=tuple(sorted((dict(self.options) | options).items())))
+
+    def with_settings(self, *settings: Setting) -> Point:
+        return dataclasses.replace(self, settings=(*self.settings, *settings))
+
+    def on_node(self) -> Node:
+        """Its node with all settings made."""
+        return with_settings(node_on_file(self.node), self.settings)
+
+    def case(self) -> Case:
+        """Raises TwinError for whatever it names that does not exist."""
+        return Case(load_model(self.model), self.on_node(), {name: option_value(name, value) for name, value in self.options})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of a point. With a `problem` (why it cannot be planned) there are no numbers: they are 0 and empty."""
+
+    key: str
+    problem: str = ""
+    step_s: float = 0.0
+    floor_s: float = 0.0  # bytes per step / (packages x stream ceiling)
+    bytes_per_step: int = 0
+    stream_bytes_per_s: float = 0.0  # ceiling of all packages
+    peak_bytes_per_s: float = 0.0  # datasheet, all packages
+    attribution: dict[str, float] = field(default_factory=dict)  # seconds of the critical path by cause
+    kinds: dict[str, dict[str, float]] = field(default_factory=dict)  # the same by kind of stage
+    assumed: tuple[str, ...] = ()  # paths of the assumed numbers it rests on
+    wall_s: float = field(default=0.0, compare=False)  # spent on it, by whoever computed it
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1 / self.step_s
+
+    @property
+    def stream_fraction(self) -> float:
+        return self.floor_s / self.step_s
+
+
+def key_of(point: Point) -> str:
+    """The content of a point: its plan's inputs, its hardware numbers, and the code that plans and simulates.
+
+    Two points with the same key have the same result, whatever they are called; an edited file or a renewed fit gives another key.
+    """
+    case = point.case()
+    content = [code_version(), plain(case.spec), plain(case.node), {k: plain(v) for k, v in case.chosen.items()}, point.steps]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def compute(points: Sequence[Point]) -> list[Row]:
+    """Results in order; a point that cannot be planned says so in its row."""
+    return list(_computed(points))
+
+
+def _computed(points: Sequence[Point]) -> Iterator[Row]:
+    for point in points:
+        key = key_of(point)
+        try:
+            yield _row(key, point)
+        except TwinError as error:
+            yield Row(key, problem=str(error))
+
+
+def _row(key: str, point: Point) -> Row:
+    case = point.case()
+    if not point.steps:
+        case.plan()
+        return Row(key)
+    result = case.simulate(steps=point.steps)
+    kinds: dict[str, dict[str, float]] = {kind.value: {} for kind in StageKind}
+    for stage in result.stages:
+        for cause, ps in stage.causes_ps.items():
+            if ps:
+                kinds[stage.kind][cause] = kinds[stage.kind].get(cause, 0.0) + ps / 1e12
+    return Row(
+        key,
+        step_s=result.step_s,
+        floor_s=result.floor_s,
+        bytes_per_step=result.bytes_per_step,
+        stream_bytes_per_s=result.stream_bytes_per_s,
+        peak_bytes_per_s=result.peak_bytes_per_s,
+        attribution={cause: seconds for cause, seconds in result.attribution.items() if seconds},
+        kinds={kind: causes for kind, causes in kinds.items() if causes},
+        assumed=result.assumed,
+        wall_s=result.wall_s,
+    )
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """A digest of the sources that decide a result, so that a changed simulator computes again."""
+    root = Path(twin.__file__).parent
+    digest = hashlib.sha256()
+    for name in CODE:
+        place = root / name
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(root)}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def plain(item: Any) -> Any:
+    """Nested dataclasses as JSON values: of a hardware number its value and kind, not what people wrote about it."""
+    if isinstance(item, Number):
+        return [item.value, item.kind.value]
+    if dataclasses.is_dataclass(item):
+        return {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+    if isinstance(item, Enum):
+        return item.value
+    if isinstance(item, tuple | list):
+        return [plain(entry) for entry in item]
+    if isinstance(item, dict):
+        return {str(key): plain(value) for key, value in item.items()}
+    return item

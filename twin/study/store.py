@@ -1,0 +1,103 @@
+"""Results on disk: a folder of Parquet files, keyed by content. Files are only added, so several programs may share the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from twin.engine.toolchain import cache_dir
+from twin.errors import ConfigError
+from twin.study.point import Point, Row, code_version
+
+VARIABLE = "MONOTWIN_POINTS"
+NESTED = ("attribution", "kinds", "assumed")  # JSON in their column
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("problem", pa.string()),
+        ("step_s", pa.float64()),
+        ("floor_s", pa.float64()),
+        ("bytes_per_step", pa.int64()),
+        ("stream_bytes_per_s", pa.float64()),
+        ("peak_bytes_per_s", pa.float64()),
+        ("attribution", pa.string()),
+        ("kinds", pa.string()),
+        ("assumed", pa.string()),
+        ("wall_s", pa.float64()),
+        # For readers of the files; the key says the same.
+        ("code", pa.string()),
+        ("model", pa.string()),
+        ("node", pa.string()),
+        ("options", pa.string()),
+        ("settings", pa.string()),
+        ("steps", pa.int64()),
+    ]
+)
+RESULT = tuple(Row.__dataclass_fields__)
+
+
+def default_folder() -> Path:
+    """MONOTWIN_POINTS, else `points` in the user's cache."""
+    chosen = os.environ.get(VARIABLE)
+    return Path(chosen) if chosen else cache_dir() / "points"
+
+
+class Store:
+    """One writer: rows are gathered in memory and become a file when `flush` is called, whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._waiting: list[dict[str, Any]] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: results cannot be kept there ({error.strerror}); name another folder with --store") from error
+
+    def find(self, keys: Collection[str]) -> dict[str, Row]:
+        """The rows that are there, by key."""
+        if not keys or not any(self.folder.glob("*.parquet")):
+            return {}
+        try:
+            table = ds.dataset(self.folder, format="parquet", schema=SCHEMA).to_table(
+                columns=list(RESULT), filter=ds.field("key").isin(sorted(keys))
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"{self.folder}: results cannot be read ({error}); remove the broken file, or name another --store"
+            ) from error
+        return {row["key"]: _row(row) for row in table.to_pylist()}
+
+    def add(self, point: Point, row: Row) -> None:
+        record = asdict(row) | {name: json.dumps(getattr(row, name)) for name in NESTED}
+        said = {"model": point.model, "node": point.node, "options": json.dumps(point.options), "settings": json.dumps(point.settings)}
+        self._waiting.append(record | said | {"steps": point.steps, "code": code_version()})
+
+    def flush(self) -> None:
+        """Everything added becomes a file: written under a name that no reader takes, then renamed, so that nobody sees half of it."""
+        if not self._waiting:
+            return
+        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:12]}.parquet"
+        hidden = self.folder / f".{name}"
+        pq.write_table(pa.Table.from_pylist(self._waiting, schema=SCHEMA), hidden)
+        hidden.rename(self.folder / name)
+        self._waiting.clear()
+
+    def count(self) -> int:
+        """Rows on disk."""
+        files: Sequence[Path] = sorted(self.folder.glob("*.parquet"))
+        return sum(int(pq.read_metadata(file).num_rows) for file in files)
+
+
+def _row(record: dict[str, Any]) -> Row:
+    nested = {name: json.loads(record[name]) for name in NESTED}
+    return Row(**record | nested | {"assumed": tuple(nested["assumed"])})
