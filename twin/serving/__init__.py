@@ -1,0 +1,1 @@
+"""Ordinary engines, and what serving makes of an engine's speed: queues, waiting times, costs."""

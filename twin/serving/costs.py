@@ -1,0 +1,115 @@
+"""What a kernel of an ordinary engine takes: measured on the device, or derived from the device's own numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from twin.errors import HardwareError
+from twin.hardware.types import Node, Number
+from twin.models.formats import Format
+from twin.serving.kernels import AllReduce, Attention, Experts, Product, Row, Work
+from twin.serving.tables import KernelTables
+
+TABLE = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-128x128": "fp8-block", "fp8-128x128-e8m0": "fp8-block", "mxfp4": "mxfp4"}
+TABLE |= {"int4-g32": "int4"}  # a format's name -> the tables' type
+KV_BYTES = {"bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a step works on: one token of each of `sequences`, all with `context` cached positions."""
+
+    sequences: int = 1
+    context: int = 1024
+    kv: str = "bf16"  # element type of the cache: one of KV_BYTES
+
+
+class Costs(Protocol):
+    """Time of a kernel in seconds, from the end of the one before it in a graph."""
+
+    def seconds(self, work: Work, load: Load) -> float: ...
+
+    def rests_on(self) -> str:
+        """Where the times come from, for the reader of a prediction."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of the stack's own kernels."""
+
+    tables: KernelTables
+    gpus: int
+
+    def seconds(self, work: Work, load: Load) -> float:
+        tables, tokens = self.tables, load.sequences
+        match work:
+            case Product():
+                return tables.gemm_s(rows=work.rows, cols=work.cols, tokens=tokens, dtype=_type(work.format))
+            case Experts():
+                return tables.moe_s(
+                    hidden=work.hidden, inner=work.inner, experts=work.experts, top_k=work.top_k, ranks=work.ranks,
+                    tokens=tokens, dtype=_type(work.format),
+                )  # fmt: skip
+            case Attention():
+                return tables.attention_s(
+                    heads=work.heads, kv_heads=work.kv_heads, head_dim=work.head_dim, tokens=tokens,
+                    context=load.context, window=work.window, dtype=load.kv,
+                )  # fmt: skip
+            case Row():
+                return tables.row_s(elements=work.elements, tokens=tokens, reduces=work.reduces)
+            case AllReduce():
+                return tables.allreduce_s(elements=work.elements * tokens, gpus=self.gpus)
+
+    def rests_on(self) -> str:
+        return f"{self.tables.stack.title} kernels measured on {self.tables.device} (vendor: AIConfigurator 0.12.0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """Kernels that read memory at the device's ceiling as soon as it flows again: a border, a restart, the bytes.
+
+    Nothing here was taken from an engine, so it may be checked against all of them. It is too fast where kernels are imperfect.
+    """
+
+    node: Node
+
+    def seconds(self, work: Work, load: Load) -> float:
+        device = self.node.device
+        edge, restart = device.launch.graph_edge_s.value, device.launch.restart_s.value
+        stream = device.memory.stream_bytes_per_s.value
+        match work:
+            case Product():
+                return edge + restart + work.format.bytes(work.rows, work.cols) / stream
+            case Experts():
+                width = -(-work.inner // work.ranks)
+                one = 2 * work.format.bytes(width, work.hidden) + work.format.bytes(work.hidden, width)
+                return 2 * (edge + restart) + one * visited(work.experts, work.top_k, load.sequences) / stream
+            case Attention():
+                positions = min(load.context, work.window) if work.window else load.context
+                cache = 2 * work.kv_heads * work.head_dim * KV_BYTES[load.kv] * positions * load.sequences
+                return 2 * (edge + restart) + cache / stream  # the scan, then the merging of the splits
+            case Row():
+                return edge + 2 * device.l2.latency_s.value
+            case AllReduce():
+                return self._link().value
+
+    def _link(self) -> Number:
+        if self.node.link is None:
+            raise HardwareError(f"{self.node.name} has no link for an all-reduce; choose a node of several GPUs")
+        return self.node.link.library_allreduce_s
+
+    def rests_on(self) -> str:
+        return f"borders, restarts and the read ceiling of {self.node.device.name}, and its library's all-reduce"
+
+
+def visited(experts: int, top_k: int, tokens: int) -> float:
+    """Experts that at least one of `tokens` visits when each picks top_k of them evenly."""
+    return float(experts * (1 - (1 - top_k / experts) ** tokens))
+
+
+def _type(form: Format) -> str:
+    if form.name not in TABLE:
+        raise HardwareError(f"format {form.name}: no kernel was measured for it; measured: {', '.join(TABLE)}")
+    return TABLE[form.name]

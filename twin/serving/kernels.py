@@ -1,0 +1,178 @@
+"""Which kernels an ordinary engine launches for one decode step on one of its GPUs.
+
+Tensor parallelism as vLLM, SGLang and TensorRT-LLM do it: q, k, v, gate and up are cut by rows, o and down by columns, and the partial
+sums meet in an all-reduce after each of them. One kernel for each operation that the plan of a launch-by-launch engine names
+(`Stage.operations`); for dense models a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twin.errors import HardwareError, PlanError
+from twin.hardware.types import Node
+from twin.models.feeds import ExpertFeed
+from twin.models.formats import Format
+from twin.models.mixers import GroupedAttention
+from twin.models.spec import ModelSpec
+from twin.models.weight import Weight
+
+FP8 = Format("fp8", 8)  # one scale a matrix: what an engine makes of a 16-bit checkpoint
+QUANTISED = {"as stored": None, "fp8": FP8}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Tokens times a matrix [rows, cols] of this GPU."""
+
+    name: str
+    rows: int
+    cols: int
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of a layer: this GPU holds one of `ranks` slices of each."""
+
+    name: str
+    hidden: int
+    inner: int  # of a whole expert
+    experts: int
+    top_k: int
+    ranks: int
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """This GPU's heads over each sequence's cache, splits merged. `window` 0: all cached positions."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kernel without weights over one row a token; `reduces`: the row is summed first, as for a norm."""
+
+    name: str
+    elements: int
+    reduces: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """A library's sum over all GPUs, one row a token."""
+
+    name: str
+    elements: int
+
+
+Work = Product | Experts | Attention | Row | AllReduce
+
+
+def launched(spec: ModelSpec, gpus: int, *, rope_kernels: int, weights: str = "as stored") -> Iterator[Work]:
+    """The kernels of one step, in order. `weights`: "fp8" stores all layers' matrices but the router's in FP8.
+
+    Raises PlanError for attention of another kind and for sizes that do not divide over the GPUs.
+    """
+    yield Row("embedding", spec.hidden, reduces=False)
+    if gpus > 1:
+        yield AllReduce("all_reduce", spec.hidden)
+    for index in range(spec.layers):
+        yield from _layer(spec, index, gpus, rope_kernels, QUANTISED[weights])
+    yield Row("add_norm", spec.hidden, reduces=True)
+    yield Product("lm_head", -(-spec.vocab // gpus), spec.hidden, spec.end_weights()[-1].format)
+    if gpus > 1:
+        yield AllReduce("all_reduce", spec.vocab)
+    yield Row("sample", spec.vocab, reduces=True)
+
+
+def check_memory(spec: ModelSpec, node: Node, *, weights: str, sequences: int, context: int) -> None:
+    """Raises HardwareError when weights and caches do not fit the node."""
+    quantised = QUANTISED[weights]
+    stored = sum(_stored(weight, quantised) for index in range(spec.layers) for weight in spec.layer_weights(index))
+    stored += sum(weight.stored_bytes for weight in spec.end_weights()) + spec.vocab * spec.hidden * spec.dtype.bytes
+    needed = stored + sequences * spec.held_bytes(context, spec.dtype.bytes)
+    held = node.gpus * node.device.memory.capacity_bytes.value
+    if needed > held:
+        raise HardwareError(
+            f"{spec.name} with {sequences} sequences of {context} positions needs {needed / 1e9:,.0f} GB, {node.name} holds "
+            f"{held / 1e9:,.0f} GB: use more GPUs, FP8 weights, or fewer and shorter sequences"
+        )
+
+
+def _stored(weight: Weight, quantised: Format | None) -> int:
+    return weight.experts * _format(weight, quantised).bytes(weight.rows, weight.cols)
+
+
+def _format(weight: Weight, quantised: Format | None) -> Format:
+    """Only 16-bit matrices are quantised, and routers are not."""
+    return quantised if quantised and weight.format.bits == 16 and weight.name != "router" else weight.format
+
+
+def _layer(spec: ModelSpec, index: int, gpus: int, rope_kernels: int, quantised: Format | None) -> Iterator[Work]:
+    layer = spec.layer(index)
+    stored = {weight.name: weight for weight in spec.layer_weights(index)}
+    if not isinstance(layer.mixer, GroupedAttention):
+        raise PlanError(
+            f"{spec.name}: layer {index} mixes tokens by {type(layer.mixer).__name__}: ordinary engines are modelled for softmax attention "
+            "with grouped queries; choose another model"
+        )
+    yield from _attention(spec, layer.mixer, stored, gpus, rope_kernels, quantised)
+    yield Row("add_norm", spec.hidden, reduces=True)
+    if isinstance(layer.feed, ExpertFeed):
+        yield from _experts(spec, layer.feed, stored, gpus, quantised)
+    else:
+        yield from _swiglu(spec, "", stored, gpus, quantised)
+    if gpus > 1:
+        yield AllReduce("all_reduce", spec.hidden)
+
+
+def _attention(
+    spec: ModelSpec, mixer: GroupedAttention, stored: dict[str, Weight], gpus: int, rope_kernels: int, quantised: Format | None
+) -> Iterator[Work]:
+    heads, kv_heads = _shared(spec, "attention heads", mixer.heads, gpus), max(1, mixer.kv_heads // gpus)
+    if mixer.kv_heads % gpus and gpus % mixer.kv_heads:
+        raise PlanError(f"{spec.name}: {mixer.kv_heads} KV heads neither divide over {gpus} GPUs nor replicate evenly")
+    query = stored["q"].rows // gpus
+    yield Row("add_norm", spec.hidden, reduces=True)
+    rows = query + 2 * kv_heads * mixer.head_dim
+    yield Product("qkv_proj", rows, spec.hidden, _format(stored["q"], quantised))
+    if mixer.qk_norm:
+        yield Row("qk_norm", (heads + kv_heads) * mixer.head_dim, reduces=True)
+    for _ in range(rope_kernels):
+        yield Row("rope_append", (heads + kv_heads) * mixer.head_dim, reduces=False)
+    yield Attention("attention", heads, kv_heads, mixer.head_dim, mixer.window)
+    if mixer.output_gate:
+        yield Row("output_gate", heads * mixer.head_dim, reduces=False)
+    yield Product("o_proj", spec.hidden, heads * mixer.head_dim, _format(stored["o"], quantised))
+    if gpus > 1:
+        yield AllReduce("all_reduce", spec.hidden)
+
+
+def _swiglu(spec: ModelSpec, prefix: str, stored: dict[str, Weight], gpus: int, quantised: Format | None) -> Iterator[Work]:
+    gate, down = stored[prefix + "gate"], stored[prefix + "down"]
+    width = _shared(spec, "feed-forward width", gate.rows, gpus)
+    yield Product(prefix + "gate_up_proj", 2 * width, spec.hidden, _format(gate, quantised))
+    yield Row(prefix + "silu_mul", 2 * width, reduces=False)
+    yield Product(prefix + "down_proj", spec.hidden, width, _format(down, quantised))
+
+
+def _experts(spec: ModelSpec, feed: ExpertFeed, stored: dict[str, Weight], gpus: int, quantised: Format | None) -> Iterator[Work]:
+    yield Product("router", feed.experts, spec.hidden, stored["router"].format)
+    if feed.shared_width:
+        yield from _swiglu(spec, "shared_", stored, gpus, quantised)
+        yield Row("add_shared", spec.hidden, reduces=False)
+    yield Experts("experts", spec.hidden, feed.width, feed.experts, feed.top_k, gpus, _format(stored["gate"], quantised))
+
+
+def _shared(spec: ModelSpec, what: str, count: int, gpus: int) -> int:
+    if count % gpus:
+        raise PlanError(f"{spec.name}: {what} {count} does not divide over {gpus} GPUs; choose a tensor-parallel degree that does")
+    return count // gpus

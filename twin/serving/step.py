@@ -1,0 +1,88 @@
+"""One decode step of an ordinary engine: kernel after kernel, as a CUDA graph or launched one by one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from twin.errors import ConfigError
+from twin.hardware.types import Node
+from twin.models.spec import ModelSpec
+from twin.serving.costs import KV_BYTES, Costs, Ideal, Load, Measured
+from twin.serving.kernels import QUANTISED, Work, check_memory, launched
+from twin.serving.tables import load_tables, stack_names
+
+IDEAL = "ideal"
+GRAPH, EAGER = "graph", "eager"
+
+
+@dataclass(frozen=True)
+class Step:
+    """The kernels of one step and their times. The slowest GPU is any of them: all do the same."""
+
+    kernels: tuple[tuple[Work, float], ...]  # (work, seconds) in order
+    load: Load
+    launch_s: float  # from one launch by the host to its next
+    rests_on: str
+
+    @cached_property
+    def graph_s(self) -> float:
+        """As a CUDA graph: each time already holds the border to the kernel before it."""
+        return sum(seconds for _, seconds in self.kernels)
+
+    @cached_property
+    def eager_s(self) -> float:
+        """Launched one by one: a kernel starts when it has been launched and the one before it is done."""
+        end = 0.0
+        for index, (_, seconds) in enumerate(self.kernels):
+            end = max(end, (index + 1) * self.launch_s) + seconds
+        return end
+
+    def seconds(self, execution: str = GRAPH) -> float:
+        return self.graph_s if execution == GRAPH else self.eager_s
+
+    def tokens_per_s(self, execution: str = GRAPH) -> float:
+        """Of one sequence."""
+        return 1 / self.seconds(execution)
+
+    def by_kind(self) -> dict[str, float]:
+        """Seconds a step by what the kernels do: product, experts, attention, row, allreduce."""
+        times: dict[str, float] = defaultdict(float)
+        for work, seconds in self.kernels:
+            times[type(work).__name__.lower()] += seconds
+        return dict(times)
+
+
+def costs_of(node: Node, stack: str) -> Costs:
+    """The times of a stack's kernels on a node. Raises ConfigError and HardwareError for what was not measured."""
+    if stack == IDEAL:
+        return Ideal(node)
+    return Measured(load_tables(node.device.name, stack), node.gpus)
+
+
+@lru_cache(maxsize=512)
+def predict(spec: ModelSpec, node: Node, stack: str, load: Load, weights: str = "as stored") -> Step:
+    """One decode step of `stack` on all GPUs of the node.
+
+    `stack`: one of stack_names(), or "ideal" for kernels without loss. `weights`: "as stored", or "fp8" for 16-bit matrices made FP8.
+    Raises ConfigError, PlanError or HardwareError for what cannot be served or was not measured.
+    """
+    for name, value, allowed in (("weights", weights, QUANTISED), ("kv", load.kv, KV_BYTES), ("stack", stack, [*stack_names(), IDEAL])):
+        if value not in allowed:
+            raise ConfigError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
+    if load.sequences < 1 or not 1 <= load.context <= spec.context:
+        raise ConfigError(
+            f"{load.sequences} sequences of {load.context} positions: at least one sequence, and 1 to {spec.context} positions"
+        )
+    check_memory(spec, node, weights=weights, sequences=load.sequences, context=load.context)
+    costs = costs_of(node, stack)
+    rope = int(costs.tables.stack.rope_kernels.value) if isinstance(costs, Measured) else 1
+    work = launched(spec, node.gpus, rope_kernels=rope, weights=weights)
+    known: dict[Work, float] = {}
+    kernels = []
+    for item in work:
+        if item not in known:
+            known[item] = costs.seconds(item, load)
+        kernels.append((item, known[item]))
+    return Step(tuple(kernels), load, node.device.launch.stream_s.value, costs.rests_on())
