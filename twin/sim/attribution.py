@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twin.sim.block import Block, Segment
+from twin.sim.block import Block
 from twin.sim.program import CAUSES
 
 Table = list[list[int]]  # [stage][cause] ps
@@ -79,7 +79,7 @@ def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, b
 def _entered(block: Block, step: int, stage: int) -> int:
     """When the block came to this stage: the end of the last segment before it."""
     for before in range(stage - 1, -1, -1):
-        log: list[Segment] = block.log[step][before]
+        log = block.log[step][before]
         if log:
             return log[-1][0]
     return block.ended[step - 1] if step else 0

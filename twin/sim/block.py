@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -77,7 +77,7 @@ class Block:
         self.package = machine.package_of(gpu)
         self.exchange = self.package.exchange_pipes(die)
         self.program = machine.program.stages[index]
-        self.log: list[list[list[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
+        self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
         self.ended: list[int] = []  # ps, per step
         self.consumed = 0  # bytes of cached keys and values
 
@@ -88,6 +88,8 @@ class Block:
         return self.consumed + steps * sum(ring.sizes) + sum(ring.sizes[:slots])
 
     def run(self) -> Process:
+        log: list[list[list[Segment]]] = []
+        self.log = log
         yield from self._resume([])
         for step in range(self.machine.steps):
             stages: list[list[Segment]] = []
@@ -96,7 +98,7 @@ class Block:
                 yield from self._stage(step, work, segments)
                 stages.append(segments)
             self.ended.append(self.env.now)
-            self.log.append(stages if self.machine.keeps(step) else [])
+            log.append(stages if self.machine.keeps(step) else [])
         self._suspend()
 
     # ---- one stage ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from twin.sim.clock import Clock, SimulationError
 from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
 from twin.sim.links import Links
 from twin.sim.memory import Package, Pipe
-from twin.sim.program import compile_plan
+from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
 
@@ -41,7 +41,8 @@ class Border:
 class Machine:
     """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps` times."""
 
-    def __init__(self, plan: Plan, node: Node, *, steps: int, keep_all: bool) -> None:
+    def __init__(self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None) -> None:
+        """`program` is what compile_plan makes of the plan on the node's device, if it is known already."""
         check(plan, node)
         device = node.device
         self.plan = plan
@@ -49,7 +50,7 @@ class Machine:
         self.steps = steps
         self.keep_all = keep_all
         self.env = Clock()
-        self.program = compile_plan(plan, device)
+        self.program = program or compile_plan(plan, device)
         self.shared = node.link is not None and node.link.topology == "memory"  # emulated GPUs: one package
         count = 1 if self.shared else plan.options.gpus
         self.packages = [Package(device, plan.options.placement, index) for index in range(count)]
@@ -58,8 +59,8 @@ class Machine:
         self.handoffs = HandOffs(self.env, self.program, Timing(device), self.links)
         self.memory_latency = picoseconds(device.memory.latency_s.value)
         self.restart = cost.restart_ps(device)
-        resident = plan.options.execution is Execution.RESIDENT
-        self.on_demand = resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
+        self.resident = plan.options.execution is Execution.RESIDENT
+        self.on_demand = self.resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
         self.borders: dict[tuple[int, int, int], Border] = {}
@@ -68,15 +69,18 @@ class Machine:
 
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next one."""
-        if self.plan.options.execution is Execution.RESIDENT:
+        if self.resident:
             for block in self.blocks:
                 block.ring.pump()
         done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
         try:
             self.env.run(until=done)
         except RuntimeError as error:  # simpy: no event left
-            stuck = next(block.name for block in self.blocks if len(block.ended) < self.steps)
-            raise SimulationError(f"deadlock: {stuck} waits for something that nobody publishes; validate the plan") from error
+            raise self.deadlock() from error
+
+    def deadlock(self) -> SimulationError:
+        stuck = next(block.name for block in self.blocks if len(block.ended) < self.steps)
+        return SimulationError(f"deadlock: {stuck} waits for something that nobody publishes; validate the plan")
 
     def package_of(self, gpu: int) -> Package:
         return self.packages[0 if self.shared else gpu]
@@ -142,7 +146,6 @@ class Machine:
         core, port = self._core(gpu, on_gpu, name)
         package = self.package_of(gpu)
         sizes = self.program.sizes[index]
-        resident = plan.options.execution is Execution.RESIDENT
         ring = Ring(
             self.env,
             sizes,
@@ -150,7 +153,7 @@ class Machine:
             window=plan.options.window_slots,
             memory=package.memory_path(die, port),
             cached=package.cached_path(die, port, self.footprint()),
-            limit=(self.steps + 1) * len(sizes) if resident and not self.on_demand else 0,
+            limit=(self.steps + 1) * len(sizes) if self.resident and not self.on_demand else 0,
             pace=picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0,
         )
         ring.paused = core is not None

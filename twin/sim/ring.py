@@ -95,8 +95,11 @@ class Ring:
         """Until the next slot can be requested. Raises SimulationError if that is not a matter of time."""
         wait = max(self.open_at, self.copied) - self.env.now
         if self.paused or wait <= 0 or self.freed >= self.limit:
-            raise SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
+            raise self.starved()
         return wait
+
+    def starved(self) -> SimulationError:
+        return SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
 
     def free(self) -> None:
         """The consumer is done with its slot."""
