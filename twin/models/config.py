@@ -33,6 +33,29 @@ class Config:
             raise self.refuse(key, "a whole number above zero")
         return value
 
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number from zero."""
+        value = self._get(key, default, "a whole number from 0")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.refuse(key, "a whole number from 0")
+        return value
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers from zero."""
+        value = self._get(key, None, "a list of whole numbers from 0")
+        if not isinstance(value, list | tuple) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in value):
+            raise self.refuse(key, "a list of whole numbers from 0")
+        return tuple(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; empty where the field is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise self.refuse(key, "a list of texts")
+        return tuple(value)
+
     def real(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self._get(key, default, "a finite number above zero")
@@ -90,20 +113,21 @@ def dtype(config: Config) -> DType:
     return _DTYPES[names[0]] if names else DType.BF16
 
 
-def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HALF) -> Rope:
+def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HALF, simulated: bool = False) -> Rope:
     """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters` (transformers 5).
 
-    `theta` is the family's class default; None means that the configuration must say it.
+    `theta` is the family's class default; None means that the configuration must say it. `simulated`: of a family that the engine does not
+    run, where partial rotation (which the mixers tell) and yarn pass.
     """
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     for holder in (config, parameters, scaling):
-        if holder:
+        if holder and not simulated:
             holder.require("partial_rotary_factor", 1.0, (1, 1.0), "only rotation of whole heads is supported")
     base = _theta(config, parameters, theta)
-    if parameters and scaling and _scaling(parameters) != _scaling(scaling):
+    if parameters and scaling and _scaling(parameters, simulated) != _scaling(scaling, simulated):
         raise config.refuse("rope_scaling", f"the same as rope_parameters {dict(parameters.values)!r}")
     used = parameters or scaling
-    return Rope(base, style, _scaling(used) if used else None)
+    return Rope(base, style, _scaling(used, simulated) if used else None)
 
 
 def _theta(config: Config, parameters: Config | None, default: float | None) -> float:
@@ -116,7 +140,7 @@ def _theta(config: Config, parameters: Config | None, default: float | None) -> 
     return config.real("rope_theta", None if parameters else default)
 
 
-def _scaling(config: Config) -> RopeScaling | None:
+def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
     """`rope_type`, called `type` before transformers 4.43."""
     if "rope_type" in config and "type" in config and config.values["rope_type"] != config.values["type"]:
         raise config.refuse("type", f"the same as rope_type, {config.values['rope_type']!r}")
@@ -128,6 +152,8 @@ def _scaling(config: Config) -> RopeScaling | None:
             return RopeScaling("linear", config.real("factor"))
         case "llama3":
             return llama3_scaling(config)
+        case "yarn" if simulated:
+            return RopeScaling("yarn", config.real("factor"), original_context=config.count("original_max_position_embeddings"))
         case _:
             raise ConfigError(f"{config.name}: rope_type is {kind!r}; allowed: default, linear, llama3; use a checkpoint without it")
 

@@ -13,12 +13,17 @@ import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
-from twin.models import laneformer, llama, qwen2, qwen3
+from twin.models import deepseek_v3, deepseek_v4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
+from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
+from twin.models.formats import format_named
+from twin.models.published import check_published
+from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
 
 _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
-_KEYS = ("name", "title", "repository", "source", "parameters", "notes", "config")
+_KEYS = ("name", "title", "repository", "source", "parameters", "published", "notes", "config")
+_OPTIONAL = ("notes", "published")
 
 
 def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -27,10 +32,10 @@ def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArr
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What one architecture knows: its configuration, and how its checkpoints name and store tensors."""
+    """What one architecture knows: its configuration, and how its checkpoints name and store tensors (None: it is only simulated)."""
 
     from_config: Callable[[Mapping[str, object], str], ModelSpec]
-    tensors: Callable[[ModelSpec], dict[str, Tensor]]
+    tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
     canonical: _Canonical = _as_stored
 
 
@@ -43,6 +48,14 @@ _FAMILIES = {  # by model_type
     "qwen3": _Family(qwen3.from_config, qwen3.tensors),
     "laneformer": _LANEFORMER,
     "laneformer_tp": _LANEFORMER,
+    "mixtral": _Family(mixtral.from_config),
+    "qwen3_moe": _Family(qwen3_moe.from_config),
+    "qwen3_next": _Family(qwen3_next.from_config),
+    "gpt_oss": _Family(gpt_oss.from_config),
+    "deepseek_v3": _Family(deepseek_v3.from_config),
+    "kimi_k2": _Family(deepseek_v3.from_config),
+    "kimi_k25": _Family(deepseek_v3.from_multimodal),
+    "deepseek_v4": _Family(deepseek_v4.from_config),
 }
 
 
@@ -52,8 +65,14 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises ConfigError."""
+    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises ConfigError.
+
+    "NAME@FORMAT" stores its attention, feed-forward layers and experts in another format (formats.STORED), for simulation.
+    """
     text, path = str(name_or_path), Path(name_or_path)
+    name, at, stored = text.rpartition("@")
+    if at and not path.exists():
+        return requantized(load_model(name), format_named(stored))
     if text in model_names():
         return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
     if path.is_dir():
@@ -69,13 +88,17 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         hint = did_you_mean(str(kind), _FAMILIES)
-        raise ConfigError(f"{name}: model_type is {kind!r}; {hint}; only dense decoders of these families run")
+        raise ConfigError(f"{name}: model_type is {kind!r}; {hint}; these families are described")
     return _FAMILIES[kind].from_config(config, name)
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """Canonical name -> name and shape in a checkpoint of the model's family."""
-    return _FAMILIES[spec.family].tensors(spec)
+    """Canonical name -> name and shape in a checkpoint of the model's family. Raises ConfigError where the engine cannot run the model."""
+    named = _FAMILIES[spec.family].tensors
+    reason = spec.runnable_reason()
+    if named is None or reason:
+        raise ConfigError(reason or f"{spec.name}: checkpoints of family {spec.family} are not read; it can be planned and simulated only")
+    return named(spec)
 
 
 def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -104,21 +127,29 @@ def read_named(path: Path) -> ModelSpec:
         if key not in _KEYS:
             raise ConfigError(f"{path}: {key}: unknown key; {did_you_mean(str(key), _KEYS)}")
     for key in _KEYS:
-        if key not in data and key != "notes":
-            raise ConfigError(f"{path}: {key}: missing; needed: {', '.join(_KEYS)}")
+        if key not in data and key not in _OPTIONAL:
+            raise ConfigError(f"{path}: {key}: missing; needed: {', '.join(k for k in _KEYS if k not in _OPTIONAL)}")
     config, notes = data["config"], data.get("notes", {})
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ConfigError(f"{path}: config and notes must be mappings")
     if data["name"] != path.stem:
         raise ConfigError(f"{path}: name: {data['name']!r} must be the file's name {path.stem!r}")
     for key in notes:
-        if key not in config and key != "parameters":
+        if key not in config and key not in ("parameters", "published"):
             raise ConfigError(f"{path}: notes.{key}: not a field of config; {did_you_mean(str(key), config)}")
     spec = from_config(config, path.stem)
     if spec.parameters != data["parameters"]:
         counts = f"{data['parameters']!r} published, but config gives {spec.parameters}"
         raise ConfigError(f"{path}: parameters: {counts}; correct the one that is wrong")
+    if "published" in data:
+        check_published(Config(f"{path}: published", _mapping(path, data["published"])), spec)
     return spec
+
+
+def _mapping(path: Path, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: published must be a mapping of total, active, embedding, and difference where there is one")
+    return value
 
 
 def _read_json(path: Path, name: str) -> ModelSpec:

@@ -216,24 +216,35 @@ class CompressedAttention:
         return own + sum(dim + self.ratio * self.overlap * dim for dim in dims)
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
-        """Window, attended entries and every indexer key are read; one position is written.
+        """Window, attended entries and every indexer key are read; one position is written. The caches have a format of their own.
 
-        The compressors keep values and gates of the positions that no entry holds yet: each step writes one position's, and every ratio-th
-        step reads those of `overlap` windows and writes an entry. Such steps are spread evenly here.
+        The compressors keep values and gates (FP32) of the positions that no entry holds yet: each step writes one position's, and every
+        ratio-th step reads those of `overlap` windows and writes an entry. Such steps are spread evenly here.
         """
-        keys = self.entries(context) * self.index_dim if self.top_k else 0
-        read = self.positions(context) * self.head_dim + keys + self._pending
-        written = self.head_dim + self._pending + (self._entry / self.ratio if self.ratio else 0.0)
-        return Traffic(round(read * element_bytes), round(written * element_bytes))
+        keys = self.entries(context) * self._key_bytes
+        appended = (self.entry_bytes + self._key_bytes) / self.ratio if self.ratio else 0.0
+        pending = self._pending * STATE_BYTES
+        return Traffic(self.positions(context) * self.entry_bytes + keys + pending, self.entry_bytes + round(appended) + pending)
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
-        window, entries = min(context, self.window) * self.head_dim, self.entries(context) * self._entry
-        return round((window + entries + self.overlap * self.ratio * self._pending) * element_bytes)
+        window, entries = min(context, self.window) * self.entry_bytes, self.entries(context) * (self.entry_bytes + self._key_bytes)
+        return window + entries + self.overlap * self.ratio * self._pending * STATE_BYTES
+
+    @property
+    def entry_bytes(self) -> int:
+        """A cached entry: FP8 with an E8M0 scale for 64 elements (padded to 8 bytes), its rotated elements BF16 (FlashMLA's row: 584 B)."""
+        plain = self.head_dim - self.rope_dim
+        return plain + 2 * self.rope_dim + 8 * -(-plain // (64 * 8))
+
+    @property
+    def _key_bytes(self) -> int:
+        """An indexer key in MXFP4."""
+        return self.index_dim // 2 + self.index_dim // 32
 
     @property
     def _entry(self) -> int:
         """Elements of a compressed entry, with its indexer key."""
-        return self.head_dim + (self.index_dim if self.top_k else 0)
+        return self.head_dim + self.index_dim
 
     @property
     def _pending(self) -> int:

@@ -1,0 +1,91 @@
+"""Published counts: given by the configuration to the last printed digit, or the difference is explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from twin.data import data_dir, read_yaml
+from twin.errors import ConfigError
+from twin.models.load import load_model, model_names, read_named
+from twin.models.spec import ModelSpec
+
+FOLDER = data_dir("hwmodels") / "models"
+TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the embedding table
+    "deepseek-v3": ("671 B", "37 B", False),
+    "deepseek-v4-flash": ("284 B", "13 B", False),
+    "deepseek-v4-pro": ("1.6 T", "49 B", False),
+    "gpt-oss-120b": ("116.83 B", "5.13 B", False),
+    "gpt-oss-20b": ("20.91 B", "3.61 B", False),
+    "kimi-k2.6": ("1 T", "32 B", False),
+    "mixtral-8x7b": ("46.7 B", "12.9 B", True),
+    "qwen3-235b-a22b": ("235 B", "22 B", True),
+    "qwen3-30b-a3b": ("30.5 B", "3.3 B", True),
+    "qwen3-coder-next": ("79.674391296 B", "3.874929408 B", True),
+}
+EXPLAINED = {"qwen3-30b-a3b"}
+
+
+def write(tmp_path: Path, name: str, **published: object) -> Path:
+    data = dict(read_yaml(FOLDER / f"{name}.yaml"))
+    given = data["published"]
+    assert isinstance(given, dict)
+    data["published"] = {k: v for k, v in {**given, **published}.items() if v is not ...}
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_every_model_with_experts_has_published_counts() -> None:
+    layered = [name for name in model_names() if load_model(name).layout]
+    assert sorted(TOTAL_AND_ACTIVE) == layered
+    for name in layered:
+        published = read_yaml(FOLDER / f"{name}.yaml")["published"]
+        assert isinstance(published, dict)
+        assert (published["total"], published["active"], published["embedding"]) == TOTAL_AND_ACTIVE[name]
+        assert ("difference" in published) == (name in EXPLAINED)
+
+
+def embedded(spec: ModelSpec) -> int:
+    return spec.active_parameters + spec.vocab * spec.hidden
+
+
+def test_exact_counts_where_they_are_published() -> None:
+    """Qwen3-Coder-Next's 79,674,391,296 and 3,874,929,408; DeepSeek-V3's 671,026,419,200 without its draft layer."""
+    assert embedded(load_model("qwen3-coder-next")) == 3_874_929_408
+    assert embedded(load_model("mixtral-8x7b")) == 12_879_925_248
+    assert embedded(load_model("qwen3-30b-a3b")) == 3_353_032_704
+
+
+@pytest.mark.parametrize("changes", [{"total": "118 B"}, {"active": "5.2 B"}, {"embedding": True}])
+def test_a_count_that_the_configuration_does_not_give_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="but config gives"):
+        read_named(write(tmp_path, "gpt-oss-120b", **changes))
+
+
+def test_a_count_is_good_to_half_of_its_last_digit(tmp_path: Path) -> None:
+    assert read_named(write(tmp_path, "gpt-oss-120b", total="117 B")).parameters == 116_829_156_672
+
+
+def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_path: Path) -> None:
+    read_named(write(tmp_path, "gpt-oss-120b", active="5.2 B", difference="printed otherwise"))
+    with pytest.raises(ConfigError, match="remove it"):
+        read_named(write(tmp_path, "gpt-oss-20b", difference="nothing to explain"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"total": "about 117"}, "a number and M, B or T"),
+        ({"total": ...}, "total is missing"),
+        ({"totl": "1 B"}, "unknown key"),
+        ({"embedding": "yes"}, "true or false"),
+        ({"active": "x B"}, "a number and M, B or T"),
+    ],
+)
+def test_wrong_published_counts_are_named(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match="published") as error:
+        read_named(write(tmp_path, "gpt-oss-120b", **changes))
+    assert told in str(error.value)

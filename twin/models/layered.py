@@ -1,0 +1,88 @@
+"""What the families that are simulated layer by layer share: common fields, which layers have experts, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from twin.errors import ConfigError
+from twin.models.config import Config, dtype
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.formats import Role
+from twin.models.layers import HyperConnections, Layer
+from twin.models.mixers import Mixer
+from twin.models.quantized import stored_formats
+from twin.models.spec import ModelSpec, Rope
+
+
+def layered(
+    config: Config,
+    *,
+    family: str,
+    rope: Rope,
+    layout: Sequence[Layer],
+    modules: Mapping[Role, str],
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    hyper: HyperConnections | None = None,
+) -> ModelSpec:
+    """A ModelSpec with a layout. `modules` names one module of each kind, for the exceptions of a quantization."""
+    config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are described")
+    config.require("mlp_bias", False, (False,), "biases in dense feed-forward layers are not described")
+    return ModelSpec(
+        name=config.name,
+        family=family,
+        layers=len(layout),
+        hidden=config.count("hidden_size"),
+        heads=config.count("num_attention_heads"),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=config.count("vocab_size"),
+        context=config.count("max_position_embeddings"),
+        norm_eps=config.real("rms_norm_eps"),
+        rope=rope,
+        windows=tuple(layer.mixer.window for layer in layout),
+        tied=config.flag("tie_word_embeddings", False),
+        dtype=dtype(config),
+        layout=tuple(layout),
+        stored=stored_formats(config, modules),
+        hyper=hyper,
+    )
+
+
+def layout(config: Config, mixer: Callable[[int], Mixer], feed: Callable[[int], Feed]) -> list[Layer]:
+    """One Layer per index of num_hidden_layers."""
+    return [Layer(mixer(index), feed(index)) for index in range(config.count("num_hidden_layers"))]
+
+
+def feed_of(
+    config: Config, experts: ExpertFeed, first_dense: int = 0, step: int = 1, dense_layers: Sequence[int] = ()
+) -> Callable[[int], Feed]:
+    """Experts from layer `first_dense` on, in every `step`-th layer, not in `dense_layers`; elsewhere intermediate_size wide."""
+
+    def feed(index: int) -> Feed:
+        if index >= first_dense and (index + 1) % step == 0 and index not in dense_layers:
+            return experts
+        return DenseFeed(width=config.count("intermediate_size"), limit=experts.limit)
+
+    return feed
+
+
+def check_experts(config: Config, experts: ExpertFeed, count: str, chosen: str) -> ExpertFeed:
+    """The same, refused where more experts are chosen than exist."""
+    if experts.top_k > experts.experts:
+        raise ConfigError(f"{config.name}: {chosen} is {experts.top_k}; allowed: up to {count} = {experts.experts}; correct one of the two")
+    return experts
+
+
+def kinds_of_layers(config: Config, key: str, allowed: Sequence[str]) -> tuple[str, ...] | None:
+    """The entries of a list with one of `allowed` per layer; None if absent."""
+    if key not in config:
+        return None
+    kinds, layers = config.texts(key), config.count("num_hidden_layers")
+    if any(kind not in allowed for kind in kinds):
+        raise config.refuse(key, f"a list of {' or '.join(allowed)}")
+    if len(kinds) != layers:
+        raise ConfigError(f"{config.name}: {key} has {len(kinds)} entries; allowed: num_hidden_layers = {layers}; correct one of the two")
+    return kinds

@@ -1,0 +1,90 @@
+"""What a `quantization_config` stores in which format, and the same model in another format."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from twin.errors import ConfigError
+from twin.models.config import Config, dtype
+from twin.models.formats import FP8_BLOCK, FP8_BLOCK_E8M0, FP32, INT4_G32, MXFP4, NVFP4, Format, Formats, Role, format_named
+from twin.models.spec import ModelSpec
+
+# What quantization tools leave alone: tables, routers, and the small matrices whose outputs steer everything else.
+_KEPT = (Role.EMBED, Role.HEAD, Role.ROUTER, Role.SMALL, Role.COMPRESS, Role.HYPER)
+_METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt")
+
+
+def stored_formats(config: Config, modules: Mapping[Role, str]) -> Formats | None:
+    """The formats of a configuration; None without quantization. `modules`: one module's name for each kind of matrix of the family.
+
+    A kind is quantized unless the configuration's list of exceptions matches its module. Hyper-connections are FP32.
+    """
+    fields = config.part("quantization_config")
+    rest = format_named(dtype(config).value)
+    kept = Formats(rest, ((Role.HYPER, FP32),) if Role.HYPER in modules else ())
+    if fields is None:
+        return kept if kept.chosen else None
+    format = _format(fields)
+    left_out = [*fields.texts("modules_to_not_convert"), *fields.texts("ignore"), *fields.texts("exclude_modules")]
+    for role, module in modules.items():
+        if role not in _KEPT and not _matches(module, left_out):
+            kept = kept.with_role(role, format)
+    return kept
+
+
+def requantized(spec: ModelSpec, format: Format) -> ModelSpec:
+    """The same model with its attention, feed-forward layers and experts stored in `format`; the rest as it was."""
+    stored = spec.formats
+    for role in Role:
+        if role not in _KEPT:
+            stored = stored.with_role(role, format)
+    return replace(spec, name=f"{spec.name}@{format.name}", stored=stored)
+
+
+def _format(fields: Config) -> Format:
+    method = fields.text("quant_method")
+    if method not in _METHODS:
+        raise fields.refuse("quant_method", " or ".join(_METHODS), "use the 16-bit checkpoint")
+    if method == "mxfp4":
+        return MXFP4
+    return _fp8(fields) if method == "fp8" else _grouped(fields)
+
+
+def _fp8(fields: Config) -> Format:
+    if fields.wholes("weight_block_size") != (128, 128):
+        raise fields.refuse("weight_block_size", "[128, 128]")
+    scale = fields.text("scale_fmt", "float")
+    if scale not in ("float", "ue8m0"):
+        raise fields.refuse("scale_fmt", "float or ue8m0")
+    return FP8_BLOCK_E8M0 if scale == "ue8m0" else FP8_BLOCK
+
+
+def _grouped(fields: Config) -> Format:
+    """compressed-tensors and modelopt say bits and group size of the first group of modules."""
+    groups = fields.part("config_groups")
+    first = groups.part(next(iter(groups.values))) if groups and groups.values else None
+    weights = first.part("weights") if first else None
+    if weights is None:
+        raise ConfigError(
+            f"{fields.name}: config_groups has no group with weights; allowed: one group; take it from the model's config.json"
+        )
+    bits, size, kind = weights.count("num_bits"), weights.count("group_size"), weights.text("type", "int")
+    known = {(4, 32, "int"): INT4_G32, (4, 16, "float"): NVFP4}
+    if (bits, size, kind) not in known:
+        allowed = "int of 4 bits in groups of 32, float of 4 bits in groups of 16"
+        raise ConfigError(f"{weights.name}: {kind} of {bits} bits in groups of {size}; allowed: {allowed}; use another checkpoint")
+    return known[bits, size, kind]
+
+
+def _matches(module: str, patterns: Iterable[str]) -> bool:
+    """Whether an exception names the module or one of its parents: a name, a glob, or a regular expression after "re:"."""
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if re.match(pattern.removeprefix("re:"), module):
+                return True
+        elif fnmatch.fnmatchcase(module, pattern) or fnmatch.fnmatchcase(module, f"{pattern}.*"):
+            return True
+    return False

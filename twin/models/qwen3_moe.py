@@ -1,0 +1,53 @@
+"""Qwen 3 with experts: Qwen 3's attention, routed experts without shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twin.models.config import Config, rope
+from twin.models.feeds import ExpertFeed
+from twin.models.formats import Role
+from twin.models.layered import check_experts, feed_of, layered, layout
+from twin.models.mixers import GroupedAttention
+from twin.models.qwen2 import windows
+from twin.models.spec import ModelSpec
+
+_HEAD_DIM = 128
+MODULES = {
+    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
+    Role.DENSE: "model.layers.0.mlp.gate_proj",
+    Role.EXPERT: "model.layers.0.mlp.experts.0.gate_proj",
+}
+
+
+def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+    """The model that a Hugging Face `qwen3_moe` configuration describes."""
+    fields = Config(name, config)
+    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not described")
+    heads = fields.count("num_attention_heads")
+    kv_heads, head_dim = fields.count("num_key_value_heads", heads), fields.count("head_dim", _HEAD_DIM)
+    fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    seen = windows(fields)
+    experts = check_experts(fields, routed(fields), "num_experts", "num_experts_per_tok")
+    layers = layout(
+        fields,
+        lambda i: GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=seen[i], qk_norm=True),
+        feed_of(fields, experts, step=fields.count("decoder_sparse_step", 1), dense_layers=dense_layers(fields)),
+    )
+    return layered(
+        fields, family="qwen3_moe", rope=rope(fields, theta=None, simulated=True), layout=layers, modules=MODULES,
+        kv_heads=kv_heads, head_dim=head_dim, ffn=experts.width,
+    )  # fmt: skip
+
+
+def routed(config: Config) -> ExpertFeed:
+    """The routed experts of the Qwen families."""
+    return ExpertFeed(
+        experts=config.count("num_experts"), top_k=config.count("num_experts_per_tok"), width=config.count("moe_intermediate_size"),
+        renormalise=config.flag("norm_topk_prob", False),
+    )  # fmt: skip
+
+
+def dense_layers(config: Config) -> tuple[int, ...]:
+    """`mlp_only_layers`: layers without experts."""
+    return config.wholes("mlp_only_layers") if "mlp_only_layers" in config else ()
