@@ -13,7 +13,7 @@ from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, 
 from twin.models.weight import Traffic, Weight, total
 
 _WORDS = {
-    ExpertFeed: "mixture of experts",
+    ExpertFeed: "experts",
     LatentAttention: "latent attention",
     DeltaNet: "gated DeltaNet",
     CompressedAttention: "compressed attention",
@@ -195,7 +195,7 @@ class ModelSpec:
 
     def runnable_reason(self) -> str | None:
         """Why the engine cannot run this model (it can still be planned and simulated); None: it can."""
-        if not self.layout and self.stored is None and self.hyper is None and (not self.rope.scaling or self.rope.scaling.kind != "yarn"):
+        if not self.layout and self.stored is None and self.hyper is None:
             return None
         return (
             f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; the engine runs dense models in 16 or 32 bits"
@@ -206,7 +206,6 @@ class ModelSpec:
         kinds = dict.fromkeys(type(part) for layer in self.layout for part in (layer.feed, layer.mixer))
         found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
         found += ["hyper-connections"] if self.hyper else []
-        found += ["yarn"] if self.rope.scaling and self.rope.scaling.kind == "yarn" else []
         names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}
         return (*found, *(n for n in names if n not in {d.value for d in DType}))
 
