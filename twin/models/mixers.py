@@ -221,14 +221,14 @@ class CompressedAttention:
         The compressors keep values and gates (FP32) of the positions that no entry holds yet: each step writes one position's, and every
         ratio-th step reads those of `overlap` windows and writes an entry. Such steps are spread evenly here.
         """
-        keys = self.entries(context) * self._key_bytes
-        appended = (self.entry_bytes + self._key_bytes) / self.ratio if self.ratio else 0.0
-        pending = self._pending * STATE_BYTES
+        keys = self.entries(context) * self.key_bytes
+        appended = (self.entry_bytes + self.key_bytes) / self.ratio if self.ratio else 0.0
+        pending = self.pending_bytes
         return Traffic(self.positions(context) * self.entry_bytes + keys + pending, self.entry_bytes + round(appended) + pending)
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
-        window, entries = min(context, self.window) * self.entry_bytes, self.entries(context) * (self.entry_bytes + self._key_bytes)
-        return window + entries + self.overlap * self.ratio * self._pending * STATE_BYTES
+        window, entries = min(context, self.window) * self.entry_bytes, self.entries(context) * (self.entry_bytes + self.key_bytes)
+        return window + entries + self.overlap * self.ratio * self.pending_bytes
 
     @property
     def entry_bytes(self) -> int:
@@ -237,19 +237,14 @@ class CompressedAttention:
         return plain + 2 * self.rope_dim + 8 * -(-plain // (64 * 8))
 
     @property
-    def _key_bytes(self) -> int:
+    def key_bytes(self) -> int:
         """An indexer key in MXFP4."""
         return self.index_dim // 2 + self.index_dim // 32
 
     @property
-    def _entry(self) -> int:
-        """Elements of a compressed entry, with its indexer key."""
-        return self.head_dim + self.index_dim
-
-    @property
-    def _pending(self) -> int:
-        """Elements (values and gates) that the compressors keep of one position."""
-        return 2 * self.overlap * self._entry if self.ratio else 0
+    def pending_bytes(self) -> int:
+        """What the compressors keep of one position in FP32: values and gates, of both halves where windows overlap."""
+        return 2 * self.overlap * (self.head_dim + self.index_dim) * STATE_BYTES if self.ratio else 0
 
 
 Mixer = GroupedAttention | LatentAttention | DeltaNet | CompressedAttention
