@@ -20,6 +20,7 @@ from twin.study.runner import Runner
 FILE = "study.yaml"
 KINDS = {  # kind: its module
     "projection": "twin.study.projection",
+    "graph-engines": "twin.study.graph_engines",
 }
 
 

@@ -1,0 +1,236 @@
+"""Studies of kind graph-engines: what vLLM, SGLang and TensorRT-LLM reach, beside what was published about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twin.errors import HardwareError, TwinError
+from twin.hardware.load import load_node
+from twin.models.load import load_model
+from twin.serving.costs import Load
+from twin.serving.step import EAGER, GRAPH, IDEAL, Step, predict
+from twin.serving.tables import load_tables, stack_names
+from twin.study.fields import Fields
+from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
+from twin.study.point import Point
+from twin.study.records import OTHER, Record, errors_of, read_records
+from twin.study.runner import Runner
+from twin.units import format_quantity
+
+KINDS = {  # what a kernel does, as people read it
+    "product": "matrix products", "experts": "routed experts", "attention": "attention", "row": "norms, rotations, activations",
+    "allreduce": "all-reduces",
+}  # fmt: skip
+US = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A model on a node, with one sequence."""
+
+    model: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEngines:
+    places: tuple[Place, ...]
+    stacks: tuple[str, ...]
+    context: int
+    composed: tuple[Record, ...]  # tabulated from the same kernels: these check what is launched, not what kernels take
+    servers: tuple[Record, ...]  # measured end to end: nothing of them is an input
+    elsewhere: tuple[Record, ...]  # other engines and devices
+    resident: tuple[Place, ...]  # also simulated as one resident kernel
+
+    def run(self, runner: Runner) -> Outcome:
+        steps = {(place, stack): self._step(place, stack) for place in self.places for stack in (*self.stacks, IDEAL)}
+        rows = runner.rows([Point(p.model, p.node, (("context", self.context),)) for p in self.resident], "resident kernels")
+        ours = {place: None if row.problem else row.tokens_per_s for place, row in zip(self.resident, rows, strict=True)}
+        problems = [f"{place}, resident: {row.problem}" for place, row in zip(self.resident, rows, strict=True) if row.problem]
+        held_out = errors_of(list(self.servers))
+        composed = errors_of(list(self.composed))
+        headline = []
+        if held_out:
+            headline += [(f"{100 * held_out.median_size:.1f}%", "median error of the step against servers measured end to end")]
+            headline += [(f"{100 * held_out.worst:+.1f}%", f"worst of these {held_out.count} errors (above 0: predicted too slow)")]
+        if composed:
+            headline.append(
+                (f"{100 * composed.median:+.1f}%", f"median against {composed.count} figures that a tool adds up from the same kernels")
+            )
+        parts = (self._one_sequence(steps, ours), self._where(steps), *self._held_out(), *self._elsewhere())
+        return Outcome(tuple(parts), tuple(headline), (*self._notes(), *problems))
+
+    def _step(self, place: Place, stack: str) -> Step | None:
+        try:
+            return predict(load_model(place.model), load_node(place.node), stack, Load(context=self.context))
+        except HardwareError:
+            return None
+
+    def _tabulated(self, place: Place, stack: str) -> Record | None:
+        name = load_node(place.node).name
+        return next((r for r in self.composed if (r.model, r.on.name, r.stack) == (place.model, name, stack)), None)
+
+    def _one_sequence(self, steps: dict[tuple[Place, str], Step | None], ours: dict[Place, float | None]) -> Part:
+        columns = (
+            Column("model", Shown.TEXT), Column("node", Shown.TEXT), Column("engine", Shown.TEXT), Column("kernels a step"),
+            Column("tokens/s"), Column("launched one by one"), Column("tabulated"), Column("error of time", Shown.CHANGE),
+            Column("kernels without loss"), Column("resident kernel"),
+        )  # fmt: skip
+        rows: list[tuple[Cell, ...]] = []
+        for place in self.places:
+            ideal = steps[place, IDEAL]
+            for stack in self.stacks:
+                step, known = steps[place, stack], self._tabulated(place, stack)
+                error = step.graph_s / known.seconds - 1 if step and known else None
+                predicted = (len(step.kernels) if step else None, _rate(step), _rate(step, EAGER))
+                rows.append(
+                    (place.model, place.node, stack, *predicted, 1 / known.seconds if known else None, error, _rate(ideal), ours.get(place))
+                )
+        names = tuple(map(str, self.places))
+        series = [Series(stack, tuple(_rate(steps[place, stack]) for place in self.places)) for stack in self.stacks]
+        series.append(Series("kernels without loss", tuple(_rate(steps[place, IDEAL]) for place in self.places)))
+        if ours:
+            series.append(Series("resident kernel", tuple(ours.get(place) for place in self.places)))
+        for stack in self.stacks:
+            listed = [self._tabulated(place, stack) for place in self.places]
+            series.append(Series(f"{stack}, tabulated", tuple(1 / r.seconds if r else None for r in listed), marks=True))
+        return Part(
+            f"One sequence, {self.context} cached positions",
+            "Tokens per second of CUDA-graph engines, from their own measured kernels. Tabulated: what NVIDIA's AIConfigurator adds up "
+            "from the same kernel measurements, so the error shows what is launched and counted, not how good the kernel times are. "
+            "Without loss: kernels that read memory at its ceiling between the borders of a graph. Resident: our monokernel, simulated.",
+            (Bars(names, tuple(series), "tokens/s"),),
+            (Table("one-sequence", columns, tuple(rows)),),
+        )
+
+    def _where(self, steps: dict[tuple[Place, str], Step | None]) -> Part:
+        shown = [(f"{place} {stack}", step) for (place, stack), step in steps.items() if step and stack in (self.stacks[0], IDEAL)]
+        times = [{KINDS[kind]: seconds * US for kind, seconds in step.by_kind().items()} for _, step in shown]
+        series = tuple(Series(kind, tuple(t.get(kind, 0.0) for t in times)) for kind in KINDS.values())
+        columns = (Column("case", Shown.TEXT), *(Column(f"{kind}, us") for kind in KINDS.values()), Column("us a step"))
+        rows = tuple(
+            (name, *(t.get(kind, 0.0) for kind in KINDS.values()), sum(t.values())) for (name, _), t in zip(shown, times, strict=True)
+        )
+        return Part(
+            "Where a step's time goes",
+            "More GPUs shorten the products until a kernel is mostly its border and its ramp; all other kernels stay as long as they were.",
+            (Bars(tuple(name for name, _ in shown), series, "microseconds a step", stacked=True),),
+            (Table("where", columns, rows, terminal=False),),
+        )
+
+    def _held_out(self) -> Iterator[Part]:
+        known = [record for record in self.servers if record.predicted]
+        if not known:
+            return
+        groups: dict[tuple[str, str, str], list[Record]] = {}
+        for record in known:
+            groups.setdefault((record.model, record.stack, record.on.device.name), []).append(record)
+        columns = (
+            Column("model", Shown.TEXT), Column("engine", Shown.TEXT), Column("device", Shown.TEXT), Column("servers"),
+            Column("median error", Shown.CHANGE), Column("median size", Shown.PERCENT), Column("worst", Shown.CHANGE),
+        )  # fmt: skip
+        rows = [
+            (*name, errors.count, errors.median, errors.median_size, errors.worst)
+            for name, group in sorted(groups.items())
+            if (errors := errors_of(group))
+        ]
+        ordered = sorted(known, key=lambda record: record.seconds)
+        times = tuple(record.seconds * 1e3 for record in ordered)
+        predicted = tuple(record.predicted.graph_s * 1e3 if record.predicted else None for record in ordered)
+        chart = Lines(
+            times, (Series("equal", times), Series("predicted", predicted, marks=True)),
+            "measured ms a step", "predicted ms a step", log_x=True, log_y=True,
+        )  # fmt: skip
+        yield Part(
+            "Held out: servers measured end to end",
+            "Time per output token of whole servers with a constant number of requests, bundled with AIConfigurator. Nothing of them is an "
+            "input. Measured times hold what we leave out: the host between steps, and steps that other requests' prompts share.",
+            (chart,),
+            (Table("held-out", columns, tuple(rows)), _listed("held-out-servers", ordered)),
+            long=True,
+        )
+
+    def _elsewhere(self) -> Iterator[Part]:
+        if not self.elsewhere:
+            return
+        yield Part(
+            "Measured elsewhere, one sequence",
+            "Other engines and devices. Where no kernels were tabulated, only kernels without loss can be compared: they must be faster.",
+            tables=(_listed("elsewhere", list(self.elsewhere), terminal=True),),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        for stack in self.stacks:
+            rope = load_tables("h200-sxm", stack).stack.rope_kernels
+            yield f"{stack}: {rope.value:.0f} kernels between QKV and attention ({rope.kind.value}: {rope.source})."
+        yield "Kernel times: NVIDIA AIConfigurator 0.12.0 (vendor); quantisation kernels stand for norms, rotations and activations."
+        yield "Not modelled: the host between steps, prompts of other requests, fused all-reduce and norm, programmatic launches."
+        missing = sorted(
+            {f"{r.model} {r.node} {r.stack}" for r in (*self.servers, *self.elsewhere) if r.predicted is None and r.stack != OTHER}
+        )
+        if missing:
+            yield f"Not predicted, because kernels were not measured: {', '.join(missing)}."
+
+
+def read(fields: Fields) -> GraphEngines:
+    """Models, nodes, stacks and the files of published times. Raises ConfigError."""
+    stacks = [str(stack) for stack in fields.items("stacks")]
+    for stack in stacks:
+        if stack not in stack_names():
+            raise fields.error("stacks", f"{stack!r} is unknown; known: {', '.join(stack_names())}")
+    context = fields.whole("context", low=1)
+    models, nodes = [str(m) for m in fields.items("models")], [str(n) for n in fields.items("nodes")]
+    places = tuple(Place(model, node) for model in models for node in nodes if _fits(fields, model, node, context))
+    if not places:
+        raise fields.error("nodes", "no model fits any of them; add larger nodes")
+    resident = [str(m) for m in fields.items("resident", [])]
+    for model in resident:
+        if model not in models:
+            raise fields.error("resident", f"{model!r} is not among the models; add it there or leave it out")
+    composed, servers, elsewhere = (_records(fields, key) for key in ("composed", "servers", "elsewhere"))
+    shown = tuple(place for place in places if place.model in resident)
+    return GraphEngines(places, tuple(stacks), context, composed, servers, elsewhere, shown)
+
+
+def _records(fields: Fields, key: str) -> tuple[Record, ...]:
+    return tuple(record for name in fields.items(key, []) for record in read_records(fields.file.parent / str(name)))
+
+
+def _fits(fields: Fields, model: str, node: str, context: int) -> bool:
+    """Unknown names are refused; a node without the memory is left out."""
+    try:
+        spec, on = load_model(model), load_node(node)
+    except TwinError as error:
+        raise fields.error("models", str(error)) from error
+    if context > spec.context:
+        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
+    try:
+        predict(spec, on, IDEAL, Load(context=context))
+    except HardwareError:
+        return False
+    return True
+
+
+def _rate(step: Step | None, execution: str = GRAPH) -> float | None:
+    return step.tokens_per_s(execution) if step else None
+
+
+def _listed(name: str, records: list[Record], *, terminal: bool = False) -> Table:
+    columns = (
+        Column("model", Shown.TEXT), Column("node", Shown.TEXT), Column("engine", Shown.TEXT), Column("sequences"), Column("context"),
+        Column("published ms", Shown.TEXT), Column("predicted ms", Shown.TEXT), Column("error of time", Shown.CHANGE),
+        Column("without loss", Shown.TEXT), Column("source", Shown.TEXT),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            r.model, r.node, r.stack, r.load.sequences, r.load.context, format_quantity(r.seconds, "s"),
+            format_quantity(r.predicted.graph_s, "s") if r.predicted else None, r.error,
+            format_quantity(r.ideal.graph_s, "s") if r.ideal else None, r.source,
+        )
+        for r in records
+    )  # fmt: skip
+    return Table(name, columns, rows, terminal=terminal)

@@ -1,0 +1,110 @@
+"""Published step times of ordinary engines, as the CSV files of a study list them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from twin.errors import ConfigError, HardwareError, TwinError
+from twin.hardware.load import load_node
+from twin.hardware.types import Node
+from twin.models.load import load_model
+from twin.models.spec import ModelSpec
+from twin.serving.costs import Load
+from twin.serving.step import IDEAL, Step, predict
+from twin.serving.tables import stack_names
+
+COLUMNS = ("model", "node", "stack", "weights", "kv", "sequences", "context", "ms", "source")
+OTHER = "other"  # an engine whose kernels nobody tabulated
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class Record:
+    """Somebody's time of a decode step, and our predictions of it."""
+
+    model: str
+    node: str
+    stack: str
+    weights: str
+    load: Load
+    seconds: float
+    source: str
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return load_model(self.model)
+
+    @cached_property
+    def on(self) -> Node:
+        return load_node(self.node)
+
+    @cached_property
+    def predicted(self) -> Step | None:
+        """By the stack's own kernels; None where no such kernels were measured."""
+        return self._with(self.stack)
+
+    @cached_property
+    def ideal(self) -> Step | None:
+        """By kernels without loss."""
+        return self._with(IDEAL)
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over published time, less 1."""
+        return None if self.predicted is None else self.predicted.graph_s / self.seconds - 1
+
+    def _with(self, stack: str) -> Step | None:
+        if stack == OTHER:
+            return None
+        try:
+            return predict(self.spec, self.on, stack, self.load, self.weights)
+        except HardwareError:
+            return None
+
+
+def read_records(file: Path) -> list[Record]:
+    """The lines of a CSV file with COLUMNS; `ms` is the time of a step. Raises ConfigError with file, line and reason."""
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            reader = csv.DictReader(lines)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ConfigError(f"{file}: the columns are {', '.join(reader.fieldnames or ())}; write {', '.join(COLUMNS)}")
+            return [_record(line, f"{file}: line {reader.line_num}") for line in reader]
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _record(line: dict[str, str], where: str) -> Record:
+    try:
+        load = Load(sequences=int(line["sequences"]), context=int(line["context"]), kv=line["kv"])
+        record = Record(line["model"], line["node"], line["stack"], line["weights"], load, float(line["ms"]) * MS, line["source"])
+        if record.seconds <= 0 or record.stack not in (*stack_names(), OTHER):
+            raise ConfigError(f"ms {line['ms']} must be positive, and stack {record.stack!r} one of {', '.join((*stack_names(), OTHER))}")
+        _ = record.spec, record.on
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}; sequences, context and ms are numbers") from error
+    except TwinError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far predictions are from what was published."""
+
+    count: int
+    median: float  # signed: above 0 is predicted too slow
+    median_size: float
+    worst: float  # signed
+
+
+def errors_of(records: list[Record]) -> Errors | None:
+    """Over the records that could be predicted; None if there is none."""
+    errors = [record.error for record in records if record.error is not None]
+    if not errors:
+        return None
+    return Errors(len(errors), median(errors), median(map(abs, errors)), max(errors, key=abs))
