@@ -18,6 +18,7 @@ from twin.models.spec import LaneHead, RopeScaling
 
 DENSE = {
     "laneformer-2b": 2_320_069_632,
+    "llama-3.1-405b": 405_853_388_800,
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
@@ -30,6 +31,7 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
     "deepseek-v3": 671_026_419_200,
     "deepseek-v4-flash": 284_332_240_471,
     "deepseek-v4-pro": 1_572_997_201_763,
+    "gemma-4-31b": 30_696_700_160,
     "gpt-oss-120b": 116_829_156_672,
     "gpt-oss-20b": 20_914_757_184,
     "kimi-k2.6": 1_026_408_232_448,

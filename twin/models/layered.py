@@ -27,7 +27,10 @@ def layered(
     hyper: HyperConnections | None = None,
 ) -> ModelSpec:
     """A ModelSpec with a layout. `modules` names one module of each kind, for the exceptions of a quantization."""
-    config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are described")
+    config.require("hidden_act", "silu", ("silu", "swish"), "only gated feed-forward layers with SiLU or GELU are described")
+    config.require(
+        "hidden_activation", "silu", ("silu", "gelu_pytorch_tanh"), "only gated feed-forward layers with SiLU or GELU are described"
+    )
     config.require("mlp_bias", False, (False,), "biases in dense feed-forward layers are not described")
     return ModelSpec(
         name=config.name,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
-from twin.models import deepseek_v3, deepseek_v4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
+from twin.models import deepseek_v3, deepseek_v4, gemma4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.formats import format_named
@@ -56,6 +56,8 @@ _FAMILIES = {  # by model_type
     "kimi_k2": _Family(deepseek_v3.from_config),
     "kimi_k25": _Family(deepseek_v3.from_multimodal),
     "deepseek_v4": _Family(deepseek_v4.from_config),
+    "gemma4": _Family(gemma4.from_config),
+    "gemma4_text": _Family(gemma4.from_config),
 }
 
 

@@ -22,6 +22,7 @@ class GroupedAttention:
     o_bias: bool = False
     qk_norm: bool = False
     sinks: bool = False  # one learned logit a head joins the softmax's sum
+    values_are_keys: bool = False  # no matrix v: values are the keys before norm and rotation; the cache still holds both
     output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
     rotary_dim: int | None = None  # rotated elements of a head; None: all
 
@@ -30,10 +31,11 @@ class GroupedAttention:
         return min(context, self.window) if self.window else context
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        """q (with the gate's rows, if any), k, v, o."""
+        """q (with the gate's rows, if any), k, v (unless the keys serve), o."""
         q, kv, form = self.heads * self.head_dim, self.kv_heads * self.head_dim, formats.of(Role.ATTENTION)
         shapes = (("q", q * (2 if self.output_gate else 1), hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q))
-        return tuple(Weight(name, Role.ATTENTION, rows, cols, form) for name, rows, cols in shapes)
+        names = {"q", "k", "o"} if self.values_are_keys else {"q", "k", "v", "o"}
+        return tuple(Weight(name, Role.ATTENTION, rows, cols, form) for name, rows, cols in shapes if name in names)
 
     def vectors(self, hidden: int) -> int:
         """Biases, norm scales over a head and sinks: resident, never streamed."""
