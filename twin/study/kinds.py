@@ -21,6 +21,7 @@ FILE = "study.yaml"
 KINDS = {  # kind: its module
     "projection": "twin.study.projection",
     "graph-engines": "twin.study.graph_engines",
+    "launch-tax": "twin.study.launch_tax",
 }
 
 
