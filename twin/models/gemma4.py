@@ -31,8 +31,9 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         raise fields.refuse("layer_types", f"a list of {_SLIDING} or {_FULL}", "take it from the model's config.json")
     mixers: dict[str, Mixer] = {_SLIDING: _sliding(fields), _FULL: _full(fields)}
     feed = DenseFeed(width=fields.count("intermediate_size"))
+    layers = layout(fields, lambda i: mixers[kinds[i]], lambda i: feed)
     return layered(
-        fields, family="gemma4", rope=rope(_full_rope(fields), theta=None, simulated=True), layout=layout(fields, lambda i: mixers[kinds[i]], lambda i: feed),
+        fields, family="gemma4", rope=rope(_full_rope(fields), theta=None, simulated=True), layout=layers,
         modules=_MODULES, kv_heads=fields.count("num_key_value_heads"), head_dim=fields.count("head_dim"), ffn=feed.width,
     )  # fmt: skip
 
@@ -59,7 +60,6 @@ def _full_rope(config: Config) -> Config:
     parameters = kinds.part(_FULL) if kinds else None
     if parameters is None:
         raise ConfigError(f"{config.name}: rope_parameters.{_FULL} is missing; allowed: a mapping; take it from the model's config.json")
-    plain = {
-        key: value for key, value in parameters.values.items() if key != "rope_type"
-    }  # "proportional": only the rotated share is scaled
+    # its rope_type, "proportional", scales the rotated share of a head: nothing that moves bytes
+    plain = {key: value for key, value in parameters.values.items() if key != "rope_type"}
     return Config(config.name, {"rope_parameters": plain})
