@@ -10,7 +10,7 @@ from importlib import import_module
 
 from twin.errors import TwinError
 
-COMMANDS = ("plan", "simulate", "run", "bench", "calibrate", "validate", "trace", "whatif", "models", "hardware", "demo")
+COMMANDS = ("plan", "simulate", "run", "bench", "calibrate", "validate", "trace", "whatif", "project", "models", "hardware", "demo")
 USER_MISTAKE = 2
 INTERRUPTED = 130
 

@@ -28,7 +28,8 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return key in self._data
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
+        """All keys that the file gives."""
         return list(self._data)
 
     def error(self, key: str, reason: str) -> ConfigError:

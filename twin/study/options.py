@@ -27,7 +27,8 @@ def option_name(name: str) -> str | None:
 def plain_option(name: str, value: object) -> Plain:
     """`value` checked and in its plain form: an enum by its value, sizes in bytes. Raises ConfigError."""
     typed = option_value(name, value)
-    return typed.value if isinstance(typed, Enum) else typed
+    found: Plain = typed.value if isinstance(typed, Enum) else typed
+    return found
 
 
 def option_value(name: str, value: object) -> Any:

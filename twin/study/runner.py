@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
+from twin.errors import EngineError
 from twin.study.local import Batch, cores, in_process, on_cores
 from twin.study.point import Point, Row, key_of
 from twin.study.store import Store
@@ -68,6 +69,8 @@ class Runner:
         try:
             for index, rows in self._work(batches):
                 for point, row in zip(batches[index], rows, strict=True):
+                    if row.key not in missing:
+                        raise EngineError(f"the simulator's code has changed since this study began ({point}); run it again")
                     self._rows[row.key] = row
                     if self._store:
                         self._store.add(point, row)

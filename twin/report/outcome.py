@@ -1,0 +1,140 @@
+"""A study's outcome for people and programs: terminal, Markdown, CSV, JSON and one HTML page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from twin.report import study_figures
+from twin.report.html import Chip, Page, Section, html_table
+from twin.report.tables import count, percent, table
+from twin.study.kinds import Study
+from twin.study.outcome import Cell, Column, Outcome, Part, Shown, Table
+from twin.units import format_quantity
+
+FILES = ("report.html", "result.json", "tables.md")  # besides a CSV for each table
+
+
+def shown(column: Column, cell: Cell) -> str:
+    """A cell as people read it; empty when there is no such number."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    match column.shown:
+        case Shown.PERCENT:
+            return percent(cell)
+        case Shown.CHANGE:
+            return percent(cell, signed=True)
+        case Shown.MICROSECONDS:
+            return f"{cell * 1e6:,.1f}"
+        case Shown.QUANTITY:
+            return format_quantity(cell, column.unit)
+        case _:
+            return count(cell)
+
+
+def text(study: Study, outcome: Outcome) -> str:
+    """For a terminal: the tables that are meant for one, and the notes."""
+    pieces = [study.title, study.question]
+    if study.prediction:
+        pieces.append(f"predicted before it ran: {study.prediction}")
+    for part in outcome.parts:
+        tables = [_plain(one) for one in part.tables if one.terminal]
+        if tables:
+            pieces += [part.title.upper(), *tables]
+    return "\n\n".join([*pieces, *(f"- {note}" for note in outcome.notes)])
+
+
+def _plain(one: Table) -> str:
+    rows = [[shown(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
+    textual = next((at for at, column in enumerate(one.columns) if not column.textual), len(one.columns))
+    return table([column.name for column in one.columns], rows, text_columns=textual)
+
+
+def markdown(study: Study, outcome: Outcome) -> str:
+    """All tables and notes."""
+    pieces = [f"# {study.title}", study.question]
+    if study.prediction:
+        pieces.append(f"**Predicted before it ran.** {study.prediction}")
+    for part in outcome.parts:
+        if part.tables:
+            pieces += [f"## {part.title}", *([part.text] if part.text else []), *map(_markdown_table, part.tables)]
+    pieces += ["## Notes", "\n".join(f"- {note}" for note in outcome.notes)] if outcome.notes else []
+    return "\n\n".join(pieces) + "\n"
+
+
+def _markdown_table(one: Table) -> str:
+    head = [column.name for column in one.columns]
+    lines = [head, ["---" if column.textual else "---:" for column in one.columns]]
+    lines += [[shown(column, cell).replace("|", "\\|") for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def to_csv(one: Table) -> str:
+    """The full numbers, in SI base units (fractions as fractions, times in seconds)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_csv_name(column) for column in one.columns])
+    writer.writerows([["" if cell is None else cell for cell in row] for row in one.rows])
+    return out.getvalue()
+
+
+def _csv_name(column: Column) -> str:
+    if column.shown is Shown.MICROSECONDS:
+        return f"{column.name.removesuffix(', us').removeprefix('us ')} (s)"
+    return f"{column.name} ({column.unit})" if column.unit else column.name
+
+
+def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:
+    """Tables as lists of objects by column, and the notes."""
+    return {
+        "study": study.name,
+        "kind": study.kind,
+        "title": study.title,
+        "question": study.question,
+        "prediction": study.prediction,
+        "tables": {one.name: [dict(zip(map(_csv_name, one.columns), row, strict=True)) for row in one.rows] for one in outcome.tables()},
+        "charts": [{"part": part.title, "kind": type(chart).__name__} | asdict(chart) for part in outcome.parts for chart in part.charts],
+        "notes": list(outcome.notes),
+    }
+
+
+def page(study: Study, outcome: Outcome) -> Page:
+    """Self-contained HTML."""
+    subtitle = study.question + (f" Predicted before it ran: {study.prediction}" if study.prediction else "")
+    sections = [*map(_section, outcome.parts)]
+    if outcome.notes:
+        sections.append(Section("Notes", "", (), html_table(("",), [(note,) for note in outcome.notes])))
+    return Page(study.title, subtitle, outcome.headline, tuple(sections))
+
+
+def _section(part: Part) -> Section:
+    figures = tuple(study_figures.figure(chart) for chart in part.charts)
+    return Section(part.title, part.text, figures, "".join(_html_tables(part)), long=part.long)
+
+
+def _html_tables(part: Part) -> Iterator[str]:
+    for one in part.tables:
+        textual = next((at for at, column in enumerate(one.columns) if not column.textual), len(one.columns))
+        rows = [[_html_cell(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
+        yield html_table([column.name for column in one.columns], rows, text_columns=textual)
+
+
+def _html_cell(column: Column, cell: Cell) -> Chip | str:
+    return Chip(cell) if column.shown is Shown.CHIP and isinstance(cell, str) else shown(column, cell)
+
+
+def write(study: Study, outcome: Outcome, folder: Path) -> list[Path]:
+    """report.html, result.json, tables.md, and NAME.csv for each table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {"result.json": json.dumps(to_json(study, outcome), indent=1) + "\n", "tables.md": markdown(study, outcome)}
+    contents |= {f"{one.name}.csv": to_csv(one) for one in outcome.tables()}
+    for name, content in contents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [page(study, outcome).write(folder / "report.html"), *(folder / name for name in contents)]

@@ -1,0 +1,190 @@
+"""The charts of a study as plotly figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twin.report.figures import COLOURS, LEGEND, spoken
+from twin.report.html import Figure
+from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
+
+PALETTE = ("#2b6cb0", "#e07b39", "#38a169", "#805ad5", "#b83280", "#d69e2e", "#1a8a8a", "#8a94a6", "#5a3e2b", "#7a9e1f")
+NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has a colour everywhere
+GRID = "#e5e9f0"
+INK = "#1b2433"
+BAR_PX, GAP_PX = 13, 12
+STACK_PX = 24
+LONGEST = 42  # characters of a row's name that are shown
+
+
+def figure(chart: Chart) -> Figure:
+    if isinstance(chart, Bars):
+        return bars(chart)
+    return lines(chart) if isinstance(chart, Lines) else waterfall(chart)
+
+
+def bars(chart: Bars) -> Figure:
+    """Horizontal, the first name on top; figures of others as diamonds in their bar's place."""
+    plain = [series for series in chart.series if not series.marks]
+    data = [_bar(chart, series, _colour(series, at)) for at, series in enumerate(plain)]
+    data += [_mark(chart, series, at) for at, series in enumerate(s for s in chart.series if s.marks)]
+    each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
+    x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
+    x_axis |= {"type": "log", "dtick": "D2"} if chart.log else {}
+    x_axis |= {"tickformat": ".0%"} if _fractions(chart) else {}
+    layout = {
+        "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
+        "bargap": 0.25,
+        "height": 110 + each * len(chart.names),
+        "xaxis": x_axis,
+        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+        "legend": LEGEND,
+        "showlegend": len(chart.series) > 1,
+        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
+    number = "%{x:+.1%}" if _fractions(chart) and not chart.stacked else "%{x:.1%}" if chart.stacked and _fractions(chart) else "%{x:,.4~g}"
+    shape: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "name": spoken(series.label),
+        "y": [_short(name) for name in chart.names],
+        "x": list(series.values),
+        "marker": {"color": colour},
+        "hovertemplate": f"%{{y}}: {number}<extra>{spoken(series.label)}</extra>",
+        "offsetgroup": series.label if not chart.stacked else "",
+    }
+    if series.low:
+        shape["error_x"] = _spread(series)
+    return shape
+
+
+def _mark(chart: Bars, series: Series, at: int) -> dict[str, Any]:
+    """A figure of somebody else. A scatter cannot join a group of bars, so it is a bar without a body and with a diamond's label."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": spoken(series.label),
+        "y": [_short(name) for name in chart.names],
+        "x": list(series.values),
+        "marker": {"color": "rgba(0,0,0,0)", "line": {"color": PALETTE[at % len(PALETTE)], "width": 1.5}},
+        "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
+        "offsetgroup": series.label.removesuffix(", published"),
+    }
+
+
+def _spread(series: Series) -> dict[str, Any]:
+    up = [None if v is None or h is None else h - v for v, h in zip(series.values, series.high, strict=True)]
+    down = [None if v is None or low is None else v - low for v, low in zip(series.values, series.low, strict=True)]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": INK, "thickness": 1.2, "width": 3}
+
+
+def lines(chart: Lines) -> Figure:
+    """A line for each series, with a band where it has an interval."""
+    data: list[dict[str, Any]] = []
+    for at, series in enumerate(chart.series):
+        colour = _colour(series, at)
+        if series.low:
+            data.append(_band(chart, series, colour))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers" if series.marks else "lines+markers",
+                "name": spoken(series.label),
+                "x": list(chart.x),
+                "y": list(series.values),
+                "line": {"color": colour, "width": 2},
+                "marker": {"color": colour, "size": 9 if series.marks else 6, "symbol": "diamond" if series.marks else "circle"},
+                "hovertemplate": "%{x}: %{y:,.4~g}<extra>" + spoken(series.label) + "</extra>",
+            }
+        )
+    ticks = {"tickvals": list(chart.x), "ticktext": [_tick(x) for x in chart.x]} if len(chart.x) <= 12 else {}
+    x_axis = {"title": {"text": chart.x_axis}, "gridcolor": GRID, "zeroline": False, "type": _type(chart.log_x, chart.x), **ticks}
+    y_axis: dict[str, Any] = {"title": {"text": chart.y_axis}, "gridcolor": GRID, "automargin": True}
+    y_axis |= {"type": "log", "dtick": "D2"} if chart.log_y else {"rangemode": "tozero"}
+    layout = {"height": 420, "xaxis": x_axis, "yaxis": y_axis, "legend": LEGEND | {"y": -0.2, "yanchor": "top"},
+              "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _band(chart: Lines, series: Series, colour: str) -> dict[str, Any]:
+    both = [(x, low, high) for x, low, high in zip(chart.x, series.low, series.high, strict=True) if low is not None and high is not None]
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x for x, _, _ in both] + [x for x, _, _ in reversed(both)],
+        "y": [high for _, _, high in both] + [low for _, low, _ in reversed(both)],
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},0.13)",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def waterfall(chart: Waterfall) -> Figure:
+    """From nothing to the first level, then each step, then the last level whole."""
+    steps = [chart.values[0], *(after - before for before, after in zip(chart.values, chart.values[1:], strict=False))]
+    data = [
+        {
+            "type": "waterfall",
+            "x": [*(_broken(name) for name in chart.names), "<b>all of it</b>"],
+            "y": [*steps, chart.values[-1]],
+            "measure": ["absolute", *(["relative"] * (len(steps) - 1)), "total"],
+            "text": [f"{chart.values[0]:,.0f}", *(f"{step:+,.0f}" for step in steps[1:]), f"{chart.values[-1]:,.0f}"],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "connector": {"line": {"color": "#8a94a6", "width": 1}},
+            "increasing": {"marker": {"color": "#38a169"}},
+            "decreasing": {"marker": {"color": "#c53030"}},
+            "totals": {"marker": {"color": "#2b6cb0"}},
+            "hovertemplate": "%{x}: %{text}<extra></extra>",
+        }
+    ]
+    layout = {
+        "height": 380,
+        "showlegend": False,
+        "xaxis": {"automargin": True, "tickangle": 0},
+        "yaxis": {"title": {"text": chart.axis}, "gridcolor": GRID, "rangemode": "tozero", "range": [0, 1.12 * max(chart.values)]},
+        "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _colour(series: Series, at: int) -> str:
+    return NAMED.get(series.label, PALETTE[at % len(PALETTE)])
+
+
+def _fractions(chart: Bars) -> bool:
+    return chart.axis.startswith(("share", "change"))
+
+
+def _exclusive(series: Sequence[Series]) -> bool:
+    """Whether each name has a value in one series only: then the bars need no places side by side."""
+    return all(sum(one.values[at] is not None for one in series) <= 1 for at in range(len(series[0].values) if series else 0))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def _broken(name: str) -> str:
+    """Two lines of about the same length."""
+    words, half = name.split(), len(name) / 2
+    first = ""
+    while words and len(first) < half - 2:
+        first = f"{first} {words.pop(0)}".strip()
+    return f"{first}<br>{' '.join(words)}" if words else first
+
+
+def _tick(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:,g}"
+
+
+def _type(log: bool, x: Sequence[float | str]) -> str:
+    return "category" if any(isinstance(one, str) for one in x) else "log" if log else "linear"

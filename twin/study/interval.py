@@ -1,0 +1,145 @@
+"""Intervals: the numbers that a prediction rests on are drawn from what is known about them, and simulated again.
+
+low..high of a number is read as its central 90 % (the bootstrap of a fit gives exactly that, twin.calibrate.fit.INTERVAL); nothing is drawn
+outside, because the ends are physical limits as often as percentiles. A number that states no range gets the width of its kind
+(twin.hardware.override.SPREAD), for the reasons in WIDTHS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+from scipy.stats import spearmanr
+
+from twin.hardware.override import interval, numbers
+from twin.hardware.types import Kind, Node, Number
+from twin.study.fields import Fields
+from twin.study.hardware import Setting, drawable
+
+Floats = npt.NDArray[np.float64]
+TAIL = 0.05  # of a number's distribution lies beyond each end of its range, and is not drawn
+LEVELS = (0.10, 0.50, 0.90)
+FEWEST, MOST = 4, 10_000
+WIDTHS = {  # why a kind's numbers may be off by what twin.hardware.override.SPREAD says
+    Kind.MEASURED: "our own probe on that part: repeats and minutes differ by a few percent",
+    Kind.FITTED: "least squares over many probes; a fit on file states its own, wider range",
+    Kind.DATASHEET: "a definition of the part, not an estimate",
+    Kind.THIRD_PARTY: "somebody else's probe: the load type and the grid alone move a bandwidth by as much",
+    Kind.VENDOR: "announced or measured by who sells it: best case, and not yet repeated",
+    Kind.ASSUMED: "states its range on file; a what-if of the user is meant exactly",
+}
+# Numbers of one mechanism are wrong together: an idle and a loaded hop, the arithmetic on each stored format.
+_MECHANISMS = (
+    (re.compile(r"(.*)\b(?:loaded_)?hop_s$"), r"\1hop_s"),
+    (re.compile(r"(.*block\.)(?:fp|bf|int|mxfp|nvfp)\d+\w*_bytes_per_s$"), r"\1arithmetic"),
+    (re.compile(r"(.*launch\.)(?:stream|graph_edge)_s$"), r"\1edge_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How an interval is made. `count` simulations for each cell."""
+
+    count: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Tokens per second at LEVELS, and what carries them: rank correlation of each mechanism with the speed, the strongest first."""
+
+    p10: float
+    p50: float
+    p90: float
+    carried_by: tuple[tuple[str, float], ...]  # only what can be told from chance
+
+
+def read_draws(fields: Fields) -> Draws | None:
+    """`intervals: {draws, seed}`, or nothing."""
+    if "intervals" not in fields:
+        return None
+    one = fields.mapping("intervals")
+    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1))
+    one.done()
+    return draws
+
+
+def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
+    """The changes of each draw: Latin hypercube, one stratum for each draw and mechanism.
+
+    A mechanism's draws depend on the seed, the device's name and its own name alone: all cells on a device see the same hardware, so that
+    their differences are not noise.
+    """
+    uncertain = {path: number for path, number in numbers(node).items() if drawable(path) and _width(number)}
+    columns = {path: _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws)) for path, number in uncertain.items()}
+    return [tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()})) for i in range(draws.count)]
+
+
+def mechanism(path: str) -> str:
+    """What a number is wrong together with; mostly only itself."""
+    for pattern, common in _MECHANISMS:
+        if pattern.match(path):
+            return pattern.sub(common, path)
+    return path
+
+
+def uniforms(name: str, draws: Draws) -> Floats:
+    """[draws] numbers in (0, 1), one in each stratum, shuffled by seed and name."""
+    generator = np.random.default_rng([draws.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")])
+    within = generator.uniform(0.0, 1.0, draws.count)
+    return np.asarray((generator.permutation(draws.count) + within) / draws.count, dtype=np.float64)
+
+
+def summary(node: Node, draws: Draws, speeds: Sequence[float]) -> Interval:
+    """The interval of a cell from the speeds of its draws, in order."""
+    p10, p50, p90 = (float(value) for value in np.quantile(speeds, LEVELS))
+    return Interval(p10, p50, p90, tuple(_carriers(node, draws, speeds)))
+
+
+def chance(count: int) -> float:
+    """The rank correlation that unrelated numbers exceed once in twenty, by the normal approximation."""
+    return 1.96 / math.sqrt(count - 1)
+
+
+def _carriers(node: Node, draws: Draws, speeds: Sequence[float]) -> Iterator[tuple[str, float]]:
+    if max(speeds) == min(speeds):
+        return
+    names = dict.fromkeys(mechanism(path) for path, number in numbers(node).items() if drawable(path) and _width(number))
+    found = {name: float(spearmanr(uniforms(f"{node.device.name} {name}", draws), speeds).statistic) for name in names}
+    for name, correlation in sorted(found.items(), key=lambda item: -abs(item[1])):
+        if abs(correlation) > chance(draws.count):
+            yield name, correlation
+
+
+def _width(number: Number) -> float:
+    low, high = interval(number)
+    return high - low
+
+
+def _values(number: Number, uniform: Floats) -> Floats:
+    """The number at each quantile: half normal on either side of its value, on a logarithmic scale where the range allows."""
+    low, high = interval(number)
+    z = ndtri(TAIL + (1 - 2 * TAIL) * uniform)
+    reach = z / ndtri(1 - TAIL)  # -1 at low, 0 at the value, 1 at high
+    if low > 0:
+        up, down = math.log(high / number.value), math.log(number.value / low)
+        return np.asarray(number.value * np.exp(np.where(reach > 0, reach * up, reach * down)), dtype=np.float64)
+    return np.asarray(number.value + np.where(reach > 0, reach * (high - number.value), reach * (number.value - low)), dtype=np.float64)
+
+
+def _consistent(node: Node, drawn: Mapping[str, float]) -> Iterator[Setting]:
+    """A stream never beats the datasheet, and a loaded hop is never faster than an idle one."""
+    known = {path: number.value for path, number in numbers(node).items()} | dict(drawn)
+    for path, value in drawn.items():
+        if path.endswith("memory.stream_bytes_per_s"):
+            value = min(value, known[path.replace("stream_", "peak_")])
+        if path.endswith("loaded_hop_s"):
+            value = max(value, known[path.replace("loaded_hop_s", "hop_s")])
+        yield path, value

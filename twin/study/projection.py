@@ -1,0 +1,140 @@
+"""Studies of kind `projection`: models x nodes x axes, simulated, with intervals, beside the roofline and what others have published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twin.errors import PlanError
+from twin.study import interval, ladder, projection_parts
+from twin.study.fields import Fields
+from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
+from twin.study.interval import Draws
+from twin.study.outcome import Outcome
+from twin.study.point import Point, Row
+from twin.study.projection_parts import Answer, Close, Published, Roofline
+from twin.study.runner import Runner
+from twin.study.sensitivity import Trial, effects, trials
+from twin.units import parse_quantity
+
+REFUSE, SHOW = "refuse", "show"
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """What a study file of this kind asks."""
+
+    grid: Grid
+    columns: str  # the axis that the scaling table spreads over its columns
+    draws: Draws | None
+    roofline: Roofline | None
+    published: tuple[Published, ...]
+    closely: tuple[tuple[str, str], ...]  # (model, node) whose steps are looked into
+    impossible: str  # REFUSE or SHOW cells that cannot be planned
+
+    def run(self, runner: Runner) -> Outcome:
+        cells = list(self.grid.cells())
+        self._check(cells, runner)
+        close = [cell for cell in cells if (cell.model, cell.node) in self.closely]
+        ladders = [ladder.rungs(cell.point) for cell in close]
+        tried = [trials(cell.point) for cell in close]
+        rows = dict(zip(cells, runner.rows([cell.point for cell in cells], "cells"), strict=True))
+        self._compute_all(cells, rows, ladders, tried, runner)
+        answers = [self._answer(cell, rows[cell], runner) for cell in cells]
+        looked = [
+            Close(cell, [(name, row) for (name, _), row in zip(rungs, runner.rows([p for _, p in rungs]), strict=True) if not row.problem],
+                  effects(cell.point, trial, runner))
+            for cell, rungs, trial in zip(close, ladders, tried, strict=True)
+        ]  # fmt: skip
+        return projection_parts.outcome(answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline)
+
+    def _check(self, cells: Sequence[Cell], runner: Runner) -> None:
+        """Refuses what cannot be planned before anything is simulated: plans are made in seconds, steps take minutes."""
+        if self.impossible == SHOW:
+            return
+        unknown = [cell for cell in cells if not runner.known(cell.point)]
+        plans = runner.rows([Point(c.point.model, c.point.node, c.point.options, c.point.settings, steps=0) for c in unknown], "plans")
+        problems = dict(zip(unknown, (row.problem for row in plans), strict=True))
+        for cell in cells:
+            problem = problems[cell] if cell in problems else runner.rows([cell.point])[0].problem
+            if problem:
+                raise PlanError(f"{cell}: {problem}; change or remove it, or write `impossible: {SHOW}` to show such cells as empty")
+
+    def _compute_all(
+        self, cells: Sequence[Cell], rows: dict[Cell, Row], ladders: list[list[tuple[str, Point]]], tried: list[list[Trial]], runner: Runner
+    ) -> None:
+        """Everything else in one go, so that no core waits between the parts."""
+        points = [point for rungs in ladders for _, point in rungs]
+        points += [trial.ways[0][1] for trial_list in tried for trial in trial_list]
+        for cell in cells:
+            if not rows[cell].problem:
+                points += self._drawn(cell)
+        runner.rows(points, "intervals and details")
+
+    def _drawn(self, cell: Cell) -> list[Point]:
+        if self.draws is None:
+            return []
+        return [cell.point.with_settings(*settings) for settings in interval.settings(cell.point.on_node(), self.draws)]
+
+    def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
+        drawn = None
+        if self.draws and not row.problem:
+            speeds = [found.tokens_per_s for found in runner.rows(self._drawn(cell))]
+            drawn = interval.summary(cell.point.on_node(), self.draws, speeds)
+        published = tuple(figure for figure in self.published if figure.of(cell))
+        return Answer(cell, row, drawn, published)
+
+
+def read(fields: Fields) -> Projection:
+    grid = read_grid(fields)
+    axes = [MODEL, NODE, *(axis.name for axis in grid.axes)]
+    labels = [model.label for model in grid.models]
+    return Projection(
+        grid,
+        columns=fields.choice("columns", axes, NODE),
+        draws=interval.read_draws(fields),
+        roofline=_roofline(fields, grid),
+        published=tuple(_published(one, labels, grid.nodes) for one in fields.mappings("published", ())),
+        closely=tuple(_pair(one, labels, grid.nodes) for one in fields.mappings("closely", ())),
+        impossible=fields.choice("impossible", (REFUSE, SHOW), REFUSE),
+    )
+
+
+def _pair(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> tuple[str, str]:
+    pair = one.choice(MODEL, models), one.choice(NODE, nodes)
+    one.done()
+    return pair
+
+
+def _published(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> Published:
+    figure = Published(
+        one.choice(MODEL, models),
+        one.choice(NODE, nodes),
+        one.number("tokens_per_s"),
+        one.choice("kind", ("measured", "vendor", "third-party", "projection")),
+        one.text("source"),
+        one.number("bytes", 0.0),
+    )
+    one.done()
+    return figure
+
+
+def _roofline(fields: Fields, grid: Grid) -> Roofline | None:
+    """`roofline: {utilisation: 36%, bytes_per_s: {8xh200: "30.7 TB/s"}}`: a share of a bandwidth, by default the datasheet's."""
+    if "roofline" not in fields:
+        return None
+    one = fields.mapping("roofline")
+    share = one.number("utilisation", low=0.001, high=1)
+    given = one.mapping("bytes_per_s")
+    rates = {node: _rate(given, node) for node in grid.nodes if node in given}
+    given.done()
+    one.done()
+    return Roofline(share, rates)
+
+
+def _rate(given: Fields, node: str) -> float:
+    text = given.text(node)
+    try:
+        return parse_quantity(text, "B/s")
+    except Exception as error:
+        raise given.error(node, str(error)) from error

@@ -1,0 +1,325 @@
+"""The answer of a projection as tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from twin.hardware.override import SPREAD, numbers
+from twin.hardware.override import interval as range_of
+from twin.hardware.types import Kind
+from twin.study.grid import MODEL, NODE, Cell
+from twin.study.interval import WIDTHS, Draws, Interval, chance
+from twin.study.options import Plain
+from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
+from twin.study.outcome import Cell as Entry
+from twin.study.point import Row
+from twin.study.sensitivity import STEP, Effect
+from twin.units import format_quantity, unit_of
+
+US = 1e6
+STRONGEST = 15
+CARRIERS = 3  # named for each cell
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Somebody else's figure for a cell; `bytes` a step as they count them, 0 when they do not say."""
+
+    model: str
+    node: str
+    tokens_per_s: float
+    kind: str
+    source: str
+    bytes: float
+
+    def of(self, cell: Cell) -> bool:
+        return (self.model, self.node) == (cell.model, cell.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """`utilisation` of a bandwidth, over bytes a step; `bytes_per_s` by node, the datasheet's where it is not given."""
+
+    utilisation: float
+    bytes_per_s: Mapping[str, float]
+
+    def tokens_per_s(self, cell: Cell, row: Row) -> float:
+        return self.utilisation * self.bytes_per_s.get(cell.node, row.peak_bytes_per_s) / row.bytes_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A cell with its result."""
+
+    cell: Cell
+    row: Row
+    interval: Interval | None
+    published: tuple[Published, ...]
+
+    @property
+    def possible(self) -> bool:
+        return not self.row.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A cell that is looked into: the ladder of engines, and the effect of each number."""
+
+    cell: Cell
+    ladder: list[tuple[str, Row]]
+    effects: list[Effect]
+
+
+def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, draws: Draws | None, roofline: Roofline | None) -> Outcome:
+    """All parts; the first table has a row for each cell."""
+    possible = [answer for answer in answers if answer.possible]
+    parts = [_scaling(answers, columns, roofline, draws), _time(possible)]
+    parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
+    if draws:
+        parts.append(_carriers(possible, draws))
+    parts.append(_rests_on(possible))
+    return Outcome(tuple(parts), _headline(possible), tuple(_notes(answers, draws, roofline)))
+
+
+def _headline(possible: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
+    if not possible:
+        return ()
+    best = max(possible, key=lambda answer: answer.row.tokens_per_s)
+    worst = min(possible, key=lambda answer: answer.row.tokens_per_s)
+    return (
+        (f"{len(possible)}", "cells simulated"),
+        (f"{best.row.tokens_per_s:,.0f}", f"tokens/s at most: {best.cell}"),
+        (f"{worst.row.tokens_per_s:,.0f}", f"tokens/s at least: {worst.cell}"),
+    )
+
+
+def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | None) -> Iterator[str]:
+    yield "Everything called predicted comes from the simulation of a plan; nothing was measured on these nodes unless a column says so."
+    if draws:
+        yield (
+            f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time of the node; low..high is a number's "
+            "central 90%. The twin's own error (what its model leaves out) is not in the interval: studies/h200-validation has its size."
+        )
+    if roofline:
+        yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes of our plan's step; no simulation is in it."
+    for answer in answers:
+        if not answer.possible:
+            yield f"{answer.cell}: not possible: {answer.row.problem}"
+
+
+def _scaling(answers: Sequence[Answer], columns: str, roofline: Roofline | None, draws: Draws | None) -> Part:
+    text = "Predicted tokens per second for one user" + ("; the bar is the median draw, its line runs from p10 to p90." if draws else ".")
+    return Part("Tokens per second", text, (_chart(answers, columns),), (_cells(answers, roofline), _matrix(answers, columns)))
+
+
+def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Table:
+    """A row for each cell, with everything that is known about it."""
+    axes = [name for name, _ in answers[0].cell.at]
+    head = [Column(MODEL, Shown.TEXT), Column(NODE, Shown.TEXT), *(Column(name, Shown.TEXT) for name in axes)]
+    head += [Column("tokens/s, predicted")]
+    drawn = any(answer.interval for answer in answers)
+    head += [Column(name) for name in ("p10", "p50", "p90")] if drawn else []
+    head += [
+        Column("us a token", Shown.MICROSECONDS),
+        Column("bytes a step", Shown.QUANTITY, "B"),
+        Column("floor, tokens/s"),
+        Column("stream fraction", Shown.PERCENT),
+        Column("mostly", Shown.TEXT),
+        Column("assumed numbers"),
+    ]
+    head += [Column(f"{roofline.utilisation:.0%} roofline")] if roofline else []
+    published = any(answer.published for answer in answers)
+    head += [Column("published"), Column("published as", Shown.CHIP), Column("predicted / published")] if published else []
+    rows = tuple(_cell_row(answer, drawn, roofline, published, len(head)) for answer in answers)
+    return Table("cells", tuple(head), rows)
+
+
+def _cell_row(answer: Answer, drawn: bool, roofline: Roofline | None, published: bool, width: int) -> tuple[Entry, ...]:
+    cell, row = answer.cell, answer.row
+    named: list[Entry] = [cell.model, cell.node, *(_spoken(value) for _, value in cell.at)]
+    figures: list[Entry] = []
+    if published:
+        figure = answer.published[0] if answer.published else None
+        ratio = row.tokens_per_s / figure.tokens_per_s if figure and answer.possible else None
+        figures = [figure.tokens_per_s if figure else None, figure.kind if figure else None, ratio]
+    if not answer.possible:
+        empty: list[Entry] = [None] * (width - len(named) - len(figures))
+        return (*named, *empty, *figures)
+    speeds: list[Entry] = [row.tokens_per_s]
+    if drawn:
+        one = answer.interval
+        speeds += [one.p10, one.p50, one.p90] if one else [None, None, None]
+    facts: list[Entry] = [row.step_s, row.bytes_per_step, 1 / row.floor_s, row.stream_fraction, _mostly(row), len(row.assumed)]
+    line: list[Entry] = [roofline.tokens_per_s(cell, row)] if roofline else []
+    return (*named, *speeds, *facts, *line, *figures)
+
+
+def _matrix(answers: Sequence[Answer], columns: str) -> Table:
+    """The same for people: speeds with their intervals, one axis across."""
+    across = list(dict.fromkeys(answer.cell.value(columns) for answer in answers))
+    lines: dict[str, dict[Plain, str]] = {}
+    for answer in answers:
+        lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = _speed(answer)
+    head = (Column("predicted tokens/s (p10-p90)", Shown.TEXT), *(Column(_spoken(value), Shown.TEXT) for value in across))
+    return Table("scaling", head, tuple((name, *(found.get(value) for value in across)) for name, found in lines.items()))
+
+
+def _speed(answer: Answer) -> str:
+    if not answer.possible:
+        return "not possible"
+    mark = "*" if answer.row.assumed else ""
+    if answer.interval:
+        return f"{answer.interval.p50:,.0f} ({answer.interval.p10:,.0f}-{answer.interval.p90:,.0f}){mark}"
+    return f"{answer.row.tokens_per_s:,.0f}{mark}"
+
+
+def _line(cell: Cell, columns: str) -> str:
+    """A cell's name without the axis that runs over the columns."""
+    named = [cell.value(name) for name in (MODEL, NODE) if name != columns]
+    placed = [f"{name} {_spoken(value)}" for name, value in cell.at if name != columns]
+    return ", ".join([*(str(name) for name in named), *placed])
+
+
+def _chart(answers: Sequence[Answer], columns: str) -> Chart:
+    across = list(dict.fromkeys(answer.cell.value(columns) for answer in answers))
+    lines: dict[str, dict[Plain, Answer]] = {}
+    for answer in answers:
+        if answer.possible:
+            lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = answer
+    if len(across) > 1 and all(isinstance(value, int | float) for value in across):
+        series = tuple(_series(name, [found.get(value) for value in across]) for name, found in lines.items())
+        x = tuple(value for value in across if isinstance(value, int | float))
+        return Lines(x, series, columns, "tokens/s, predicted")
+    series = tuple(_series(_spoken(value), [found.get(value) for found in lines.values()]) for value in across)
+    figures = [_figures(value, [found.get(value) for found in lines.values()]) for value in across]
+    return Bars(tuple(lines), (*series, *(one for one in figures if any(one.values))), "tokens/s, predicted", log=_wide(answers))
+
+
+def _wide(answers: Sequence[Answer]) -> bool:
+    """Whether speeds differ so much that the smaller bars could not be seen."""
+    speeds = [answer.row.tokens_per_s for answer in answers if answer.possible]
+    return bool(speeds) and max(speeds) > 12 * min(speeds)
+
+
+def _series(label: str, answers: Sequence[Answer | None]) -> Series:
+    found = [(a.interval.p50 if a.interval else a.row.tokens_per_s) if a else None for a in answers]
+    if not any(a and a.interval for a in answers):
+        return Series(label, tuple(found))
+    low = tuple(a.interval.p10 if a and a.interval else None for a in answers)
+    high = tuple(a.interval.p90 if a and a.interval else None for a in answers)
+    return Series(label, tuple(found), low, high)
+
+
+def _figures(value: Plain, answers: Sequence[Answer | None]) -> Series:
+    found = tuple(a.published[0].tokens_per_s if a and a.published else None for a in answers)
+    return Series(f"{_spoken(value)}, published", found, marks=True)
+
+
+def _time(possible: Sequence[Answer]) -> Part:
+    """Attribution of each cell."""
+    names = tuple(str(answer.cell) for answer in possible)
+    causes = list(dict.fromkeys(cause for answer in possible for cause in answer.row.attribution))
+    chart = Bars(names, tuple(Series(c, tuple(a.row.attribution.get(c, 0.0) / a.row.step_s for a in possible)) for c in causes),
+                 "share of a step", stacked=True)  # fmt: skip
+    kinds = list(dict.fromkeys(kind for answer in possible for kind in answer.row.kinds))
+    head = (Column("cell", Shown.TEXT), *(Column(f"{kind}, us", Shown.MICROSECONDS) for kind in kinds))
+    rows = tuple((str(a.cell), *(sum(a.row.kinds[k].values()) if k in a.row.kinds else None for k in kinds)) for a in possible)
+    text = "Each microsecond of a step on its critical path has one cause. The table has the same time by kind of stage."
+    return Part("Where the time goes", text, (chart,), (Table("stages", head, rows, terminal=False),), long=True)
+
+
+def _ladder(close: Close) -> Part:
+    """From a launch for each operation to the monokernel."""
+    names = tuple(name for name, _ in close.ladder)
+    speeds = tuple(row.tokens_per_s for _, row in close.ladder)
+    rows = []
+    for at, (name, row) in enumerate(close.ladder):
+        gain = row.tokens_per_s / speeds[at - 1] - 1 if at else None
+        rows.append((name, row.tokens_per_s, gain, row.step_s, row.stream_fraction, _mostly(row)))
+    head = (
+        Column("engine", Shown.TEXT),
+        Column("tokens/s, predicted"),
+        Column("gain", Shown.CHANGE),
+        Column("us a token", Shown.MICROSECONDS),
+        Column("stream fraction", Shown.PERCENT),
+        Column("mostly", Shown.TEXT),
+    )
+    table = Table(f"ladder-{_slug(close.cell)}", head, tuple(rows))
+    text = "From kernels launched one by one to the whole monokernel, one idea at a time."
+    return Part(f"What each idea buys: {close.cell}", text, (Waterfall(names, speeds, "tokens/s, predicted"),), (table,))
+
+
+def _sensitivity(close: Close) -> Part:
+    strong = [e for e in close.effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-4][:STRONGEST]
+    labels = tuple(e.label for e in strong)
+    chart = Bars(labels, tuple(_kinds_of(strong)), f"change of tokens/s for +{STEP:.0%} of the number")
+    head = (Column("number", Shown.TEXT), Column("kind", Shown.CHIP), Column("from", Shown.TEXT), Column("to", Shown.TEXT),
+            Column("tokens/s", Shown.CHANGE))  # fmt: skip
+    rows = tuple((e.label, e.kind, _quantity(e.name, e.before), _quantity(e.name, e.after), e.effect) for e in strong)
+    text = f"Each number and option raised by {STEP:.0%}, one at a time; {len(close.effects) - len(strong)} others do less, or nothing."
+    return Part(f"Sensitivity: {close.cell}", text, (chart,), (Table(f"sensitivity-{_slug(close.cell)}", head, rows),))
+
+
+def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
+    for label, assumed in (("has a source", False), ("assumed", True)):
+        values = tuple(e.effect if e.assumed is assumed else None for e in effects)
+        if any(value is not None for value in values):
+            yield Series(label, values)
+
+
+def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
+    """Which numbers carry the intervals."""
+    head = (Column("cell", Shown.TEXT), Column("p90 / p10"), *(Column(f"number {i + 1}", Shown.TEXT) for i in range(CARRIERS)))
+    rows = []
+    for answer in possible:
+        one = answer.interval
+        if one is None:
+            continue
+        named = [f"{name.removeprefix('device.')} {correlation:+.2f}" for name, correlation in one.carried_by[:CARRIERS]]
+        rows.append((str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named)))))
+    text = (
+        f"Rank correlation of each number with the speed over {draws.count} draws; below {chance(draws.count):.2f} it may be chance "
+        "and is not shown. Numbers of one mechanism (idle and loaded hop, arithmetic on each format, launches) vary together."
+    )
+    return Part("What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True)
+
+
+def _rests_on(possible: Sequence[Answer]) -> Part:
+    """Assumed numbers by node, and the width of each kind."""
+    head = (Column(NODE, Shown.TEXT), Column("number", Shown.TEXT), Column("kind", Shown.CHIP), Column("value", Shown.TEXT),
+            Column("range", Shown.TEXT), Column("source", Shown.TEXT))  # fmt: skip
+    rows: dict[tuple[str, str], tuple[Entry, ...]] = {}
+    for answer in possible:
+        known = numbers(answer.cell.point.on_node())
+        for path in answer.row.assumed:
+            number = known[path]
+            low, high = (_quantity(path, end) for end in range_of(number))
+            key = answer.cell.node, path
+            rows[key] = (answer.cell.node, path.removeprefix("device."), number.kind.value, _quantity(path, number.value),
+                         f"{low} .. {high}", number.source)  # fmt: skip
+    widths = tuple((kind.value, SPREAD[kind] if kind is not Kind.ASSUMED else None, WIDTHS[kind]) for kind in Kind)
+    kinds = Table("widths", (Column("kind", Shown.CHIP), Column("+-", Shown.PERCENT), Column("why", Shown.TEXT)), widths, terminal=False)
+    resting = sum(bool(answer.row.assumed) for answer in possible)
+    text = (
+        f"{resting} of {len(possible)} cells rest on assumed numbers: nobody has measured them, and a prediction is no better than that "
+        "(marked * in the scaling table). The second table says how wide a number is taken to be that states no range of its own."
+    )
+    return Part("What the cells rest on", text, (), (Table("assumed", head, tuple(rows.values()), terminal=False), kinds), long=True)
+
+
+def _mostly(row: Row) -> str:
+    return max(row.attribution, key=lambda cause: row.attribution[cause]).replace("_", "-")
+
+
+def _quantity(path: str, value: float) -> str:
+    return format_quantity(value, unit_of(path.rsplit(".", 1)[-1]))
+
+
+def _spoken(value: Plain) -> str:
+    return "the model's own" if value is None else str(value)
+
+
+def _slug(cell: Cell) -> str:
+    words = "".join(letter if letter.isalnum() else "-" for letter in str(cell).lower().replace(" on ", "-"))
+    return "-".join(word for word in words.split("-") if word)
