@@ -22,6 +22,7 @@ KINDS = {  # kind: its module
     "projection": "twin.study.projection",
     "graph-engines": "twin.study.graph_engines",
     "launch-tax": "twin.study.launch_tax",
+    "agent": "twin.study.agent",
 }
 
 
