@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twin.errors import PlanError
+from twin.models.formats import Format
 from twin.plan.types import Matrix, Options, Span
 
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
@@ -28,21 +29,30 @@ def scatter(count: int, blocks: int) -> tuple[Span, ...]:
     return tuple((block * count // blocks, (block + 1) * count // blocks) for block in range(blocks))
 
 
-def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Options) -> Matrix:
-    """Choose the tile of a matrix so that one tile fills at most one ring slot."""
-    size = options.weight_dtype.bytes
+def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Options, format: Format | None = None) -> Matrix:
+    """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as stored, if not in the plan's weight type."""
     if cols % COLUMN_STEP:
         raise PlanError(f"a matrix has {cols} columns per rank; the kernel loads {COLUMN_STEP} at a time: use fewer GPUs or lanes")
-    widest = options.slot_bytes // (options.tile_rows * size)
-    if widest >= cols:
-        fitting = max(options.tile_rows, min(options.slot_bytes // (cols * size), MOST_ROWS))
+
+    def size(high: int, wide: int) -> int:
+        return format.bytes(high, wide) if format else high * wide * options.weight_dtype.bytes
+
+    if size(options.tile_rows, cols) <= options.slot_bytes:
+        fitting = max(options.tile_rows, min(options.slot_bytes // size(1, cols), MOST_ROWS))
         tile_rows = fitting - fitting % options.tile_rows
-        return Matrix(rows, cols, unit, tile_rows, cols, owned)
+        while size(tile_rows, cols) > options.slot_bytes:
+            tile_rows -= options.tile_rows
+        return Matrix(rows, cols, unit, tile_rows, cols, owned, format)
+    widest = options.slot_bytes * COLUMN_STEP // size(options.tile_rows, COLUMN_STEP)
+    if format is not None:
+        widest = options.slot_bytes * 8 // (options.tile_rows * format.bits)
     widest -= widest % COLUMN_STEP
-    if widest == 0:
-        need = options.tile_rows * COLUMN_STEP * size
+    while widest > 0 and size(options.tile_rows, widest) > options.slot_bytes:
+        widest -= COLUMN_STEP
+    if widest <= 0:
+        need = size(options.tile_rows, COLUMN_STEP)
         raise PlanError(f"slot_bytes={options.slot_bytes} holds no tile of {options.tile_rows} rows: use at least {need}")
     slices = -(-cols // widest)
     tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
     tile_cols += -tile_cols % COLUMN_STEP
-    return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned)
+    return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)

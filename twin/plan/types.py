@@ -5,6 +5,9 @@ GPU may host several. Every rank runs the same stages on the same spans (its wei
 given once, per block of a rank. All exchanged values are FP32.
 
 Within one stage a block, in this order: waits for all its reads, resets, computes, publishes.
+
+A step handles `Plan.tokens` tokens: one, or those of several sequences and their drafts. Plans of more than one token, and of layers
+that are not dense, are simulated only (`simulation_only` says why).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
+from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
 
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
@@ -32,6 +37,21 @@ class StageKind(Enum):
     SAMPLE = "sample"  # next token
     STREAM = "stream"  # probe: consume weights, no exchange
     EXCHANGE = "exchange"  # probe: publish and gather, no weights
+    REDUCE = "reduce"  # residual += reads, each block its own elements; publishes them
+    HYPER = "hyper"  # residual streams += reads; how they mix, one partial sum per stream
+    LATENT = "latent"  # norm; rows of compressed queries, keys and values
+    QUERY = "query"  # norm; queries from the compressed ones
+    ABSORB = "absorb"  # each head's query carried into the latent space
+    INDEX = "index"  # scores of compressed entries
+    HEAD_OUT = "head_out"  # combine splits; first half of the output projection, head by head or group by group
+    DELTA_IN = "delta_in"  # norm; rows of a linear attention's queries, keys, values and gates
+    DELTA = "delta"  # convolve; read, update and write the recurrent state
+    ROUTER = "router"  # residual += reads; norm; one logit an expert
+    ROUTE = "route"  # choose each token's experts: from here on their weights may be fetched
+    SHARED_UP = "shared_up"  # silu(gate) * up of the shared experts
+    SHARED_DOWN = "shared_down"  # their rows of the down projection, kept for ROUTED_DOWN
+    ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
+    ROUTED_DOWN = "routed_down"  # their weighted rows of the down projection, and those that were kept
 
 
 class HandOffKind(Enum):
@@ -60,6 +80,20 @@ class Placement(Enum):
 class Sampling(Enum):
     GREEDY = "greedy"  # one (logit, index) candidate per block
     FULL = "full"  # all logits to one block per rank: temperature, top-k, top-p
+
+
+class Residual(Enum):
+    """Where the residual stream lies."""
+
+    REPLICATED = "replicated"  # every block keeps all of it and adds redundantly
+    SLICED = "sliced"  # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
+
+
+class Common(Enum):
+    """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
+
+    REPLICATED = "replicated"  # every rank streams the matrices and computes all of it
+    SHARDED = "sharded"  # every rank computes its share and pushes it to the others
 
 
 class Parts(Enum):
@@ -94,6 +128,17 @@ class Options:
     attention_splits: int | None = None  # per KV head; None: from max_context
     copies: int = 3  # rotating copies of each exchange buffer
     prompt_chunk: int = 1  # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
+    batch: int = 1  # sequences decoded together; more than 1 can only be simulated
+    draft: int = 0  # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
+    expert_ranks: int = 1  # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
+    ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
+    residual: Residual | None = None  # None: replicated where it fits a quarter of the on-chip memory
+    common: Common = Common.REPLICATED  # latent projections, indexers and routers of the ranks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.batch * (self.draft + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +155,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published element."""
+    """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published element.
+
+    Of routed experts, one expert's. Where the blocks divide the chosen experts' rows among themselves, nobody owns rows (`owned` is empty).
+    """
 
     rows: int
     cols: int
@@ -118,17 +166,62 @@ class Matrix:
     tile_rows: int  # a tile is tile_rows x tile_cols, one ring slot; tails are smaller
     tile_cols: int
     owned: tuple[Span, ...]  # [blocks] rows of each block
+    format: Format | None = None  # as stored; None: the plan's weight type
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A stage whose weights are those of the experts that a step's tokens choose."""
+
+    experts: int  # held by a rank, whole or sliced
+    most: int  # of them used in one step
+    total: int  # of the layer
+    top_k: int  # per token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Cached entries that a stage reads, as items [sequence][cached head][split]; item // splits is (sequence, head).
+
+    Entry e of a head belongs to split e // page % splits. A recurrent state is a cache of constant size whose entries are all written.
+    """
+
+    sequences: int
+    heads: int  # cached heads of a rank
+    group: int  # query heads of a rank that attend one cached head
+    entries: int  # read at options.context
+    entry_bytes: int
+    dim: int  # elements of an entry that one query head multiplies
+    splits: int
+    page: int  # entries
+    held_bytes: int  # memory of a rank for all its sequences, at options.max_context
+    extra_bytes: int = 0  # read beside the entries, of each item
+    written_bytes: int = 0  # of each item: its state; the entries that attention adds are spread over the items
+    chosen: bool = False  # which entries follows from the stage's reads: they cannot be asked for before
+
+    @property
+    def items(self) -> int:
+        return self.sequences * self.heads * self.splits
+
+    def item_bytes(self, item: int) -> int:
+        """Bytes that one item reads."""
+        split = item % self.splits
+        pages = -(-self.entries // self.page)
+        whole = len(range(split, pages, self.splits)) * self.page
+        short = pages * self.page - self.entries if pages and (pages - 1) % self.splits == split else 0
+        return (whole - short) * self.entry_bytes + self.extra_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Exchange memory of one rank: FP32 [copies][parts][elements]."""
+    """Exchange memory of one rank: FP32 [copies][parts][elements][words]."""
 
     id: int
     name: str
     elements: int
     copies: int
     parts: int  # ranks if pushed, else 1
+    words: int = 1  # of one element: one a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +239,7 @@ class Value:
     elements: int
     pushed: bool
     owned: tuple[Span, ...]  # [blocks] elements that each block publishes
+    words: int = 1  # FP32 words of an element, all written by the same block
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +252,7 @@ class Read:
     scale: float = 1.0  # residual reads are multiplied by it
     previous_step: bool = False
     residual: bool = False  # added to the residual stream, parts in rank order
+    sequences: tuple[int, ...] | None = None  # [blocks] sequences whose words of each element are used; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +276,15 @@ class Stage:
     operations: tuple[str, ...]  # the kernels that an engine without fusion would launch for it
     items: tuple[Span, ...] = ()  # attention: [blocks] items (kv head, split) = item // splits, item % splits
     window: int = 0  # attention: attended positions including the newest, 0 for all
+    more: tuple[Matrix, ...] = ()  # further matrices of the same input, whose elements follow those of `matrix`
+    scan: Scan | None = None  # cached entries, where they are not the keys and values of `Plan.kv`
+    routed: Routed | None = None
+    gate: int | None = None  # the stage whose end in a block lets it fetch this stage's weights; None: known ahead
+    kept: bool = False  # the rows' sums stay in the block, for the next stage that owns the same rows
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.matrix, *self.more) if self.matrix else ()
 
     @property
     def name(self) -> str:
@@ -229,31 +333,79 @@ class Plan:
     def gpu_of_rank(self, rank: int) -> int:
         return rank // self.ranks_per_gpu
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.options.tokens
+
     def weight_bytes(self) -> int:
-        """Weights that one step streams, all ranks together."""
-        size = self.options.weight_dtype.bytes
-        return self.ranks * sum(s.matrix.rows * s.matrix.cols * size for s in self.stages if s.matrix)
+        """Weights that one step streams, all ranks together; of routed experts what uniform routing uses on average."""
+        total = 0.0
+        for stage in self.stages:
+            share = expected_experts(stage.routed, self.tokens) / self.options.expert_ranks if stage.routed else 1.0
+            total += share * self.stage_bytes(stage)
+        return round(self.ranks * total)
+
+    def stage_bytes(self, stage: Stage) -> int:
+        """Bytes of a stage's matrices on one rank as its blocks stream them; of one expert where it is routed."""
+        return sum(self._matrix_bytes(matrix) for matrix in stage.matrices)
+
+    def _matrix_bytes(self, matrix: Matrix) -> int:
+        if matrix.format is None:
+            return matrix.rows * matrix.cols * self.options.weight_dtype.bytes
+        spans = matrix.owned or ((0, matrix.rows),)
+        return sum(rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, hi - lo, matrix.cols) for lo, hi in spans)
 
     def kv_bytes(self) -> int:
-        """Cached keys and values that one step reads at options.context, all ranks together."""
-        per_position = 2 * self.shard.head_dim * self.kv.dtype.bytes * self.shard.kv_heads
-        return self.ranks * sum(
-            per_position * (min(self.options.context, s.window) if s.window else self.options.context)
-            for s in self.stages
-            if s.kind is StageKind.ATTENTION
-        )
+        """Caches and states that one step reads and writes at options.context, all ranks together."""
+        return self.ranks * sum(self._cached_bytes(stage) for stage in self.stages)
+
+    def _cached_bytes(self, stage: Stage) -> int:
+        """Of one rank."""
+        scan = stage.scan
+        if scan is not None:
+            return sum(scan.item_bytes(item) for item in range(scan.items)) + scan.items * scan.written_bytes
+        if stage.kind is not StageKind.ATTENTION:
+            return 0
+        positions = min(self.options.context, stage.window) if stage.window else self.options.context
+        return 2 * self.shard.head_dim * self.kv.dtype.bytes * self.shard.kv_heads * positions
 
     def bytes_per_step(self) -> int:
         return self.weight_bytes() + self.kv_bytes()
 
     def memory_bytes(self) -> int:
-        """Device memory of one GPU: streams, embedding table, exchange buffers, KV cache."""
-        spec_table = self.spec.vocab * self.spec.hidden * self.options.weight_dtype.bytes if self.spec else 0
-        layers = sum(s.kind is StageKind.ATTENTION for s in self.stages)
+        """Device memory of one GPU: all weights (of all experts it holds), embedding table, exchange buffers, caches."""
+        per_rank = sum(self._held_bytes(stage) for stage in self.stages)
+        per_rank += sum(4 * b.elements * b.copies * b.parts * b.words for b in self.buffers)
+        return self._table_bytes() + self.ranks_per_gpu * per_rank
+
+    def _table_bytes(self) -> int:
+        """The embedding table, which every GPU holds whole."""
+        return self.spec.vocab * self.spec.hidden * self.options.weight_dtype.bytes if self.spec else 0
+
+    def _held_bytes(self, stage: Stage) -> int:
+        """What a rank keeps in memory for a stage: weights and caches."""
+        weights = self.stage_bytes(stage) * (stage.routed.experts if stage.routed else 1)
+        scan = stage.scan
+        if scan is not None:
+            return weights + scan.held_bytes
+        if stage.kind is not StageKind.ATTENTION:
+            return weights
         positions = self.shard.kv_heads * self.kv.splits * self.kv.item_positions
-        kv = 2 * layers * positions * self.shard.head_dim * self.kv.dtype.bytes
-        exchange = sum(4 * b.elements * b.copies * b.parts for b in self.buffers)
-        return self.weight_bytes() // (self.ranks // self.ranks_per_gpu) + spec_table + self.ranks_per_gpu * (kv + exchange)
+        return weights + 2 * positions * self.shard.head_dim * self.kv.dtype.bytes
+
+    def simulation_only(self) -> str | None:
+        """Why the engine cannot run this plan; None: it can."""
+        options = self.options
+        for name, value, limit in (
+            ("batch", options.batch, 1), ("draft", options.draft, 0), ("expert_ranks", options.expert_ranks, 1),
+            ("ahead_slots", options.ahead_slots, 0),
+        ):  # fmt: skip
+            if value > limit:
+                return f"{name}={value} can be planned and simulated only; the engine runs {name}={limit}"
+        if options.residual is Residual.SLICED:
+            return "residual=sliced can be planned and simulated only; the engine runs residual=replicated"
+        return self.spec.runnable_reason() if self.spec else None
 
     def launches(self) -> int:
         """Kernels launched per step."""
@@ -272,3 +424,22 @@ def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
     for row in range(lo, hi, matrix.tile_rows):
         for col in range(0, matrix.cols, matrix.tile_cols):
             yield (row, min(row + matrix.tile_rows, hi)), (col, min(col + matrix.tile_cols, matrix.cols))
+
+
+@lru_cache(maxsize=4096)
+def rows_bytes(format: Format, tile_rows: int, tile_cols: int, rows: int, cols: int) -> int:
+    """Stored bytes of [rows, cols] when every tile brings its own scales."""
+    sizes = 0
+    for high in (min(tile_rows, rows - row) for row in range(0, rows, tile_rows)):
+        sizes += sum(format.bytes(high, min(tile_cols, cols - col)) for col in range(0, cols, tile_cols))
+    return sizes
+
+
+def expected_experts(routed: Routed, tokens: int) -> float:
+    """Different experts of a layer that `tokens` tokens choose, on average over uniform routing."""
+    return routed.total * (1.0 - (1.0 - routed.top_k / routed.total) ** tokens)
+
+
+def routed_shares(total: int, blocks: int) -> tuple[Span, ...]:
+    """How the blocks of a rank divide the rows of all chosen experts, stacked: evenly and in block order."""
+    return tuple((block * total // blocks, (block + 1) * total // blocks) for block in range(blocks))

@@ -14,13 +14,28 @@ from twin.errors import InvalidPlan
 from twin.plan.budget import on_chip_bytes
 from twin.plan.dataflow import check_data_flow
 from twin.plan.happens_before import prove_reuse
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Matrix,
+    Parts,
+    Plan,
+    Read,
+    Routed,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+    routed_shares,
+)
 from twin.plan.violation import Violation
 
 __all__ = ["Report", "Violation", "validate", "violations"]
 
 THE_PLAN = "the plan"
-OPTION_MINIMUM = ("gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "context", "kv_page")
+OPTION_MINIMUM = ("gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "context", "kv_page", "batch", "expert_ranks")
+ITEM_KINDS = (StageKind.ATTENTION, StageKind.INDEX, StageKind.DELTA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,8 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
         yield f"copy {value.copy} of {buffer.copies} in buffer {buffer.name}"
     if value.elements != buffer.elements:
         yield f"{value.elements} elements in a buffer of {buffer.elements}"
+    if value.words != buffer.words or value.words < 1:
+        yield f"{value.words} words an element in a buffer of {buffer.words}"
     if value.pushed and plan.ranks == 1:
         yield "pushed, but there is no other rank"
     if value.pushed and buffer.parts != plan.ranks:
@@ -123,11 +140,17 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
     for reset in stage.resets:
         if not 0 <= reset.value < len(plan.values):
             yield f"resets value {reset.value}, which does not exist"
-    if stage.matrix:
-        yield from _matrix_faults(plan, stage.matrix)
-    if (len(stage.items) != plan.blocks) if stage.kind is StageKind.ATTENTION else stage.items:
+    for matrix in stage.matrices:
+        yield from _matrix_faults(plan, stage, matrix)
+    if stage.gate is not None and not 0 <= stage.gate < stage.index:
+        yield f"its weights wait for stage {stage.gate}, which is not before it"
+    if stage.routed and stage.gate is None:
+        yield "its experts are chosen by no stage"
+    if stage.kept and (stage.publishes is not None or len(stage.matrices) != 1):
+        yield "keeps its sums, so it has one matrix and publishes nothing"
+    if (len(stage.items) != plan.blocks) if stage.kind in ITEM_KINDS else stage.items:
         yield f"{len(stage.items)} item spans for {plan.blocks} blocks"
-    items = plan.shard.kv_heads * plan.kv.splits
+    items = item_count(plan, stage)
     for block, (lo, hi) in enumerate(stage.items):
         if not 0 <= lo <= hi <= items:
             yield f"block {block} owns items {(lo, hi)} of {items}"
@@ -150,16 +173,31 @@ def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
             yield f"block {read.spans.index(spans)} reads {spans} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
 
 
-def _matrix_faults(plan: Plan, matrix: Matrix) -> Iterator[str]:
+def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
     if min(matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols) < 1:
         yield f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x {matrix.tile_cols}"
     elif matrix.rows % matrix.unit or matrix.tile_rows % matrix.unit:
         yield f"{matrix.rows} rows in tiles of {matrix.tile_rows}: not whole units of {matrix.unit} rows"
+    if stage.routed and not matrix.owned:
+        yield from _share_faults(plan, stage, stage.routed, matrix)
+        return
     if len(matrix.owned) != plan.blocks:
         yield f"{len(matrix.owned)} row spans for {plan.blocks} blocks"
     for block, (lo, hi) in enumerate(matrix.owned):
         if not 0 <= lo <= hi <= matrix.rows or lo % matrix.unit or hi % matrix.unit:
             yield f"block {block} owns rows {(lo, hi)} of {matrix.rows} in units of {matrix.unit}"
+
+
+def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> Iterator[str]:
+    """Blocks that divide the chosen experts' rows: each needs room for its largest share in what it publishes."""
+    if stage.publishes is None or not 0 <= stage.publishes < len(plan.values):
+        yield "divides the rows of chosen experts but publishes nothing"
+        return
+    most = routed_shares(routed.most * matrix.rows // max(1, matrix.unit), plan.blocks)
+    for block, ((lo, hi), (low, high)) in enumerate(zip(plan.values[stage.publishes].owned, most, strict=False)):
+        if hi - lo < max(1, high - low):
+            yield f"block {block} owns {hi - lo} elements for up to {high - low} of the chosen experts"
+            return
 
 
 # ---- ownership -------------------------------------------------------------------------------------------------------
@@ -171,9 +209,9 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
         if fault:
             yield Violation("outputs", plan.stages[value.stage].name, f"{value.name}: element {fault}")
     for stage in plan.stages:
-        parts = [("row", stage.matrix.owned, stage.matrix.rows)] if stage.matrix else []
-        if stage.kind is StageKind.ATTENTION:
-            parts.append(("item", stage.items, plan.shard.kv_heads * plan.kv.splits))
+        parts = [("row", matrix.owned, matrix.rows) for matrix in stage.matrices if matrix.owned]
+        if stage.kind in ITEM_KINDS:
+            parts.append(("item", stage.items, item_count(plan, stage)))
         for what, owned, count in parts:
             fault = _not_a_partition(owned, count)
             if fault:
@@ -256,8 +294,12 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
     if options.window_slots > options.ring_slots:
         yield Violation("ring", THE_PLAN, f"{options.window_slots} slots in flight in a ring of {options.ring_slots}")
     for stage in plan.stages:
-        if stage.matrix and (size := _tile_bytes(plan, stage.matrix)) > options.slot_bytes:
-            yield Violation("ring", stage.name, f"a tile of {size} bytes in a slot of {options.slot_bytes}")
+        for matrix in stage.matrices:
+            if (size := _tile_bytes(plan, matrix)) > options.slot_bytes:
+                yield Violation("ring", stage.name, f"a tile of {size} bytes in a slot of {options.slot_bytes}")
+        if stage.gate is not None and options.ahead_slots >= options.ring_slots:
+            message = f"{options.ahead_slots} of {options.ring_slots} ring slots may wait behind experts, which then find none free"
+            yield Violation("deadlock", stage.name, message)
     if len(plan.die_of_block) != options.blocks or not all(0 <= die < limits.dies for die in plan.die_of_block):
         message = f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on {limits.dies} dies"
         yield Violation("structure", THE_PLAN, message)
@@ -268,4 +310,11 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
 
 
 def _tile_bytes(plan: Plan, matrix: Matrix) -> int:
+    if matrix.format is not None:
+        return matrix.format.bytes(matrix.tile_rows, matrix.tile_cols)
     return matrix.tile_rows * matrix.tile_cols * plan.options.weight_dtype.bytes
+
+
+def item_count(plan: Plan, stage: Stage) -> int:
+    """Items of a stage that scans caches."""
+    return stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits

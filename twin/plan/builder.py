@@ -1,0 +1,234 @@
+"""The pieces that a step's plan is put together from: stages, their values and buffers, and who reads what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from twin.errors import PlanError
+from twin.models.formats import Format
+from twin.models.spec import LaneHead, Lanes, ModelSpec
+from twin.plan.partition import cut, spread
+from twin.plan.types import (
+    Buffer,
+    CollectiveKind,
+    Kv,
+    Matrix,
+    Options,
+    Parts,
+    Read,
+    Routed,
+    Scan,
+    Shard,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+)
+
+ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")  # a whole step lies between two uses: one copy is enough
+EXCHANGED = (StageKind.O_PROJ.value, StageKind.DOWN.value, StageKind.ROUTED_DOWN.value)  # partial sums of all ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Weights of one rank that make `outputs` elements of `unit` rows each."""
+
+    outputs: int
+    cols: int
+    format: Format | None = None
+    unit: int = 1
+
+
+@dataclass(slots=True)
+class Builder:
+    """A step under construction; `shift` is where the longer spans start, so that over a step all blocks stream the same."""
+
+    spec: ModelSpec
+    options: Options
+    ranks: int
+    blocks: int
+    shard: Shard
+    kv: Kv
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    shift: int = 0
+
+    # ---- stages ---------------------------------------------------------------------------------------------
+
+    def stage(
+        self, kind: StageKind, layer: int, *, reads: Sequence[Read], publishes: int | None, vector: int, operations: tuple[str, ...],
+        matrix: Matrix | None = None, more: tuple[Matrix, ...] = (), items: tuple[Span, ...] = (), window: int = 0,
+        scan: Scan | None = None, routed: Routed | None = None, gate: int | None = None, kept: bool = False,
+    ) -> None:  # fmt: skip
+        self.stages.append(
+            Stage(
+                len(self.stages),
+                kind,
+                layer,
+                tuple(reads),
+                (),
+                publishes,
+                matrix,
+                vector,
+                operations,
+                items,
+                window,
+                more,
+                scan,
+                routed,
+                gate,
+                kept,
+            )
+        )
+
+    def project(
+        self, kind: StageKind, layer: int, *, reads: Sequence[Read], outputs: int, cols: int, vector: int,
+        operations: tuple[str, ...], unit: int = 1, pushed: bool = False,
+    ) -> Value:  # fmt: skip
+        """A stage that multiplies a matrix and publishes one element per `unit` rows, at least one a block."""
+        if outputs < self.blocks:
+            raise PlanError(f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at most {outputs} blocks per rank")
+        return self.rows(kind, layer, [Piece(outputs, cols, None, unit)], reads=reads, vector=vector, operations=operations, pushed=pushed)
+
+    def rows(
+        self, kind: StageKind, layer: int, pieces: Sequence[Piece], *, reads: Sequence[Read], vector: int, operations: tuple[str, ...],
+        pushed: bool = False, name: str = "", routed: Routed | None = None, gate: int | None = None,
+    ) -> Value:  # fmt: skip
+        """A stage that multiplies one or more matrices with the same input; their elements follow each other in one value.
+
+        With fewer outputs than blocks some blocks own none.
+        """
+        outputs = sum(piece.outputs for piece in pieces)
+        owned = spread(outputs, self.blocks, self.shift)
+        self.shift = (self.shift + outputs) % self.blocks
+        matrix, *more = self.matrices(pieces, owned)
+        value = self.value(name or kind.value, layer, len(self.stages), elements=outputs, pushed=pushed, owned=owned)
+        self.stage(
+            kind, layer, reads=reads, publishes=value.id, vector=vector, operations=operations, matrix=matrix, more=tuple(more),
+            routed=routed, gate=gate,
+        )  # fmt: skip
+        return self.collected(value)
+
+    def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
+        """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the other."""
+        made, first = [], 0
+        for piece in pieces:
+            last = first + piece.outputs
+            spans = tuple((min(max(lo, first), last) - first, min(max(hi, first), last) - first) for lo, hi in owned)
+            rows = tuple((piece.unit * lo, piece.unit * hi) for lo, hi in spans)
+            made.append(
+                cut(
+                    rows=piece.unit * piece.outputs,
+                    cols=piece.cols,
+                    unit=piece.unit,
+                    owned=rows,
+                    options=self.options,
+                    format=piece.format,
+                )
+            )
+            first = last
+        return made
+
+    def collected(self, value: Value) -> Value:
+        """With a library collective a pushed value stays local and a stage of its own gathers it."""
+        if not value.pushed or self.options.collective is not CollectiveKind.LIBRARY:
+            return value
+        local = replace(value, pushed=False, name=value.name + ".part", buffer=self._part_buffer(value))
+        self.values[value.id] = local
+        stage = len(self.stages)
+        gathered = replace(value, id=len(self.values), stage=stage)
+        self.values.append(gathered)
+        own = tuple((span,) if span[0] < span[1] else () for span in value.owned)
+        layer = self.stages[-1].layer
+        self.stage(
+            StageKind.COLLECTIVE, layer, reads=[Read(local.id, Parts.OWN, own)], publishes=gathered.id, vector=0,
+            operations=("all_reduce",),
+        )  # fmt: skip
+        return gathered
+
+    def _part_buffer(self, value: Value) -> int:
+        pushed = next(b for b in self.buffers.values() if b.id == value.buffer)
+        return self.buffer(pushed.name + ".part", elements=pushed.elements, pushed=False, copies=pushed.copies, words=pushed.words).id
+
+    # ---- values and buffers ---------------------------------------------------------------------------------
+
+    def value(
+        self, name: str, layer: int, stage: int, *, elements: int, pushed: bool, owned: tuple[Span, ...], words: int | None = None
+    ) -> Value:
+        """`words` of an element: one a token unless given."""
+        once = name in ONCE_PER_STEP
+        exchanged = self.ranks > 1 and name in EXCHANGED
+        copies = 1 if once else self._exchange_copies() if exchanged else self.options.copies
+        words = self.options.tokens if words is None else words
+        buffer = self.buffer(name, elements=elements, pushed=pushed or exchanged, copies=copies, words=words)
+        suffix = "" if once else f"[{layer}]"
+        value = Value(len(self.values), name + suffix, stage, buffer.id, layer % copies, elements, pushed, owned, words)
+        self.values.append(value)
+        return value
+
+    def buffer(self, name: str, *, elements: int, pushed: bool, copies: int, words: int) -> Buffer:
+        """The buffer of that name; layers of another size have one of their own."""
+        if name in self.buffers and self.buffers[name].elements != elements:
+            name = f"{name}.{elements}"
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(len(self.buffers), name, elements, copies, self.ranks if pushed else 1, words)
+        return self.buffers[name]
+
+    def _exchange_copies(self) -> int:
+        """Copies of a value that other ranks read `delay` layers later, and whose reset they learn of that much later still."""
+        delay, lanes = self.options.delay or 0, self.spec.lanes
+        copies = self.options.copies + 2 * delay
+        if lanes and lanes.head is LaneHead.VOCABULARY:
+            # LM_HEAD reads these layers' parts; other ranks learn of the reset only `delay` layers into the next step.
+            last = (self.spec.layers - 1, self.spec.layers - 1 - delay)
+            while copies < self.spec.layers and any(layer % copies < delay for layer in last):
+                copies += 1
+        return copies
+
+    # ---- reads ----------------------------------------------------------------------------------------------
+
+    def whole(self, value: Value, *, residual: bool = False, parts: Parts | None = None) -> Read:
+        """Every block reads every element that was written."""
+        parts = parts or (Parts.ALL if value.pushed else Parts.OWN)
+        return Read(value.id, parts, (((0, value.elements),),) * self.blocks, residual=residual)
+
+    def span(self, value: Value, lo: int, hi: int) -> Read:
+        """Every block reads elements lo..hi-1."""
+        return Read(value.id, Parts.ALL if value.pushed else Parts.OWN, (((lo, hi),),) * self.blocks)
+
+    def residual(self, kind: StageKind, layer: int, value: Value) -> list[Read]:
+        """Which parts of this module's output, and of a delayed one, the next stage adds to the residual."""
+        lanes = self.spec.lanes
+        delay = self.options.delay or 0
+        if not lanes or delay == 0:
+            return [self.whole(value, residual=True)]
+        if layer < delay:
+            if lanes.early_exchange:
+                return [self.whole(value, residual=True)]
+            own = self.whole(value, residual=True, parts=Parts.OWN)
+            return [replace(own, scale=math.sqrt(lanes.count))]
+        past = self._published(kind, layer - delay)  # delivered late even if it was exchanged early, as in the published code
+        return [self.whole(value, residual=True, parts=Parts.OWN), self.whole(past, residual=True, parts=Parts.OTHERS)]
+
+    def exchanged(self, layer: int) -> bool:
+        """Does any other rank ever read this layer's partial sums?"""
+        if self.ranks == 1:
+            return False
+        delay = self.options.delay or 0
+        if delay == 0:
+            return True
+        lanes: Lanes = self.spec.lanes  # type: ignore[assignment]  # delay > 0 implies lanes
+        if lanes.early_exchange and layer < delay:
+            return True
+        return layer + delay < self.spec.layers
+
+    def _published(self, kind: StageKind, layer: int) -> Value:
+        """The last value that stage (or its collective) published."""
+        ids = [s.publishes for s in self.stages if s.layer == layer and s.kind is kind]
+        following = self.stages[next(s.index for s in self.stages if s.layer == layer and s.kind is kind) + 1]
+        chosen = following.publishes if following.kind is StageKind.COLLECTIVE else ids[0]
+        assert chosen is not None
+        return self.values[chosen]

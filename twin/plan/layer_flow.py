@@ -1,0 +1,356 @@
+"""What the stages of layers that are described one by one must be and read, derived from the model alone.
+
+Shares no code with the builder. Sizes are those of one rank; a stage's reads are compared exactly, its spans must hold what is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
+from twin.plan.types import Common, Parts, Residual, Routed, Scan, Span, Stage, StageKind, Value
+from twin.plan.walk import PARTIAL_EXTRA, Need, Walk, Wrong, whole
+
+Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
+STATE_WORD = 4  # bytes of an element of a recurrent state
+
+
+def layers(walk: Walk) -> list[Need]:
+    """Takes the stages of all layers; what the head reads."""
+    residual: list[Need] = []
+    for index in range(walk.spec.layers):
+        taken = _Layer(walk, index)
+        mixed = taken.mixer(walk.spec.layer(index).mixer, taken.entered("attn_hyper", residual))
+        fed = taken.feed(walk.spec.layer(index).feed, taken.entered("ffn_hyper", taken.landed(mixed)))
+        residual = taken.landed(fed)
+    return _Layer(walk, -1).entered("head_hyper", residual)
+
+
+class _Layer:
+    """Takes one layer's stages."""
+
+    def __init__(self, walk: Walk, index: int) -> None:
+        self.walk, self.plan, self.index = walk, walk.plan, index
+        self.ranks, self.options = walk.plan.ranks, walk.plan.options
+        weights = walk.spec.end_weights() if index < 0 else walk.spec.layer_weights(index)
+        self.weights = {w.name: w for w in weights}
+        self.sharded = self.options.common is Common.SHARDED and self.ranks > 1
+        self.pushed: set[int] = set()  # values of which every rank has computed a share for all
+
+    # ---- the residual stream ----------------------------------------------------------------------------------
+
+    def landed(self, value: Value) -> list[Need]:
+        """A module's partial sums of all ranks, added by every block, or by the block that owns the element and then read by all."""
+        if self.options.residual is not Residual.SLICED:
+            return [self.walk.all(value, residual=True)]
+        hyper = self.walk.spec.hyper
+        streams = hyper.streams if hyper else 1
+        stage = self.walk.peek(StageKind.REDUCE, self.index)
+        summed = self.plan.values[stage.publishes] if stage.publishes is not None else None
+        mine = tuple(((lo // streams, -(-hi // streams)),) if lo < hi else () for lo, hi in summed.owned) if summed else ()
+        need = replace(self.walk.all(value, residual=True), spans=mine)
+        return [self.all(self.walk.take(StageKind.REDUCE, self.index, [need], elements=streams * self.walk.spec.hidden))]
+
+    def entered(self, name: str, residual: list[Need]) -> list[Need]:
+        """What a module's first stage reads."""
+        hyper = self.walk.spec.hyper
+        if hyper is None:
+            return residual
+        rows = self.weights[name].rows * hyper.streams
+        return [self.all(self.rows(StageKind.HYPER, residual, [(self.common(rows), name)], cols=self.walk.spec.hidden, common=True))]
+
+    # ---- mixers -------------------------------------------------------------------------------------------------
+
+    def mixer(self, kind: Mixer, reads: list[Need]) -> Value:
+        match kind:
+            case GroupedAttention():
+                return self._grouped(kind, reads)
+            case LatentAttention():
+                return self._latent(kind, reads)
+            case DeltaNet():
+                return self._delta(kind, reads)
+            case CompressedAttention():
+                return self._compressed(kind, reads)
+
+    def _grouped(self, kind: GroupedAttention, reads: list[Need]) -> Value:
+        heads, cached, dim = self.share(kind.heads), max(1, kind.kv_heads // self.ranks), kind.head_dim
+        q, kv, gate = heads * dim, cached * dim, heads * dim * kind.output_gate
+        qkv = self.rows(StageKind.QKV, reads, [(q + 2 * kv + gate, "q")])
+        group = heads // cached
+        stage = self.scans(StageKind.ATTENTION, heads=cached, group=group, entries=kind.positions(self.options.context))
+        self.entry_bytes(stage, 2 * dim * self.plan.kv.dtype.bytes)
+
+        def of(item: int) -> Iterable[Span]:
+            head = item // _scan(stage).splits % cached
+            return (
+                (head * group * dim, (head + 1) * group * dim), (q + head * dim, q + (head + 1) * dim),
+                (q + kv + head * dim, q + kv + (head + 1) * dim),
+            )  # fmt: skip
+
+        partials = self.attention(stage, [self.of_items(stage, qkv, of)], group * (dim + PARTIAL_EXTRA))
+        gated = [Need(qkv, self.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
+        return self.rows(StageKind.O_PROJ, [self.all(partials), *gated], [(self.walk.spec.hidden, "o")], cols=q)
+
+    def _latent(self, kind: LatentAttention, reads: list[Need]) -> Value:
+        heads, query = self.share(kind.heads), kind.nope_dim + kind.rope_dim
+        if kind.q_rank:
+            first, second = self.common(kind.q_rank), self.common(kind.latent_dim)
+            latent = self.rows(StageKind.LATENT, reads, [(first, "q_a"), (second, "kv_a")], common=True)
+            queries = self.rows(StageKind.QUERY, [self.some(latent, (0, first))], [(heads * query, "q_b")])
+            newest, start = (first, first + second), 0
+        else:
+            latent = self.rows(StageKind.LATENT, reads, [(kind.latent_dim, "kv_a"), (heads * query, "q")])
+            queries, newest, start = latent, (0, kind.latent_dim), kind.latent_dim
+        plain = [(start + h * query, start + h * query + kind.nope_dim) for h in range(heads)]
+        turned = [(lo + kind.nope_dim, lo + query) for lo, _ in plain]
+        absorbed = self.rows(
+            StageKind.ABSORB, lambda rows: [Need(queries, self.per_block(rows, kind.kv_rank, plain))], [(heads * kind.kv_rank, "k_up")]
+        )
+        stage = self.scans(StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(self.options.context))
+        self.entry_bytes(stage, kind.latent_dim * self.plan.kv.dtype.bytes)
+        needs = [self.of_items(stage, absorbed, lambda item: [(0, absorbed.elements)])]
+        if latent is queries:
+            needs.append(self.of_items(stage, latent, lambda item: [newest, *turned]))
+        else:
+            needs += [self.of_items(stage, queries, lambda item: turned), self.of_items(stage, latent, lambda item: [newest])]
+        partials = self.attention(stage, needs, heads * (kind.kv_rank + PARTIAL_EXTRA))
+        carried = self.head_out(stage, partials, "v_up", heads, heads * kind.value_dim, kind.kv_rank)
+        return self.rows(StageKind.O_PROJ, [self.all(carried)], [(self.walk.spec.hidden, "o")], cols=heads * kind.value_dim)
+
+    def _compressed(self, kind: CompressedAttention, reads: list[Need]) -> Value:
+        heads, groups, dim = self.share(kind.heads), self.share(kind.o_groups), kind.head_dim
+        parts = [
+            (self.common(w.rows), name) for name, w in self.weights.items() if w.cols == self.walk.spec.hidden and name in LATENT_PARTS
+        ]
+        latent = self.rows(StageKind.LATENT, reads, parts, common=True)
+        low = self.common(kind.q_rank)
+        keys = sum(rows for rows, name in parts if name.startswith("index"))
+        asked = self.common(self.weights["index_q"].rows) if kind.top_k else 0
+        projected = [(heads * dim, "q_b"), *([(asked, "index_q")] if asked else [])]
+        queries = self.rows(StageKind.QUERY, [self.some(latent, (0, low))], projected)
+        end = latent.elements - keys
+        entries = kind.entries(self.options.context) if kind.top_k else 0
+        scores = self._scores(kind, queries, heads * dim, latent, end) if entries else None
+        stage = self.scans(StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(self.options.context))
+        self.entry_bytes(stage, kind.entry_bytes)
+        if _scan(stage).chosen != bool(scores):
+            self.walk.say(stage, f"its entries are {'' if scores else 'not '}chosen by scores of an earlier stage")
+        mine, kept = ((0, heads * dim), (low, end)) if scores else ((0, queries.elements), (low, latent.elements))
+        needs = [self.of_items(stage, queries, lambda item: [mine]), self.of_items(stage, latent, lambda item: [kept])]
+        if scores is not None:
+            needs.append(self.of_items(stage, scores, lambda item: [_nth(item // _scan(stage).splits, entries)]))
+        partials = self.attention(stage, needs, heads * (dim + PARTIAL_EXTRA))
+        out = self.head_out(stage, partials, "o_a", groups, groups * kind.o_rank, dim)
+        return self.rows(StageKind.O_PROJ, [self.all(out)], [(self.walk.spec.hidden, "o_b")], cols=groups * kind.o_rank)
+
+    def _scores(self, kind: CompressedAttention, queries: Value, first: int, latent: Value, keys: int) -> Value:
+        entries = kind.entries(self.options.context)
+        stage = self.scans(StageKind.INDEX, heads=1, group=self.common(kind.index_heads), entries=entries)
+        self.entry_bytes(stage, kind.key_bytes)
+        needs = [
+            self.of_items(stage, queries, lambda item: [(first, queries.elements)]),
+            self.of_items(stage, latent, lambda item: [(keys, latent.elements)]),
+        ]
+        value = self.walk.take(StageKind.INDEX, self.index, needs, elements=self.options.batch * entries)
+        scan = _scan(stage)
+        edges = [s * entries + min(entries, split * scan.page) for s in range(scan.sequences) for split in range(scan.splits)]
+        edges.append(scan.sequences * entries)
+        if value.owned != tuple((edges[lo], edges[hi]) for lo, hi in stage.items):
+            self.walk.say(stage, "blocks do not publish the scores of the entries that they scan")
+        return self.gathered(value, common=True)
+
+    def _delta(self, kind: DeltaNet, reads: list[Need]) -> Value:
+        keys, values = self.share(kind.key_heads), self.share(kind.value_heads)
+        k, v = keys * kind.key_dim, values * kind.value_dim
+        made = self.rows(StageKind.DELTA_IN, reads, [(2 * k + 2 * v, "qkvz"), (2 * values, "ba")])
+        stage = self.scans(StageKind.DELTA, heads=values, group=1, entries=kind.value_dim)
+        self.entry_bytes(stage, kind.key_dim * STATE_WORD)
+        rows = kind.value_dim // _scan(stage).splits
+
+        def of(item: int) -> Iterable[Span]:
+            head, split = divmod(item % (values * _scan(stage).splits), _scan(stage).splits)
+            key = head * keys // values * kind.key_dim
+            value = 2 * k + head * kind.value_dim + split * rows
+            strength = 2 * (k + v) + head
+            return [
+                (key, key + kind.key_dim),
+                (k + key, k + key + kind.key_dim),
+                (value, value + rows),
+                _nth(strength, 1),
+                _nth(strength + values, 1),
+            ]
+
+        out = self.attention(stage, [self.of_items(stage, made, of)], rows)
+        gate = Need(made, self.every((2 * k + v, 2 * k + 2 * v)))
+        return self.rows(StageKind.O_PROJ, [self.all(out), gate], [(self.walk.spec.hidden, "o")], cols=v)
+
+    # ---- feed-forward ---------------------------------------------------------------------------------------------
+
+    def feed(self, kind: Feed, reads: list[Need]) -> Value:
+        if isinstance(kind, ExpertFeed) and kind.experts and kind.top_k:
+            return self._experts(kind, reads)
+        width, prefix = (kind.width, "") if isinstance(kind, DenseFeed) else (kind.shared_width, "shared_")
+        ffn = self.share(width)
+        act = self.rows(StageKind.GATE_UP, reads, [(ffn, f"{prefix}up")], unit=2)
+        return self.rows(StageKind.DOWN, [self.all(act)], [(self.walk.spec.hidden, f"{prefix}down")], cols=ffn)
+
+    def _experts(self, kind: ExpertFeed, reads: list[Need]) -> Value:
+        walk, hidden = self.walk, self.walk.spec.hidden
+        scored = [(self.common(kind.experts), "router"), *([(self.common(1), "shared_expert_gate")] if kind.shared_gate else [])]
+        logits = self.rows(StageKind.ROUTER, reads, scored, common=True)
+        act = self.rows(StageKind.SHARED_UP, [], [(self.share(kind.shared_width), "shared_up")], unit=2) if kind.shared_width else None
+        route = walk.peek(StageKind.ROUTE, self.index)
+        walk.take(StageKind.ROUTE, self.index, [self.all(logits)], elements=None)
+        kept = None
+        if act is not None:
+            kept = walk.peek(StageKind.SHARED_DOWN, self.index)
+            if not kept.kept:
+                walk.say(kept, "throws the shared experts' sums away")
+            walk.take(StageKind.SHARED_DOWN, self.index, [self.all(act)], elements=None, matrix=[(hidden, act.elements, 1)])
+        known = 0 if kind.hashed else route.index
+        up, width = walk.peek(StageKind.ROUTED_UP, self.index), self.slice(kind.width)
+        self._chosen(up, kind, known)
+        most = -(-min(kind.experts // self.options.expert_ranks, self.options.tokens * kind.top_k) * width // self.plan.blocks)
+        value = walk.take(StageKind.ROUTED_UP, self.index, [], elements=self.plan.blocks * most, matrix=[(2 * width, hidden, 2)])
+        down = walk.peek(StageKind.ROUTED_DOWN, self.index)
+        self._chosen(down, kind, known)
+        if kept is not None and [m.owned for m in kept.matrices] != [m.owned for m in down.matrices]:
+            walk.say(down, "blocks do not own the rows whose sums they kept")
+        return self.rows(StageKind.ROUTED_DOWN, [self.all(value)], [(hidden, "down")], cols=width)
+
+    def _chosen(self, stage: Stage, kind: ExpertFeed, known: int) -> None:
+        """A routed stage's weights may be fetched behind the stage at which the routing is known, not before."""
+        held = kind.experts // self.options.expert_ranks
+        routed = Routed(held, min(held, self.options.tokens * kind.top_k), kind.experts, kind.top_k)
+        if stage.routed != routed:
+            self.walk.say(stage, f"its experts are {stage.routed}, the model has {routed}")
+        if stage.gate is None or stage.gate < known:
+            self.walk.say(stage, f"fetches experts behind stage {stage.gate}; they are known behind {known}")
+
+    # ---- pieces ---------------------------------------------------------------------------------------------------
+
+    def share(self, count: int) -> int:
+        if count % self.ranks:
+            raise Wrong("the plan", f"{count} heads or columns of layer {self.index} on {self.ranks} ranks")
+        return count // self.ranks
+
+    def common(self, rows: int) -> int:
+        """Rows of one rank of what all ranks need."""
+        return -(-rows // self.ranks) if self.sharded else rows
+
+    def slice(self, width: int) -> int:
+        """Columns of an expert on a rank: whole groups of scales."""
+        ranks = self.ranks // self.options.expert_ranks
+        high, wide = self.weights["down"].format.block
+        grain = max(8, wide) if ranks > 1 and high == 1 else 8
+        return grain * -(-width // (grain * ranks))
+
+    def rows(
+        self, kind: StageKind, reads: list[Need] | Callable[[tuple[Span, ...]], list[Need]], parts: Rows, *, cols: int = 0, unit: int = 1,
+        common: bool = False,
+    ) -> Value:  # fmt: skip
+        """A stage of matrices whose outputs follow each other. `reads`: needs, or what gives them for the blocks' output spans."""
+        stage = self.walk.peek(kind, self.index)
+        outputs = sum(rows for rows, _ in parts)
+        published = self.plan.values[stage.publishes].owned if stage.publishes is not None else ()
+        needs = reads(published) if callable(reads) else reads
+        shapes = [(unit * rows, cols or self.weights[name].cols, unit) for rows, name in parts]
+        value = self.walk.take(kind, self.index, needs, elements=outputs, matrix=shapes)
+        first = 0
+        for matrix, (rows, name) in zip(stage.matrices, parts, strict=True):
+            stored = self.weights[name].format if self.walk.spec.stored else None
+            if matrix.format != stored:
+                self.walk.say(stage, f"{name} is stored as {stored}, not {matrix.format}")
+            for block, (lo, hi) in enumerate(value.owned):
+                mine = tuple(unit * (min(max(edge, first), first + rows) - first) for edge in (lo, hi))
+                if matrix.owned[block] != mine:
+                    self.walk.say(stage, f"block {block} owns rows {matrix.owned[block]} of {name} but publishes elements {(lo, hi)}")
+                    break
+            first += rows
+        return self.gathered(value, common=common)
+
+    def gathered(self, value: Value, *, common: bool) -> Value:
+        """With a library collective a stage of its own gathers what other ranks need."""
+        if common and self.sharded:
+            value = self.walk.gathered(value)
+            self.pushed.add(value.id)
+            return value
+        return self.walk.gathered(value) if self.plan.stages[value.stage].kind in CROSSING else value
+
+    def all(self, value: Value) -> Need:
+        if value.id in self.pushed:
+            return Need(value, whole(self.plan, value.elements), Parts.ALL)
+        return self.walk.all(value)
+
+    def some(self, value: Value, span: Span) -> Need:
+        """`span` of a value that all ranks need alike, of every rank's part if they share it."""
+        return replace(self.all(value), spans=self.every(span))
+
+    def every(self, *spans: Span) -> tuple[tuple[Span, ...], ...]:
+        return (spans,) * self.plan.blocks
+
+    def per_block(self, owned: tuple[Span, ...], size: int, spans: list[Span]) -> tuple[tuple[Span, ...], ...]:
+        """Of each block the spans of the heads whose `size` outputs it owns."""
+        return tuple(
+            tuple(spans[at] for at in range(len(spans)) if lo < (at + 1) * size and at * size < hi and lo < hi) for lo, hi in owned
+        )
+
+    def scans(self, kind: StageKind, *, heads: int, group: int, entries: int) -> Stage:
+        """The next stage, with the cache that it must scan."""
+        stage = self.walk.peek(kind, self.index)
+        scan = stage.scan
+        if scan is None:
+            raise Wrong(stage.name, "scans no cache")
+        has = (scan.sequences, scan.heads, scan.group, scan.entries)
+        wanted = (self.options.batch, heads, group, entries)
+        if has != wanted:
+            self.walk.say(stage, f"scans (sequences, heads, query heads each, entries) {has}, the model has {wanted}")
+        return stage
+
+    def entry_bytes(self, stage: Stage, size: int) -> None:
+        if _scan(stage).entry_bytes != size:
+            self.walk.say(stage, f"entries of {_scan(stage).entry_bytes} bytes, the model's have {size}")
+
+    def of_items(self, stage: Stage, value: Value, of: Callable[[int], Iterable[Span]]) -> Need:
+        """What each block's items use of a value, and of how many sequences."""
+        scan = _scan(stage)
+        each = scan.heads * scan.splits
+        spans = tuple(tuple(sorted({span for item in range(*items) for span in of(item)})) for items in stage.items)
+        sequences = tuple(len({item // each for item in range(*items)}) for items in stage.items)
+        parts = Parts.ALL if value.id in self.pushed else Parts.OWN
+        return Need(value, spans, parts, sequences=sequences)
+
+    def attention(self, stage: Stage, needs: list[Need], width: int) -> Value:
+        """The stage that scans: its items' results, `width` elements each."""
+        value = self.walk.take(stage.kind, self.index, needs, elements=_scan(stage).items * width)
+        if value.owned != tuple((lo * width, hi * width) for lo, hi in stage.items):
+            self.walk.say(stage, f"blocks do not publish the results of their items, {width} elements each")
+        return value
+
+    def head_out(self, stage: Stage, partials: Value, name: str, groups: int, outputs: int, dim: int) -> Value:
+        """Combined splits through a matrix for each group of heads."""
+        scan = _scan(stage)
+        width = scan.group * (dim + PARTIAL_EXTRA)
+        part = width // groups
+
+        def needs(owned: tuple[Span, ...]) -> list[Need]:
+            mine = self.per_block(owned, outputs // groups, [(group * part, (group + 1) * part) for group in range(groups)])
+            spans = tuple(tuple((item * width + lo, item * width + hi) for item in range(scan.items) for lo, hi in block) for block in mine)
+            return [Need(partials, spans)]
+
+        return self.rows(StageKind.HEAD_OUT, needs, [(outputs, name)])
+
+
+CROSSING = (StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN)
+LATENT_PARTS = ("q_a", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_heads")
+
+
+def _scan(stage: Stage) -> Scan:
+    assert stage.scan is not None
+    return stage.scan
+
+
+def _nth(index: int, size: int) -> Span:
+    return index * size, (index + 1) * size

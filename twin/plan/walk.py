@@ -1,0 +1,236 @@
+"""Compares the stages of a plan, one by one, with what the model says they must be and read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from twin.models.spec import LaneHead, ModelSpec
+from twin.plan.types import CollectiveKind, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
+from twin.plan.violation import Violation
+
+PARTIAL_EXTRA = 2  # a partial's running maximum and sum
+SUMMED = (  # of which every rank has a share
+    StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN, StageKind.COLLECTIVE, StageKind.LANE_MEAN, StageKind.LM_HEAD,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One read that the computation calls for; `spans[block]` are the elements without which it is wrong."""
+
+    value: Value
+    spans: tuple[tuple[Span, ...], ...]
+    parts: Parts = Parts.OWN
+    scale: float = 1.0
+    residual: bool = False
+    previous_step: bool = False
+    sequences: tuple[int, ...] | None = None  # [blocks] of which it uses the words; None: all
+
+
+class Wrong(Exception):
+    """The stages stop making sense here: nothing after this point can be compared."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.violation = Violation("data flow", stage, message)
+
+
+@dataclass(slots=True)
+class Walk:
+    """Follows the model from the embedding to the token and takes the plan's stages one by one."""
+
+    plan: Plan
+    spec: ModelSpec
+    at: int = 0
+    found: list[Violation] = field(default_factory=list)
+
+    def step(self, body: Callable[[Walk], list[Need]]) -> None:
+        """`body` takes the layers' stages and returns what the head adds to the residual."""
+        plan = self.plan
+        self._sizes()
+        full = plan.options.sampling is Sampling.FULL
+        needs = []
+        if full:
+            token = plan.stages[-1].publishes
+            if token is None:
+                raise Wrong(plan.stages[-1].name, "publishes no token although sampling=full")
+            needs = [Need(plan.values[token], whole(plan, 1), previous_step=True)]
+        self.take(StageKind.EMBED, -1, needs, elements=None)
+        self._head(body(self), full)
+        if self.at != len(plan.stages):
+            raise Wrong(plan.stages[self.at].name, "follows the end of the step")
+
+    def attention(self, layer: int, residual: list[Need]) -> Value:
+        plan, shard = self.plan, self.plan.shard
+        q, kv = shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim
+        qkv = self.project(StageKind.QKV, layer, residual, q + 2 * kv, shard.hidden)
+        items = shard.kv_heads * plan.kv.splits
+        width = shard.heads // shard.kv_heads * (shard.head_dim + PARTIAL_EXTRA)
+        stage = self.peek(StageKind.ATTENTION, layer)
+        if stage.window != self.spec.windows[layer]:
+            self.say(stage, f"window {stage.window}, the model has {self.spec.windows[layer]}")
+        needed = tuple(_item_elements(shard, plan.kv.splits, span) for span in stage.items)
+        partials = self.take(StageKind.ATTENTION, layer, [Need(qkv, needed)], elements=items * width)
+        if partials.owned != tuple((lo * width, hi * width) for lo, hi in stage.items):
+            self.say(stage, f"blocks do not publish the partials of their items, {width} elements each")
+        return self.project(StageKind.O_PROJ, layer, [self.all(partials)], shard.hidden, q)
+
+    def _head(self, residual: list[Need], full: bool) -> None:
+        plan, shard, lanes = self.plan, self.plan.shard, self.spec.lanes
+        if lanes and lanes.head is not LaneHead.VOCABULARY:
+            residual = [self.all(self.gathered(self.take(StageKind.LANE_MEAN, -1, residual, elements=shard.hidden)))]
+        stage = self.peek(StageKind.LM_HEAD, -1)
+        elements = shard.vocab if full else 2 * plan.blocks
+        head = self.take(StageKind.LM_HEAD, -1, residual, elements=elements, matrix=(shard.vocab, shard.hidden, 1))
+        rows = stage.matrix.owned if stage.matrix else ()
+        if head.owned != (rows if full else tuple((2 * block, 2 * block + 2) for block in range(plan.blocks))):
+            self.say(stage, "blocks do not publish the logits of their rows" if full else "each block publishes 2 elements: logit, index")
+        head = self.gathered(head)
+        need = self.all(head)
+        if full:
+            token = plan.values[plan.stages[-1].publishes or 0]
+            need = Need(head, tuple(((0, head.elements),) if lo < hi else () for lo, hi in token.owned), need.parts)
+        self.take(StageKind.SAMPLE, -1, [need], elements=1 if full else None)
+
+    def project(self, kind: StageKind, layer: int, needs: list[Need], outputs: int, cols: int, unit: int = 1) -> Value:
+        """A matrix stage: one published element per `unit` rows, by the block that owns the rows."""
+        stage = self.peek(kind, layer)
+        value = self.take(kind, layer, needs, elements=outputs, matrix=(unit * outputs, cols, unit))
+        rows = stage.matrix.owned if stage.matrix else ()
+        for block, ((lo, hi), row) in enumerate(zip(value.owned, rows, strict=False)):
+            if row != (unit * lo, unit * hi):
+                self.say(stage, f"block {block} owns rows {row} but publishes elements {(lo, hi)}, {unit} rows each")
+                break
+        return self.gathered(value)
+
+    def gathered(self, value: Value) -> Value:
+        """With a library collective, the value that holds every rank's part; it takes a stage of its own."""
+        if self.plan.options.collective is not CollectiveKind.LIBRARY or self.at >= len(self.plan.stages):
+            return value
+        stage = self.plan.stages[self.at]
+        if stage.kind is not StageKind.COLLECTIVE:
+            return value
+        everything = tuple((span,) if span[0] < span[1] else () for span in value.owned)
+        gathered = self.take(StageKind.COLLECTIVE, self.plan.stages[value.stage].layer, [Need(value, everything)], elements=value.elements)
+        if not gathered.pushed:
+            self.say(stage, f"{gathered.name} is gathered but not marked as pushed")
+        return gathered
+
+    def residual(self, modules: list[Value]) -> list[Need]:
+        """What the newest module, and the one `delay` layers before it, add to the residual stream."""
+        lanes, layer = self.spec.lanes, len(modules) - 1
+        delay = self._delay()
+        if not lanes or delay == 0 or (layer < delay and lanes.early_exchange):
+            return [self.all(modules[-1], residual=True)]
+        scale = math.sqrt(lanes.count) if layer < delay else 1.0
+        needs = [Need(modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
+        late = layer - delay
+        if late >= 0:
+            needs.append(Need(modules[late], whole(self.plan, modules[late].elements), Parts.OTHERS, residual=True))
+        return needs
+
+    def _delay(self) -> int:
+        delay = self.plan.options.delay
+        return delay if delay is not None else self.spec.lanes.delay if self.spec.lanes else 0
+
+    def all(self, value: Value, *, residual: bool = False) -> Need:
+        """Every element of every rank: a value that other ranks hold a share of has to be pushed."""
+        shared = self.plan.ranks > 1 and self.plan.stages[value.stage].kind in SUMMED
+        return Need(value, whole(self.plan, value.elements), Parts.ALL if shared else Parts.OWN, residual=residual)
+
+    def peek(self, kind: StageKind, layer: int) -> Stage:
+        if self.at >= len(self.plan.stages):
+            raise Wrong("the end of the step", f"a stage {kind.value} of layer {layer} is missing")
+        stage = self.plan.stages[self.at]
+        if (stage.kind, stage.layer) != (kind, layer):
+            raise Wrong(stage.name, f"stands where the model needs {kind.value} of layer {layer}")
+        return stage
+
+    def take(
+        self, kind: StageKind, layer: int, needs: list[Need], *, elements: int | None,
+        matrix: tuple[int, int, int] | list[tuple[int, int, int]] | None = None,
+    ) -> Value:  # fmt: skip
+        """Compare the next stage with what it should be. `elements` is what it publishes, None for nothing."""
+        stage = self.peek(kind, layer)
+        self.at += 1
+        self.found += compare(self.plan, stage, needs)
+        has = tuple((m.rows, m.cols, m.unit) for m in stage.matrices)
+        wanted = matrix if isinstance(matrix, list) else [matrix] if matrix else []
+        if list(has) != wanted:
+            raise Wrong(stage.name, f"its matrices (rows, cols, unit) are {list(has)}, the model needs {wanted}")
+        published = self.plan.values[stage.publishes].elements if stage.publishes is not None else None
+        if published != elements:
+            raise Wrong(stage.name, f"publishes {published} elements, the model needs {elements}")
+        return self.plan.values[stage.publishes or 0]
+
+    def _sizes(self) -> None:
+        plan, spec, kv = self.plan, self.spec, self.plan.kv
+        ranks, options = plan.ranks, plan.options
+        if spec.layout:
+            if (plan.shard.hidden, plan.shard.vocab) != (spec.hidden, -(-spec.vocab // ranks)):
+                raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}")
+        else:
+            heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
+            shard = Shard(spec.hidden, spec.heads // ranks, heads, spec.head_dim, spec.ffn // ranks, -(-spec.vocab // ranks), replicas)
+            if plan.shard != shard or spec.heads % ranks or spec.ffn % ranks or heads * ranks != spec.kv_heads * shard.kv_replicas:
+                raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}: {shard}")
+        if ranks != (spec.lanes.count if spec.lanes else options.gpus):
+            raise Wrong("the plan", f"{ranks} ranks for {spec.name}")
+        if (kv.page, kv.dtype) != (options.kv_page, options.kv_dtype):
+            raise Wrong("the plan", f"{kv} differs from the options")
+
+    def say(self, stage: Stage, message: str) -> None:
+        self.found.append(Violation("data flow", stage.name, message))
+
+
+def compare(plan: Plan, stage: Stage, needs: list[Need]) -> Iterator[Violation]:
+    """Where a stage's reads differ from what it needs."""
+    left = list(stage.reads)
+    for need in needs:
+        read = next((read for read in left if read.value == need.value.id and read.parts is need.parts), None)
+        if read is None:
+            message = f"does not read {need.value.name} ({need.parts.value} parts)"
+            yield Violation("data flow", stage.name, message)
+            continue
+        left.remove(read)
+        yield from _compare_read(stage, read, need)
+    for read in left:
+        message = f"reads {plan.values[read.value].name} ({read.parts.value} parts), which the model does not call for"
+        yield Violation("data flow", stage.name, message)
+
+
+def _compare_read(stage: Stage, read: Read, need: Need) -> Iterator[Violation]:
+    name = need.value.name
+    for what in ("scale", "residual", "previous_step", "sequences"):
+        if getattr(read, what) != getattr(need, what):
+            yield Violation("data flow", stage.name, f"reads {name} with {what}={getattr(read, what)}, not {getattr(need, what)}")
+    for block, (spans, needed) in enumerate(zip(read.spans, need.spans, strict=True)):
+        holes = [hole for span in needed if (hole := first_hole(spans, span)) is not None]
+        if holes:
+            yield Violation("data flow", stage.name, f"block {block} needs {name}[{holes[0]}] and does not read it")
+            return
+
+
+def whole(plan: Plan, elements: int) -> tuple[tuple[Span, ...], ...]:
+    return (((0, elements),),) * plan.blocks
+
+
+def _item_elements(shard: Shard, splits: int, items: Span) -> tuple[Span, ...]:
+    """q of the query heads, k and v of the KV heads that a block's items touch."""
+    heads = sorted({item // splits for item in range(*items)})
+    group, size = shard.heads // shard.kv_heads, shard.head_dim
+    k, v = shard.heads, shard.heads + shard.kv_heads
+    vectors = [head * group + i for head in heads for i in range(group)] + [k + head for head in heads] + [v + head for head in heads]
+    return tuple((vector * size, (vector + 1) * size) for vector in vectors)
+
+
+def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:
+    """The first element of `needed` that no span holds."""
+    at, end = needed
+    for lo, hi in sorted(spans):
+        if lo > at:
+            break
+        at = max(at, hi)
+    return at if at < end else None
