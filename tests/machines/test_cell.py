@@ -61,7 +61,7 @@ def test_the_error_of_a_prediction_is_the_written_one(name: str, row: Published)
 
 @pytest.mark.parametrize(("name", "row"), rows(Use.CHECK))
 def test_the_interval_is_wide_enough_for_the_figures_on_file(name: str, row: Published) -> None:
-    """The ranges of step_s were drawn with these figures in view: this says that the files are consistent, CHECKED how good the model is."""
+    """The ranges of step_s were drawn with these figures in view: consistency of the files; how good the law is, CHECKED says."""
     found = cell(load_machine(name), row.model, row.context)
     assert found.low_tokens_per_s <= row.tokens_per_s <= found.high_tokens_per_s * 1.01
 

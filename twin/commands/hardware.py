@@ -10,6 +10,8 @@ from twin.commands.output import emit
 from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Device, Node
+from twin.machines.load import load_machine, machine_names
+from twin.machines.show import described, shown
 from twin.report.tables import table
 from twin.units import format_quantity, unit_of
 
@@ -17,20 +19,27 @@ EXAMPLES = """\
   twin hardware                  all devices and nodes
   twin hardware mi300x           each number of one device: value, range, kind, source
   twin hardware 8xmi300x         the same for a node, with its links
+  twin hardware cerebras-cs3     a machine that holds weights on chip: its numbers, predicted and published speeds
   twin hardware host --json      this computer, for machines"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
         commands, "hardware", run, usage="[DEVICE] [--json]", summary="list devices, or show one device's numbers with kind and source",
-        text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust.", examples=EXAMPLES,
+        text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust. "
+        "Machines that hold weights on chip have a law of their own (twin/machines): they are not planned or simulated.",
+        examples=EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", nargs="?", help="a device or a node; left out: list all")
+    parser.add_argument("device", metavar="DEVICE", nargs="?", help="a device, a node or a machine; left out: list all")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.device is None:
         return _list(args)
+    if args.device in machine_names():
+        machine = load_machine(args.device)
+        emit(args, described(machine), shown(machine))
+        return 0
     target = find(args.device)
     rows = []
     data = {}
@@ -65,7 +74,10 @@ def _list(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     text = table(("device", "title", "blocks", "memory", "ceiling", "engine", "GPUs a node"), rows, text_columns=2)
     listed = [{"name": d.name, "title": d.title, "blocks": d.blocks, "isa": d.isa} for d in devices]
-    emit(args, {"devices": listed, "nodes": nodes}, f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}")
+    machines = [load_machine(name) for name in machine_names()]
+    on_chip = table(("machine", "title"), [(m.name, m.title) for m in machines], text_columns=2)
+    data = {"devices": listed, "nodes": nodes, "machines": [{"name": m.name, "title": m.title} for m in machines]}
+    emit(args, data, f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}\n\n{on_chip}")
     return 0
 
 
