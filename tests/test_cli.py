@@ -26,7 +26,7 @@ from twin.plan.defaults import SETTLED, default_options, limits_of, plan_for
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 from twin.plan.validate import validate
 from twin.study.engines import ENGINES
-from twin.study.whatif import OPTIONS, sensitivity
+from twin.study.sensitivity import OPTIONS, sensitivity
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -17,7 +17,7 @@ from twin.plan.types import Plan
 from twin.report import figures, pages
 from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
-from twin.study.whatif import Effect
+from twin.study.sensitivity import Effect
 
 NODE = load_node("1xh200")
 

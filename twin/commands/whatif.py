@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, option_value
-from twin.commands.inputs import case_of
-from twin.commands.output import done, emit, progress, say
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, chosen_options, command, option_value
+from twin.commands.output import emit, progress, say
+from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
+from twin.report import outcome as report
 from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result
-from twin.study.whatif import STEP, Effect, changed, parse_changes, sensitivity
+from twin.study import interval
+from twin.study.grid import NODE
+from twin.study.interval import Draws
+from twin.study.kinds import Study
+from twin.study.point import Point
+from twin.study.projection import REFUSE, Projection
+from twin.study.sensitivity import STEP, Effect, sensitivity
+from twin.study.whatif import changed, parse_axes, parse_changes, sweep
 from twin.units import format_quantity, unit_of
 
 SHOWN = 20
@@ -24,7 +33,8 @@ EXAMPLES = """\
   twin whatif laneformer-2b 8xmi300x --set handoff=grid
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5 --set memory.stream="5 TB/s"
   twin whatif llama-3.1-8b 8xh200 --set gpus=4 --set ring-slots=6
-  twin whatif laneformer-2b 8xh200 --sensitivity --report out/sensitivity.html"""
+  twin whatif laneformer-2b 8xh200 --sensitivity --report out/sensitivity.html
+  twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=0,4096 --draws 16"""
 
 
 def add(commands: Subparsers) -> None:
@@ -32,29 +42,67 @@ def add(commands: Subparsers) -> None:
         commands, "whatif", run, usage="MODEL NODE --set NAME=VALUE [options]", summary="change options or hardware, see the effect",
         text="Simulates the baseline and the changed case. A name is an engine option (blocks, handoff, context ...) or the dotted path\n"
         "of a hardware number (`twin hardware NODE` lists them; the unit may be left out). A value is a quantity with its\n"
-        "unit, or a change of the present one: x1.5, +10%.", examples=EXAMPLES,
+        "unit, or a change of the present one: x1.5, +10%. `clock` changes all that a block's clock drives, such as a power\n"
+        "cap does. Swept, every combination of the values is a row.", examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
     add_node(parser)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="changes", help="one change; may be repeated")
-    parser.add_argument("--sensitivity", action="store_true", help="also raise each number by 10%% alone: minutes for large nodes")
+    parser.add_argument("--sensitivity", action="store_true", help="also raise each number by 10%% alone")
+    parser.add_argument("--sweep", action="append", default=[], metavar="NAME=VALUES", dest="sweeps",
+                        help="several values, separated by commas; may be repeated")  # fmt: skip
+    parser.add_argument("--draws", metavar="N", type=int, help="an interval from N draws of the hardware's numbers, for each row")
+    parser.add_argument("--ladder", action="store_true", help="also show the steps from launches one by one to the whole monokernel")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
+    add_running(parser)
     add_engine_options(parser, without=("gpus",))
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.changes and not args.sensitivity:
-        raise ConfigError("nothing to change: give --set name=value, or --sensitivity")
-    base = case_of(args)
-    changes = parse_changes(args.changes, base.node, option_value)
+    wide = bool(args.sweeps or args.draws or args.ladder)
+    if not args.changes and not args.sensitivity and not wide:
+        raise ConfigError("nothing to change: give --set name=value, --sweep name=values, --draws N, --ladder or --sensitivity")
+    base = point_of(args)
+    changes = parse_changes(args.changes, base.on_node(), option_value)
     other = changed(base, changes)
-    before = base.simulate()
-    after = other.simulate() if changes else before
+    return _sweep(args, other) if wide else _compare(args, base, other)
+
+
+def point_of(args: argparse.Namespace) -> Point:
+    """`args.model` on `args.node` with the engine options given."""
+    path = Path(args.model)
+    options = {name: value.value if isinstance(value, Enum) else value for name, value in chosen_options(args).items()}
+    return Point(str(path.resolve()) if path.exists() else args.model, args.node).with_options(**options)
+
+
+def _sweep(args: argparse.Namespace, point: Point) -> int:
+    """Every combination of the swept values; without any, the one case with its interval or ladder."""
+    axes = parse_axes(args.sweeps, point.on_node(), option_value)
+    if args.draws is not None and not interval.FEWEST <= args.draws <= interval.MOST:
+        raise ConfigError(f"--draws {args.draws}: from {interval.FEWEST} to {interval.MOST}")
+    grid = sweep(point, axes)
+    look = ((grid.models[0].label, point.node),) if args.ladder or args.sensitivity else ()
+    draws = Draws(args.draws, seed=1) if args.draws else None
+    question = Projection(grid, axes[-1].name if axes else NODE, draws, None, (), look, REFUSE)
+    said = ", ".join(args.changes + args.sweeps) or "as it is"
+    study = Study("whatif", "projection", f"{grid.models[0].label} on {point.node}", f"What if: {said}?", "", question)
+    with running(args, progress()) as runner:
+        answer = question.run(runner)
+    emit(args, report.to_json(study, answer), report.text(study, answer))
+    if args.report:
+        say(f"report: {report.page(study, answer).write(args.report)}")
+    return 0
+
+
+def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
+    """Baseline and change side by side, cause by cause."""
+    before = base.case().simulate()
+    case = other.case()
+    after = case.simulate() if args.changes else before
     effects: list[Effect] = []
     if args.sensitivity:
-        show = progress()
-        effects = sensitivity(other, after.tokens_per_s, show)
-        done()
+        with running(args, progress()) as runner:
+            effects = sensitivity(other, runner)
     data = {
         "baseline": headline(before),
         "changed": headline(after),
@@ -62,12 +110,12 @@ def run(args: argparse.Namespace) -> int:
         "effect": after.tokens_per_s / before.tokens_per_s - 1,
         "sensitivity": [asdict(effect) | {"assumed": effect.assumed} for effect in effects],
     }
-    shown = [comparison(args.changes, before, after)] if changes else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
+    shown = [comparison(args.changes, before, after)] if args.changes else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
     emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     if args.report:
-        extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if changes else []
+        extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if args.changes else []
         extra += [pages.sensitivity(effects, STEP)] if effects else []
-        say(f"report: {pages.simulation_page(other.plan(), other.node, after, *extra).write(args.report)}")
+        say(f"report: {pages.simulation_page(case.plan(), case.node, after, *extra).write(args.report)}")
     return 0
 
 

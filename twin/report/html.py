@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+WIDE = 9  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 
@@ -31,15 +32,25 @@ section > p { margin: 0 0 10px; color: var(--soft); max-width: 90ch; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin: 8px 0 4px; }
 th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td.short { white-space: nowrap; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+table.wide { font-size: 12.5px; }
+table.wide th, table.wide td { padding-right: 8px; }
+ul { margin: 4px 0; padding-left: 20px; max-width: 100ch; }
 .chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
   font-size: 12px; white-space: nowrap; }
 .chip.assumed { background: #fff3d6; border-color: #e8c877; }
 .chip.measured, .chip.fitted { background: #e2f3e6; border-color: #9fcfab; }
+@page { size: A4 landscape; margin: 12mm; }
 @media print {
   body { background: none; font-size: 11px; }
+  table, table.wide { font-size: 9.5px; }
+  th, td { padding: 3px 7px 3px 0; }
+  td.short { white-space: normal; }
+  tr { break-inside: avoid; }
+  .scroll { overflow: visible; }
   main { max-width: none; padding: 0; }
   section, .card { border-color: #bbb; break-inside: avoid; }
   section.long { break-inside: auto; }
@@ -97,13 +108,15 @@ class Page:
         return path
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int = 1) -> str:
-    """A table; the first `text_columns` are text, the others numbers. Cells made by `chip` stay as they are."""
-    kinds = ["" if i < text_columns else " class='number'" for i in range(len(header))]
+def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int | Collection[int] = 1) -> str:
+    """A table; the first `text_columns`, or those of these places, are text, the others numbers. A Chip is drawn as one."""
+    texts = range(text_columns) if isinstance(text_columns, int) else text_columns
+    kinds = ["" if i in texts else " class='number'" for i in range(len(header))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
     cells = ("".join(_cell(cell, kind) for kind, cell in zip(kinds, row, strict=True)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    wide = " class='wide'" if len(header) > WIDE else ""
+    return f"<div class='scroll'><table{wide}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def text(study: Study, outcome: Outcome) -> str:
 
 def _plain(one: Table) -> str:
     rows = [[shown(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
-    textual = next((at for at, column in enumerate(one.columns) if not column.textual), len(one.columns))
+    textual = [at for at, column in enumerate(one.columns) if column.textual]
     return table([column.name for column in one.columns], rows, text_columns=textual)
 
 
@@ -110,7 +111,7 @@ def page(study: Study, outcome: Outcome) -> Page:
     subtitle = study.question + (f" Predicted before it ran: {study.prediction}" if study.prediction else "")
     sections = [*map(_section, outcome.parts)]
     if outcome.notes:
-        sections.append(Section("Notes", "", (), html_table(("",), [(note,) for note in outcome.notes])))
+        sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
     return Page(study.title, subtitle, outcome.headline, tuple(sections))
 
 
@@ -121,7 +122,7 @@ def _section(part: Part) -> Section:
 
 def _html_tables(part: Part) -> Iterator[str]:
     for one in part.tables:
-        textual = next((at for at, column in enumerate(one.columns) if not column.textual), len(one.columns))
+        textual = [at for at, column in enumerate(one.columns) if column.textual]
         rows = [[_html_cell(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
         yield html_table([column.name for column in one.columns], rows, text_columns=textual)
 

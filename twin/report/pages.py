@@ -17,7 +17,7 @@ from twin.report.tables import count, percent
 from twin.sim.program import CAUSES
 from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
-from twin.study.whatif import Effect
+from twin.study.sensitivity import Effect
 from twin.units import format_quantity, unit_of
 
 US = 1e6  # microseconds per second

@@ -15,6 +15,7 @@ GRID = "#e5e9f0"
 INK = "#1b2433"
 BAR_PX, GAP_PX = 13, 12
 STACK_PX = 24
+PUBLISHED = ", published"  # behind the label of the bars that a series of marks belongs to
 LONGEST = 42  # characters of a row's name that are shown
 
 
@@ -28,13 +29,14 @@ def bars(chart: Bars) -> Figure:
     """Horizontal, the first name on top; figures of others as diamonds in their bar's place."""
     plain = [series for series in chart.series if not series.marks]
     data = [_bar(chart, series, _colour(series, at)) for at, series in enumerate(plain)]
-    data += [_mark(chart, series, at) for at, series in enumerate(s for s in chart.series if s.marks)]
+    data += [_mark(chart, series, _place(plain, series)) for series in chart.series if series.marks]
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
     x_axis |= {"type": "log", "dtick": "D2"} if chart.log else {}
     x_axis |= {"tickformat": ".0%"} if _fractions(chart) else {}
     layout = {
         "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
+        "scattermode": "group",
         "bargap": 0.25,
         "height": 110 + each * len(chart.names),
         "xaxis": x_axis,
@@ -64,16 +66,17 @@ def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
 
 
 def _mark(chart: Bars, series: Series, at: int) -> dict[str, Any]:
-    """A figure of somebody else. A scatter cannot join a group of bars, so it is a bar without a body and with a diamond's label."""
+    """Somebody else's figures, each in the place of the bar that has its label."""
     return {
-        "type": "bar",
+        "type": "scatter",
         "orientation": "h",
+        "mode": "markers",
         "name": spoken(series.label),
         "y": [_short(name) for name in chart.names],
         "x": list(series.values),
-        "marker": {"color": "rgba(0,0,0,0)", "line": {"color": PALETTE[at % len(PALETTE)], "width": 1.5}},
+        "marker": {"symbol": "diamond", "size": 9, "color": PALETTE[at % len(PALETTE)], "line": {"color": INK, "width": 1.2}},
         "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
-        "offsetgroup": series.label.removesuffix(", published"),
+        "offsetgroup": series.label.removesuffix(PUBLISHED),
     }
 
 
@@ -167,6 +170,13 @@ def _fractions(chart: Bars) -> bool:
 def _exclusive(series: Sequence[Series]) -> bool:
     """Whether each name has a value in one series only: then the bars need no places side by side."""
     return all(sum(one.values[at] is not None for one in series) <= 1 for at in range(len(series[0].values) if series else 0))
+
+
+def _place(bars: Sequence[Series], marks: Series) -> int:
+    """Which bars a series of marks belongs to."""
+    labels = [one.label for one in bars]
+    label = marks.label.removesuffix(PUBLISHED)
+    return labels.index(label) if label in labels else len(labels)
 
 
 def _short(name: str) -> str:

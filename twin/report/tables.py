@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 BAR_WIDTH = 60
 BAR_SIGNS = "█▓▒░▚▞▤▥"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int = 1) -> str:
-    """Columns wide enough for their cells: the first `text_columns` to the left, numbers to the right.
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int | Collection[int] = 1) -> str:
+    """Columns wide enough for their cells: the first `text_columns`, or those of these places, to the left, numbers to the right.
 
     A cell that is None stays empty.
     """
     cells = [[str(h) for h in header], *([("" if c is None else str(c)) for c in row] for row in rows)]
+    texts = range(text_columns) if isinstance(text_columns, int) else text_columns
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     lines = []
     for row in cells:
-        padded = [c.ljust(w) if i < text_columns else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [c.ljust(w) if i in texts else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join(lines)

@@ -100,7 +100,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer of a study; its first table is the main one."""
+    """The answer of a study, in the order of reading."""
 
     parts: tuple[Part, ...]
     headline: tuple[tuple[str, str], ...] = ()  # (value, what it is)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from twin.hardware.override import SPREAD, numbers
 from twin.hardware.override import interval as range_of
 from twin.hardware.types import Kind
+from twin.models.load import load_model
+from twin.plan.defaults import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
 from twin.study.interval import WIDTHS, Draws, Interval, chance
-from twin.study.options import Plain
+from twin.study.options import Plain, option_value
 from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
 from twin.study.outcome import Cell as Entry
 from twin.study.point import Row
@@ -44,8 +46,10 @@ class Roofline:
     utilisation: float
     bytes_per_s: Mapping[str, float]
 
-    def tokens_per_s(self, cell: Cell, row: Row) -> float:
-        return self.utilisation * self.bytes_per_s.get(cell.node, row.peak_bytes_per_s) / row.bytes_per_step
+    def tokens_per_s(self, cell: Cell) -> float:
+        node = cell.point.on_node()
+        rate = self.bytes_per_s.get(cell.node, node.gpus * node.device.memory.peak_bytes_per_s.value)
+        return self.utilisation * rate / step_bytes(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,11 @@ class Close:
 
 
 def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, draws: Draws | None, roofline: Roofline | None) -> Outcome:
-    """All parts; the first table has a row for each cell."""
+    """All parts."""
     possible = [answer for answer in answers if answer.possible]
-    parts = [_scaling(answers, columns, roofline, draws), _time(possible)]
+    parts = [_scaling(answers, columns, draws), _cells(answers, roofline), _time(possible)]
+    if any(answer.published for answer in answers):
+        parts.insert(1, _beside(answers, roofline))
     parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
     if draws:
         parts.append(_carriers(possible, draws))
@@ -102,18 +108,18 @@ def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | 
             "central 90%. The twin's own error (what its model leaves out) is not in the interval: studies/h200-validation has its size."
         )
     if roofline:
-        yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes of our plan's step; no simulation is in it."
+        yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes that the model's definition streams; nothing simulated."
     for answer in answers:
         if not answer.possible:
             yield f"{answer.cell}: not possible: {answer.row.problem}"
 
 
-def _scaling(answers: Sequence[Answer], columns: str, roofline: Roofline | None, draws: Draws | None) -> Part:
+def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None) -> Part:
     text = "Predicted tokens per second for one user" + ("; the bar is the median draw, its line runs from p10 to p90." if draws else ".")
-    return Part("Tokens per second", text, (_chart(answers, columns),), (_cells(answers, roofline), _matrix(answers, columns)))
+    return Part("Tokens per second", text, (_chart(answers, columns),), (_matrix(answers, columns),))
 
 
-def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Table:
+def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     """A row for each cell, with everything that is known about it."""
     axes = [name for name, _ in answers[0].cell.at]
     head = [Column(MODEL, Shown.TEXT), Column(NODE, Shown.TEXT), *(Column(name, Shown.TEXT) for name in axes)]
@@ -129,30 +135,65 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Table:
         Column("assumed numbers"),
     ]
     head += [Column(f"{roofline.utilisation:.0%} roofline")] if roofline else []
-    published = any(answer.published for answer in answers)
-    head += [Column("published"), Column("published as", Shown.CHIP), Column("predicted / published")] if published else []
-    rows = tuple(_cell_row(answer, drawn, roofline, published, len(head)) for answer in answers)
-    return Table("cells", tuple(head), rows)
+    rows = tuple(_cell_row(answer, drawn, roofline, len(head)) for answer in answers)
+    text = (
+        "Floor: all bytes of a step at the measured or published read bandwidth of all devices; stream fraction: floor over predicted time."
+    )
+    return Part("Every cell", text, (), (Table("cells", tuple(head), rows),), long=True)
 
 
-def _cell_row(answer: Answer, drawn: bool, roofline: Roofline | None, published: bool, width: int) -> tuple[Entry, ...]:
+def _cell_row(answer: Answer, drawn: bool, roofline: Roofline | None, width: int) -> tuple[Entry, ...]:
     cell, row = answer.cell, answer.row
     named: list[Entry] = [cell.model, cell.node, *(_spoken(value) for _, value in cell.at)]
-    figures: list[Entry] = []
-    if published:
-        figure = answer.published[0] if answer.published else None
-        ratio = row.tokens_per_s / figure.tokens_per_s if figure and answer.possible else None
-        figures = [figure.tokens_per_s if figure else None, figure.kind if figure else None, ratio]
+    line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
     if not answer.possible:
-        empty: list[Entry] = [None] * (width - len(named) - len(figures))
-        return (*named, *empty, *figures)
+        empty: list[Entry] = [None] * (width - len(named) - len(line))
+        return (*named, *empty, *line)
     speeds: list[Entry] = [row.tokens_per_s]
     if drawn:
         one = answer.interval
         speeds += [one.p10, one.p50, one.p90] if one else [None, None, None]
     facts: list[Entry] = [row.step_s, row.bytes_per_step, 1 / row.floor_s, row.stream_fraction, _mostly(row), len(row.assumed)]
-    line: list[Entry] = [roofline.tokens_per_s(cell, row)] if roofline else []
-    return (*named, *speeds, *facts, *line, *figures)
+    return (*named, *speeds, *facts, *line)
+
+
+def _beside(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
+    """Others' figures, one a row, beside our prediction, our roofline and our count of bytes."""
+    head = [
+        Column("cell", Shown.TEXT),
+        Column("published, tokens/s"),
+        Column("as", Shown.CHIP),
+        Column("predicted, tokens/s"),
+        Column("p10"),
+        Column("p90"),
+        Column("predicted against published", Shown.CHANGE),
+        Column("their bytes a step", Shown.QUANTITY, "B"),
+        Column("our bytes a step", Shown.QUANTITY, "B"),
+    ]
+    head += [Column(f"our {roofline.utilisation:.0%} roofline")] if roofline else []
+    rows = [_figure_row(answer, figure, roofline) for answer in answers for figure in answer.published]
+    text = "None of these figures is an input of the prediction. Bytes are what one step streams: weights, scales, caches and states."
+    return Part("Beside published figures", text, (), (Table("published", (*head, Column("source", Shown.TEXT)), tuple(rows)),), long=True)
+
+
+def _figure_row(answer: Answer, figure: Published, roofline: Roofline | None) -> tuple[Entry, ...]:
+    cell, row, one = answer.cell, answer.row, answer.interval
+    ours: list[Entry] = [None, None, None, None]
+    if answer.possible:
+        ours = [row.tokens_per_s, one.p10 if one else None, one.p90 if one else None, row.tokens_per_s / figure.tokens_per_s - 1]
+    line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
+    return (str(cell), figure.tokens_per_s, figure.kind, *ours, figure.bytes or None, step_bytes(cell), *line, figure.source)
+
+
+def step_bytes(cell: Cell) -> int:
+    """Bytes that a step of the model reads and writes, by its definition alone: no plan, no alignment, no redundancy."""
+    spec = load_model(cell.point.model)
+    options = dict(cell.point.options)
+    element = option_value("kv_dtype", options["kv_dtype"]).bytes if "kv_dtype" in options else spec.dtype.bytes
+    context = options.get("context", DEFAULT.context)
+    assert isinstance(context, int)
+    moved = spec.traffic(context, element)
+    return int(spec.streamed_bytes + moved.read_bytes + moved.written_bytes)
 
 
 def _matrix(answers: Sequence[Answer], columns: str) -> Table:
