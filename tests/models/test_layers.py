@@ -233,6 +233,15 @@ def test_a_wrong_field_is_named(name: str, changes: dict[str, object], told: str
     assert "allowed" in str(error.value)
 
 
+def test_nvfp4_of_another_publisher() -> None:
+    weights = {"num_bits": 4, "type": "float", "group_size": 16}
+    quantization = {"quant_method": "modelopt", "config_groups": {"group_0": {"weights": weights}}, "ignore": ["lm_head", "*self_attn*"]}
+    spec = from_config({**config_of("kimi-k2.6"), "quantization_config": quantization}, "kimi-k2.6-nvfp4")
+    assert spec.formats.of(Role.EXPERT) is NVFP4
+    assert spec.formats.of(Role.SHARED) is NVFP4
+    assert spec.formats.of(Role.ATTENTION).name == "bf16"
+
+
 def test_an_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'int3' is not known; allowed: fp32, bf16"):
         load_model("llama-3.1-8b@int3")

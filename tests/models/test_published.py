@@ -9,6 +9,7 @@ import yaml
 
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
+from twin.models.formats import Role
 from twin.models.load import load_model, model_names, read_named
 from twin.models.spec import ModelSpec
 
@@ -90,3 +91,48 @@ def test_wrong_published_counts_are_named(tmp_path: Path, changes: dict[str, obj
     with pytest.raises(ConfigError, match="published") as error:
         read_named(write(tmp_path, "gpt-oss-120b", **changes))
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("gpt-oss-120b", 5.00),
+        ("gpt-oss-20b", 3.71),
+        ("deepseek-v3", 37.6),
+        ("kimi-k2.6", 33.0),
+        ("qwen3-30b-a3b", 6.08),
+        ("qwen3-235b-a22b", 43.1),
+        ("mixtral-8x7b", 25.5),
+        ("qwen3-coder-next", 7.13),
+        ("llama-3.1-405b", 807.5),
+    ],
+)
+def test_bytes_a_token_agree_with_a_count_by_hand(name: str, gigabytes: float) -> None:
+    assert load_model(name).streamed_bytes / 1e9 == pytest.approx(gigabytes, rel=0.003)
+
+
+def test_deepseek_v4_streams_what_is_left_unquantized_too() -> None:
+    """By hand 10.7 GB with everything but the head in FP8 or FP4; compressors in BF16 and hyper-connections in FP32 add 0.5 GB."""
+    spec = load_model("deepseek-v4-flash")
+    assert spec.streamed_bytes / 1e9 == pytest.approx(11.21, abs=0.005)
+    extra = {Role.COMPRESS: 0.5, Role.SMALL: 0.5, Role.ROUTER: 0.5, Role.HYPER: 0.75}  # share of its bytes that FP8 would save
+    saved = sum(w.step_bytes * extra[w.role] for w in spec.weights() if w.role in extra)
+    assert (spec.streamed_bytes - saved) / 1e9 == pytest.approx(10.7, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_a_position"),
+    [
+        ("qwen3-coder-next", 24_576),
+        ("gpt-oss-120b", 18 * 2_048),  # the other 18 layers have windows
+        ("deepseek-v3", 70_272),
+        ("kimi-k2.6", 70_272),
+        ("qwen3-30b-a3b", 98_304),
+        ("qwen3-235b-a22b", 192_512),
+        ("mixtral-8x7b", 131_072),
+        ("llama-3.1-405b", 516_096),
+    ],
+)
+def test_caches_grow_by_the_published_bytes_a_position(name: str, bytes_a_position: int) -> None:
+    spec = load_model(name)
+    assert spec.held_bytes(5000, 2) - spec.held_bytes(4000, 2) == 1000 * bytes_a_position
