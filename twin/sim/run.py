@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
-from twin.sim.machine import Machine
+from twin.sim.executor import Executor, run
+from twin.sim.machine import Machine, check
+from twin.sim.prepare import prepare
 from twin.sim.program import CAUSES
 from twin.sim.trace import Trace, collect
 
@@ -52,6 +52,8 @@ class Result:
     consumed_bytes: int
     in_ring_bytes: int  # prefetched for the step after the last
     assumed: tuple[str, ...]  # paths of the assumed numbers that this result rests on
+    executor: str = field(default=Executor.SIMPY.value, compare=False)  # both give the same result
+    why_simpy: str = field(default="", compare=False)  # where nobody asked for it
     wall_s: float = field(default=0.0, compare=False)
     trace: Trace | None = field(default=None, compare=False, repr=False)
 
@@ -84,42 +86,41 @@ class Result:
     def to_dict(self) -> dict[str, object]:
         """Everything that the same input reproduces."""
         derived = ("step_s", "tokens_per_s", "stream_fraction", "mbu", "attribution")
-        return _fields(self, without=("wall_s", "trace")) | {name: getattr(self, name) for name in derived}
+        return _fields(self, without=("why_simpy", "wall_s", "trace")) | {name: getattr(self, name) for name in derived}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
 
 
-def simulate(plan: Plan, node: Node, *, steps: int = 2, trace: bool = False, blocks: Collection[int] | None = None) -> Result:
+def simulate(
+    plan: Plan,
+    node: Node,
+    *,
+    steps: int = 2,
+    trace: bool = False,
+    blocks: Collection[int] | None = None,
+    executor: Executor | None = None,
+) -> Result:
     """Time one decode step of `plan` on `node`.
 
     The first step starts with empty rings and cold caches; the last one is reported, so at least two are needed for the
-    steady state. `blocks` limits a trace to these blocks of each GPU. Raises HardwareError when plan and node do not fit.
+    steady state. `blocks` limits a trace to these blocks of each GPU. `executor`: compiled where possible, if none is chosen.
+    Raises HardwareError when plan and node do not fit, ToolchainError or Unsupported where compiled code was chosen and cannot be had.
     """
     if steps < 1:
         raise PlanError(f"steps={steps}: simulate at least 1, and 2 for the steady state")
     started = time.perf_counter()
-    machine = Machine(plan, node, steps=steps, keep_all=trace)
+    check(plan, node)
+    prepared = prepare(plan, node.device)
+    machine = Machine(plan, node, steps=steps, keep_all=trace, program=prepared.program)
     if trace:
         machine.record_loaders(blocks)
-    with _no_garbage_collection():
-        machine.run()
+    chosen, why = run(machine, prepared, executor)
     pieces = critical_path(machine.blocks, steps - 1, len(plan.stages))
     table = tabulate(pieces, len(plan.stages))
     collected = collect(machine, blocks, pieces) if trace else None
-    return _result(machine, table, collected, time.perf_counter() - started)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """The collector finds nothing here (events die by reference count) and costs a third of the run: 10.8 against 6.8 s."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    result = _result(machine, table, collected)
+    return replace(result, executor=chosen.value, why_simpy=why, wall_s=time.perf_counter() - started)
 
 
 def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
@@ -127,7 +128,7 @@ def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
     return fields | {"stages": [asdict(stage) for stage in result.stages]}
 
 
-def _result(machine: Machine, table: Table, trace: Trace | None, wall_s: float) -> Result:
+def _result(machine: Machine, table: Table, trace: Trace | None) -> Result:
     plan, device = machine.plan, machine.node.device
     ends = tuple(max(block.ended[step] for block in machine.blocks) for step in range(machine.steps))
     ceiling = len(machine.packages) * device.memory.stream_bytes_per_s.value
@@ -147,7 +148,6 @@ def _result(machine: Machine, table: Table, trace: Trace | None, wall_s: float) 
         consumed_bytes=sum(block.consumed_bytes() for block in machine.blocks),
         in_ring_bytes=sum(block.ring.in_flight_bytes() for block in machine.blocks),
         assumed=tuple(_rests_on(plan, machine.node)),
-        wall_s=wall_s,
         trace=trace,
     )
 

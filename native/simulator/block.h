@@ -1,0 +1,292 @@
+// The consumer of one block, as twin/sim/block.py: a place for each point where it may have to wait.
+#pragma once
+
+#include "handoff.h"
+#include "ring.h"
+
+namespace twin {
+
+// Continues at `place` at a time, or at once if that is now.
+inline Int wait(State& s, Int b, Int place, Int time) {
+  s.blocks[b].place = place;
+  schedule(s, time, RUN, b);
+  return NONE;
+}
+
+inline Int wait_beyond_now(State& s, Int b, Int place, Int time) { return time > s.machine->now ? wait(s, b, place, time) : place; }
+
+// A segment of the block's log, chained to the one before it in its stage.
+inline void log(State& s, Int b, Int end, Int cause, Binder who = {NONE, NONE, NONE}) {
+  const Int stage = s.blocks[b].log;
+  if (stage == NONE) return;
+  s.segments[s.machine->segments] = {end, cause, who, s.logs[stage]};
+  s.logs[stage] = s.machine->segments++;
+}
+
+inline Sight& sight_of(State& s, const Block& block) {
+  const Read& read = s.reads[block.read];
+  return s.sights[record_of(s, block.rank, block.step - read.previous, read.channel) * s.machine->dies + block.die];
+}
+
+// All GPUs meet before a library collective; else each for itself. A scope is at one border at a time.
+inline Int scope_of(const State& s, const Block& block) { return s.works[block.work].library ? s.machine->gpus : block.gpu; }
+
+// ---- shared cores -----------------------------------------------------------------------------------------------
+
+// A block that waits gives its core away; the next in line runs before any newcomer.
+inline void suspend(State& s, Int b) {
+  if (s.blocks[b].core == NONE) return;
+  s.blocks[b].paused = 1;
+  Core& core = s.cores[s.blocks[b].core];
+  core.running = NONE;
+  if (core.head == NONE) return;
+  core.running = core.last;
+  schedule(s, s.machine->now, RUN, core.head);
+  core.head = s.blocks[core.head].next;
+}
+
+template <class Item>
+Int sleep(State& s, Int b, Item& item, Int place) {
+  suspend(s, b);
+  join(s, item, b);
+  s.blocks[b].place = place;
+  return NONE;
+}
+
+// Back on its core, when it is its turn and the core has switched; then on to where it was.
+inline Int resume(State& s, Int b, Int place) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  if (block.core == NONE) return block.after;
+  Core& core = s.cores[block.core];
+  if (place == RESUME) {
+    block.resumed = m.now;
+    if (core.running != NONE || core.head != NONE) {
+      join(s, core, b);
+      block.place = TURN;
+      return NONE;
+    }
+  }
+  if (place != SWITCHED) {
+    core.running = b;
+    if (core.last != NONE && core.last != b && m.switch_time) return wait(s, b, SWITCHED, m.now + m.switch_time);
+  }
+  core.last = b;
+  if (m.now > block.resumed) log(s, b, m.now, CONSUMER);
+  block.paused = 0;
+  pump(s, b);
+  return block.after;
+}
+
+inline Int resume_to(State& s, Int b, Int after) {
+  s.blocks[b].after = after;
+  return RESUME;
+}
+
+// ---- a stage, in order --------------------------------------------------------------------------------------------
+
+inline Int enter(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  block.log = block.step < m.kept_from ? NONE : ((block.step - m.kept_from) * m.blocks + b) * m.stages + block.stage;
+  block.read = work.reads;
+  if (!m.borders) return ENTERED;
+  const Int scope = scope_of(s, block);
+  Border& border = s.borders[scope];
+  if (++border.arrived == m.blocks_of_gpu * (work.library ? m.gpus : 1)) {
+    border.arrived = 0;
+    border.who = {b, block.stage - 1, m.now};
+    schedule(s, m.now + work.launch, PASS_BORDER, scope);
+  }
+  return sleep(s, b, border, AT_BORDER);
+}
+
+inline Int pass_border(State& s, Int b) {
+  const Machine& m = *s.machine;
+  const Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  log(s, b, m.now, LAUNCH, s.borders[scope_of(s, block)].who);
+  open_ring(s, b, block.step * block.per_step + work.last_slot, m.now + (work.touches_memory ? m.restart : 0));
+  return resume_to(s, b, ENTERED);
+}
+
+// Wait until all the needed elements are visible on the block's die.
+inline Int read(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  for (;; ++block.read) {
+    if (block.read == s.works[block.work].reads_end) return WORK;
+    if (block.step || !s.reads[block.read].previous) break;
+  }
+  if (s.reads[block.read].channel == NONE) return GATHER;
+  Sight& sight = sight_of(s, block);
+  Record& record = s.records[(&sight - s.sights) / m.dies];
+  if (!record.seen) {
+    if (sight.order == NONE) sight.order = record.waits++;
+    return sleep(s, b, sight, AT_READ);
+  }
+  if (sight.time <= m.now) return GATHER;
+  wait(s, b, AT_READ, sight.time);
+  suspend(s, b);
+  return NONE;
+}
+
+inline Int see_read(State& s, Int b) {
+  const Sight& sight = sight_of(s, s.blocks[b]);
+  log(s, b, sight.time, sight.cause, sight.who);
+  return resume_to(s, b, GATHER);
+}
+
+inline Int gather(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  const Read& read = s.reads[block.read];
+  const Int start = m.now + m.fetch;
+  Int done = start + read.cost;
+  if (read.rounds) done += read.rounds * queueing(s, block.package, m.now);
+  block.clock = std::max(done, exchange(s, block, start, read.size));
+  return wait_beyond_now(s, b, GATHERED, block.clock);
+}
+
+// What a stage costs once its inputs are there, before its weights.
+inline Int work(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  block.clock = m.now + work.fixed;
+  log(s, b, block.clock, work.fixed_cause);
+  if (work.embed) log(s, b, block.clock += m.memory_latency, OTHER);
+  if (work.library) log(s, b, block.clock += m.library, COLLECTIVE);
+  block.slot = work.slots;
+  block.last_cause = NONE;
+  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, block.step * block.per_step + work.last_slot, block.clock);
+  return SLOT;
+}
+
+// A slot not before its arrival. Late ones are memory time, early ones the consumer's own.
+inline Int consume(State& s, Int b) {
+  Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  if (block.slot == s.works[block.work].slots_end) return ATTEND;
+  const Int arrived = arrival(s, b);
+  if (arrived == NONE) {
+    const Int time = wait_time(s, block);
+    if (time) return wait(s, b, SLOT, m.now + time);
+    m.error = STARVED;
+    m.stuck = b;
+    return NONE;
+  }
+  const Int cause = arrived > block.clock ? STREAMING : CONSUMER;
+  block.clock = std::max(arrived, block.clock) + s.slots[block.slot].cost;
+  if (cause == block.last_cause && block.log != NONE) {
+    s.segments[s.logs[block.log]].end = block.clock;
+  } else {
+    log(s, b, block.clock, cause);
+  }
+  block.last_cause = cause;
+  return wait(s, b, SLOT_DONE, block.clock);
+}
+
+inline Int free_slot(State& s, Int b) {
+  ++s.blocks[b].freed;
+  ++s.blocks[b].slot;
+  pump(s, b);
+  return SLOT;
+}
+
+inline Int attend(State& s, Int b) {
+  Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  if (work.kv == work.kv_end) return FINISH;
+  block.kv = block.asked = 0;
+  return wait_beyond_now(s, b, ITEM, block.open_at);
+}
+
+// Cached keys and values, requested some ahead.
+inline Int item(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  const Int items = work.kv_end - work.kv, ahead = work.kv_ahead ? work.kv_ahead : m.window;
+  Int* arrivals = s.kv_arrivals + b * m.kv_arrivals;
+  if (block.kv == items) {
+    log(s, b, block.clock, ATTENTION);
+    return FINISH;
+  }
+  for (; block.asked < std::min(items, block.kv + ahead); ++block.asked) {
+    const Int size = s.kv[work.kv + block.asked].size;
+    const Int asked = work.kv_ahead && block.asked == 0 ? block.entered : m.now;
+    const Int arrived = request_now(s, path_of(block, block.asked, block.step > 0), asked, size);
+    arrivals[block.asked % ahead] = arrived + queueing(s, block.package, m.now);
+    block.consumed += s.sizes[size];
+  }
+  block.clock = std::max(block.clock, arrivals[block.kv % ahead]) + s.kv[work.kv + block.kv].cost;
+  return wait(s, b, ITEM_DONE, block.clock);
+}
+
+inline Int finish(State& s, Int b) {
+  Block& block = s.blocks[b];
+  const Work& work = s.works[block.work];
+  if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
+  if (work.fence) log(s, b, block.clock += work.fence, HAND_OFF);
+  return wait_beyond_now(s, b, PUBLISH, block.clock);
+}
+
+inline Int publish_stage(State& s, Int b) {
+  const Work& work = s.works[s.blocks[b].work];
+  const Int data = work.size == NONE ? s.machine->now : publish(s, b, work);
+  if (!s.machine->barriers) return LEAVE;
+  arrive_at_barrier(s, b, work, data);
+  return sleep(s, b, s.barriers[s.blocks[b].rank], AT_BARRIER);
+}
+
+inline Int pass_barrier(State& s, Int b) {
+  const Barrier& barrier = s.barriers[s.blocks[b].rank];
+  log(s, b, s.machine->now, barrier.cause, barrier.waited_for);
+  return resume_to(s, b, LEAVE);
+}
+
+// To the next stage, the next step, or the end.
+inline Int leave(State& s, Int b) {
+  const Machine& m = *s.machine;
+  Block& block = s.blocks[b];
+  ++block.work;
+  if (++block.stage < m.stages) return ENTER;
+  s.ended[block.step * m.blocks + b] = m.now;
+  block.stage = 0;
+  block.work -= m.stages;
+  if (++block.step < m.steps) return ENTER;
+  suspend(s, b);
+  schedule(s, m.now, END, b);
+  return NONE;
+}
+
+// Runs block b until it waits for something.
+inline void advance(State& s, Int b) {
+  Int place = s.blocks[b].place;
+  while (place != NONE) {
+    switch (place) {
+      case ENTER: place = enter(s, b); break;
+      case AT_BORDER: place = pass_border(s, b); break;
+      case ENTERED: s.blocks[b].entered = s.machine->now; place = READ; break;
+      case READ: place = read(s, b); break;
+      case AT_READ: place = see_read(s, b); break;
+      case GATHER: place = gather(s, b); break;
+      case GATHERED: log(s, b, s.blocks[b].clock, s.reads[s.blocks[b].read++].cause); place = READ; break;
+      case WORK: place = work(s, b); break;
+      case SLOT_DONE: place = free_slot(s, b); break;
+      case SLOT: place = consume(s, b); break;
+      case ATTEND: place = attend(s, b); break;
+      case ITEM_DONE: ++s.blocks[b].kv; place = ITEM; break;
+      case ITEM: place = item(s, b); break;
+      case FINISH: place = finish(s, b); break;
+      case PUBLISH: place = publish_stage(s, b); break;
+      case AT_BARRIER: place = pass_barrier(s, b); break;
+      case LEAVE: place = leave(s, b); break;
+      default: place = resume(s, b, place); break;  // RESUME, TURN, SWITCHED
+    }
+  }
+}
+
+}  // namespace twin

@@ -1,0 +1,181 @@
+// Publications, waits and barriers, as twin/sim/handoff.py.
+#pragma once
+
+#include "pipes.h"
+
+namespace twin {
+
+inline Int record_of(const State& s, Int rank, Int step, Int channel) {
+  return (rank * s.machine->steps + step) * s.machine->channels + channel;
+}
+
+inline Binder binder_of(const State& s, Int b) { return {b, s.blocks[b].stage, s.machine->now}; }
+
+inline Int* counter_times(State& s, Int r, Int channel) {
+  return s.counter_times + r / s.machine->channels * s.machine->counter_total + s.channels[channel].counter;
+}
+
+// Sentinel: when the last needed element reaches each die.
+inline void see(State& s, Int r, Int channel) {
+  const Machine& m = *s.machine;
+  const Record& record = s.records[r];
+  Sight* sights = s.sights + r * m.dies;
+  for (Int die = 0; die < m.dies; ++die) {
+    Int time = record.remote, cause = COLLECTIVE;
+    Binder who = record.remote_who;
+    for (Int producer = 0; producer < m.dies; ++producer) {
+      if (sights[producer].local == NONE) continue;
+      const Int arrival = sights[producer].local + m.hop + (producer != die ? m.cross : 0);
+      if (arrival > time) {
+        time = arrival;
+        cause = s.channels[channel].cause;
+        who = sights[producer].local_who;
+      }
+    }
+    sights[die].time = time + m.poll;
+    sights[die].cause = cause;
+    sights[die].who = who;
+  }
+}
+
+// Counter: arrivals are served one after the other; all dies see it complete at once.
+inline void see_counted(State& s, Int r, Int channel) {
+  const Machine& m = *s.machine;
+  const Record& record = s.records[r];
+  Int* times = counter_times(s, r, channel);
+  std::sort(times, times + record.arrived);
+  Int free = 0;
+  for (Int i = 0; i < record.arrived; ++i) free = std::max(free, times[i]) + m.atomic;
+  for (Int die = 0; die < m.dies; ++die) {
+    Sight& sight = s.sights[r * m.dies + die];
+    sight.time = free + m.hop + m.cross + m.poll;
+    sight.cause = record.last_remote ? Int(COLLECTIVE) : s.channels[channel].cause;
+    sight.who = record.last_who;
+  }
+}
+
+// One more arrival. After the last one everybody who waits is told, in the order in which their dies began to wait.
+inline void complete(State& s, Int r, Int channel) {
+  const Int dies = s.machine->dies;
+  Record& record = s.records[r];
+  if (++record.arrived < s.channels[channel].arrivals) return;
+  record.seen = 1;
+  s.channels[channel].counted ? see_counted(s, r, channel) : see(s, r, channel);
+  for (Int place = 0; place < record.waits; ++place)
+    for (Int sight = r * dies; sight < (r + 1) * dies; ++sight)
+      if (s.sights[sight].order == place) schedule(s, s.sights[sight].time, SEE, sight);
+}
+
+// The latest arrival at a counter is remembered; of equal ones the last.
+inline void count(State& s, Int b, Int r, Int channel, Int time, bool remote) {
+  Record& record = s.records[r];
+  counter_times(s, r, channel)[record.arrived] = time;
+  if (time < record.last) return;
+  record.last = time;
+  record.last_remote = remote;
+  record.last_who = binder_of(s, b);
+}
+
+inline void arrive(State& s, Int b, Int rank, Int channel, Int time) {
+  const Machine& m = *s.machine;
+  const Int r = record_of(s, rank, s.blocks[b].step, channel);
+  Sight& sight = s.sights[r * m.dies + s.blocks[b].die];
+  if (s.channels[channel].counted) {
+    count(s, b, r, channel, time + m.hop + m.cross, false);
+  } else if (time > sight.local) {
+    sight.local = time;
+    sight.local_who = binder_of(s, b);
+  }
+  complete(s, r, channel);
+}
+
+inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
+  const Int r = record_of(s, rank, s.blocks[b].step, channel);
+  Record& record = s.records[r];
+  if (s.channels[channel].counted) {
+    count(s, b, r, channel, time, true);
+  } else if (time > record.remote) {
+    record.remote = time;
+    record.remote_who = binder_of(s, b);
+  }
+  complete(s, r, channel);
+}
+
+// To every other rank. `late`: when a store inside this GPU is as good as `stored` without a load. Returns the last arrival.
+inline Int push(State& s, Int b, const Work& work, Int stored, Int late) {
+  const Machine& m = *s.machine;
+  const Block& block = s.blocks[b];
+  Int last = stored;
+  for (Int rank = 0; rank < m.ranks; ++rank) {
+    if (rank == block.rank) continue;
+    const Block& target = s.blocks[rank * m.blocks_of_rank];
+    if (target.gpu == block.gpu) {
+      for (Int i = work.others; i < work.others_end; ++i) arrive(s, b, rank, s.feeds[i], late);
+      continue;
+    }
+    const Int arrival = send(s, block, target, stored, work.size);
+    last = std::max(last, arrival);
+    for (Int i = work.others; i < work.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
+  }
+  return last;
+}
+
+// The last arrival of pushed data.
+inline Int publish(State& s, Int b, const Work& work) {
+  const Block& block = s.blocks[b];
+  const Int now = s.machine->now;
+  const Int stored = exchange(s, block, now, work.size);
+  const Int late = stored + queueing(s, block.package, now);
+  for (Int i = work.own; i < work.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
+  return work.pushed ? push(s, b, work, stored, late) : stored;
+}
+
+// ---- barriers: a rank is in one at a time, so each has one entry ----------------------------------------------------
+
+// Ranks from `first` to `end` are complete: when the reader's blocks know it.
+inline void release(State& s, Int reader, Int first, Int end) {
+  const Machine& m = *s.machine;
+  Barrier& read = s.barriers[reader];
+  const Block& here = s.blocks[reader * m.blocks_of_rank];
+  Int last = NONE;
+  for (Int rank = first; rank < end; ++rank) {
+    const Barrier& done = s.barriers[rank];
+    const Block& there = s.blocks[rank * m.blocks_of_rank];
+    const bool remote = there.gpu != here.gpu;
+    const Int seen = remote ? std::max(done.time + hop_between(s, there.package, here.package, m.now), done.data) : done.time + m.hop + m.cross;
+    if (seen <= last) continue;
+    last = seen;
+    read.cause = remote ? COLLECTIVE : HAND_OFF;
+    read.waited_for = done.who;
+  }
+  schedule(s, last + m.poll, PASS_BARRIER, reader);
+}
+
+// The next barrier begins; what this one was waited for stays for those who wake.
+inline void forget(Barrier& barrier) { barrier.arrived = barrier.data = barrier.complete = 0; }
+
+inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
+  const Machine& m = *s.machine;
+  const Int rank = s.blocks[b].rank;
+  Barrier& barrier = s.barriers[rank];
+  Int* times = s.barrier_times + rank * m.blocks_of_rank;
+  barrier.data = std::max(barrier.data, data);
+  times[barrier.arrived++] = m.now + queueing(s, s.blocks[b].package, m.now);
+  if (barrier.arrived < m.blocks_of_rank) return;
+  std::sort(times, times + m.blocks_of_rank);
+  Int free = 0;
+  for (Int i = 0; i < m.blocks_of_rank; ++i) free = std::max(free, times[i] + m.hop + m.cross) + m.atomic;
+  barrier.complete = 1;
+  barrier.time = free;
+  barrier.who = binder_of(s, b);
+  if (!work.across) {
+    release(s, rank, rank, rank + 1);
+    return forget(barrier);
+  }
+  for (Int r = 0; r < m.ranks; ++r)
+    if (!s.barriers[r].complete) return;
+  for (Int reader = 0; reader < m.ranks; ++reader) release(s, reader, 0, m.ranks);
+  for (Int r = 0; r < m.ranks; ++r) forget(s.barriers[r]);
+}
+
+}  // namespace twin

@@ -1,0 +1,52 @@
+// The twin's machine as compiled code: the same events in the same order as SimPy, from the first to the end of the last step.
+#include "block.h"
+
+namespace twin {
+namespace {
+
+// All blocks of a list run, first come first served.
+template <class Item>
+void wake(State& s, Item& item) {
+  Int b = item.head;
+  item.head = NONE;
+  while (b != NONE) {
+    const Int after = s.blocks[b].next;  // running, b may wait for something else
+    advance(s, b);
+    b = after;
+  }
+}
+
+// As Machine.run: the end of the last block is an event, and that all have ended another.
+void run(State& s) {
+  Machine& m = *s.machine;
+  if (m.resident)
+    for (Int b = 0; b < m.blocks; ++b) pump(s, b);
+  for (Int b = 0; b < m.blocks; ++b) advance(s, b);
+  while (m.error == FINISHED) {
+    if (m.queued == 0) {
+      m.error = DEADLOCK;
+      return;
+    }
+    const Event event = take(s);
+    m.now = event.time;
+    switch (event.kind) {
+      case RUN: advance(s, event.target); break;
+      case WAKE_LOADER:
+        s.blocks[event.target].waiting = 0;
+        pump(s, event.target);
+        break;
+      case SEE: wake(s, s.sights[event.target]); break;
+      case PASS_BARRIER: wake(s, s.barriers[event.target]); break;
+      case PASS_BORDER: wake(s, s.borders[event.target]); break;
+      case END:
+        if (++m.ended == m.blocks) schedule(s, m.now, STOP, NONE);
+        break;
+      default: return;  // STOP
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twin
+
+extern "C" void simulate(twin::State* state) { twin::run(*state); }

@@ -1,0 +1,90 @@
+// Pipes, paths, loads and links, as twin/sim/memory.py and twin/sim/links.py.
+#pragma once
+
+#include "events.h"
+
+namespace twin {
+
+inline Int reserve(State& s, Int p, Int now, Int size) {
+  Pipe& pipe = s.pipes[p];
+  pipe.free = std::max(pipe.free, now) + s.costs[pipe.rate * s.machine->sizes + size];
+  pipe.bytes += s.sizes[size];
+  return pipe.free;
+}
+
+inline Int share(State& s, Int p, Int now, Int size) {
+  Pipe& pipe = s.pipes[p];
+  const Int start = std::max(pipe.small_free, now), cost = s.costs[pipe.rate * s.machine->sizes + size];
+  const Int backlog = pipe.free - start;
+  pipe.small_free = start + cost + (backlog > 0 ? std::min(backlog, cost) : 0);
+  pipe.free = std::max(pipe.free, now) + cost;
+  pipe.bytes += s.sizes[size];
+  return pipe.small_free;
+}
+
+// Path.request
+inline Int request(State& s, Int p, Int now, Int size) {
+  const Path& path = s.paths[p];
+  Int done = now;
+  for (Int i = path.start; i < path.end; ++i) done = std::max(done, reserve(s, s.path_pipes[i], now, size));
+  return done + path.latency;
+}
+
+// Path.request_now
+inline Int request_now(State& s, Int p, Int now, Int size) {
+  const Path& path = s.paths[p];
+  Int done = share(s, s.path_pipes[path.start], now, size);
+  for (Int i = path.start + 1; i < path.end; ++i) done = std::max(done, share(s, s.path_pipes[i], now, size));
+  return done + path.latency;
+}
+
+// What gathered and published elements pass: not before now.
+inline Int exchange(State& s, const Block& block, Int now, Int size) {
+  Int done = std::max(now, share(s, block.exchange, now, size));
+  if (block.other_exchange != NONE) done = std::max(done, share(s, block.other_exchange, now, size));
+  return done;
+}
+
+// Pipe.busy
+inline Int busy(const Pipe& pipe, Int now) {
+  const auto served = static_cast<__int128>(pipe.bytes) * pipe.numerator / pipe.denominator;
+  return static_cast<Int>(served) - std::max<Int>(0, pipe.free - now);
+}
+
+// Package.load
+inline Int load(State& s, Int p, Int now, Int window, Int which) {
+  Load& known = s.loads[2 * p + which];
+  if (now - known.marked >= std::max<Int>(1, window)) {
+    const Package& package = s.packages[p];
+    Int spent = 0;
+    for (Int i = package.start; i < package.end; ++i) spent += busy(s.pipes[s.package_pipes[i]], now);
+    known.load = std::min<Int>(1000, floor_div(1000 * (spent - known.before), (now - known.marked) * package.domains));
+    known.marked = now;
+    known.before = spent;
+  }
+  return known.load;
+}
+
+// Timing.queueing
+inline Int queueing(State& s, Int package, Int now) {
+  const Machine& m = *s.machine;
+  return m.growth ? floor_div(m.growth * load(s, package, now, m.load_window, 0), 1000) : 0;
+}
+
+// Links.hop_between, of packages. Where both windows are equal, so are their marks.
+inline Int hop_between(State& s, Int source, Int target, Int now) {
+  const Machine& m = *s.machine;
+  const Int which = m.link_window == m.load_window ? 0 : 1;
+  const Int here = load(s, source, now, m.link_window, which), there = load(s, target, now, m.link_window, which);
+  return m.link_hop + floor_div(m.link_growth * std::min(here, there), 1000);
+}
+
+// Links.send, between GPUs.
+inline Int send(State& s, const Block& source, const Block& target, Int now, Int size) {
+  const Int* route = s.routes + 2 * (source.gpu * s.machine->gpus + target.gpu);
+  Int done = std::max(now, reserve(s, route[0], now, size));
+  if (route[1] != NONE) done = std::max(done, reserve(s, route[1], now, size));
+  return done + hop_between(s, source.package, target.package, now);
+}
+
+}  // namespace twin

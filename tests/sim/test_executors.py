@@ -1,0 +1,282 @@
+"""Compiled code and SimPy do the same, to the last picosecond and the last byte of the trace."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.sim.machines import LANES, ideal, limits_of, node_of, nodes, number, numbers, plan_for, plans, usual
+from twin.errors import PlanError, ToolchainError
+from twin.hardware.load import load_node
+from twin.hardware.override import apply_fit, with_number
+from twin.hardware.override import numbers as numbers_of
+from twin.hardware.types import Cache, Device, Node, Sharing, Warps
+from twin.models.load import load_model
+from twin.models.spec import ModelSpec
+from twin.plan.defaults import plan_for as default_plan
+from twin.plan.probe import stream_probe
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
+from twin.sim import executor as executors
+from twin.sim.batch import planned, simulate_many
+from twin.sim.clock import SimulationError
+from twin.sim.compiled import library
+from twin.sim.compiled.lower import Unsupported
+from twin.sim.compiled.state import RECORDS, State, header
+from twin.sim.executor import Executor
+from twin.sim.machine import Machine
+from twin.sim.prepare import TIMED_BY_THE_MACHINE, prepare
+from twin.sim.program import compile_plan
+from twin.sim.run import Result, simulate
+
+
+def equal(examples: int):  # type: ignore[no-untyped-def]
+    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def outcome(plan: Plan, node: Node, executor: Executor, **options: Any) -> tuple[dict[str, Any], str]:
+    """Everything that leaves a simulation, but for the name of its executor."""
+    result = simulate(plan, node, executor=executor, trace=True, **options)
+    assert result.executor == executor.value
+    assert result.trace is not None
+    return json.loads(result.to_json()) | {"executor": ""}, result.trace.to_json()
+
+
+def assert_equal(plan: Plan, node: Node, **options: Any) -> None:
+    assert outcome(plan, node, Executor.COMPILED, **options) == outcome(plan, node, Executor.SIMPY, **options)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Node:
+    """As in machines.py, and besides: blocks of warps, loading on demand, fences, caches that keep a share."""
+    node = draw(nodes(caches=True))
+    device = node.device
+    if draw(st.integers(0, 2)) == 0:
+        costs = {"copy_s": draw(st.sampled_from((0.0, 5e-9))), "reduction_s": 2e-8, "item_s": 3e-7, "round_s": 1e-7}
+        device = replace(device, warps=Warps(**numbers(pair_bytes_per_s=3e11, **costs)))
+    if draw(st.booleans()):
+        device = replace(device, block=replace(device.block, loading="on-demand"))
+    if draw(st.booleans()):
+        device = replace(device, handoff=replace(device.handoff, fence_s=number(2e-7)))
+    if draw(st.integers(0, 3)) == 0:
+        llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
+        device = replace(device, llc=llc)
+    return replace(node, device=device)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
+    """Every execution, protocol and collective; lanes, also several on a GPU."""
+    node = draw(machines())
+    plan = draw(plans(node))
+    if plan.spec is not None and draw(st.integers(0, 2)) == 0:
+        ranks = draw(st.sampled_from([count for count in (2, 4) if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count]))
+        lanes = replace(LANES, count=ranks, early_exchange=draw(st.booleans()))
+        options = replace(plan.options, delay=draw(st.integers(0, 1)), collective=CollectiveKind.PUSH)
+        per_gpu = ranks // node.gpus
+        if options.blocks % per_gpu == 0:
+            plan = plan_for(node, options, lanes=lanes)
+    execution = draw(st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH, Execution.STREAM)))
+    if execution is not Execution.RESIDENT and plan.spec is not None and not plan.spec.lanes and node.gpus > 1 and draw(st.booleans()):
+        return node, plan_for(node, replace(plan.options, execution=execution, collective=CollectiveKind.LIBRARY))
+    return node, replace(plan, options=replace(plan.options, execution=execution))
+
+
+@equal(120)
+@given(cases(), st.integers(1, 3))
+def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
+    node, plan = case
+    assert_equal(plan, node, steps=steps)
+
+
+@equal(30)
+@given(cases())
+def test_both_executors_leave_the_machine_in_the_same_state(case: tuple[Node, Plan]) -> None:
+    """Also what no result shows: each pipe's bytes, how far each loader got."""
+    node, plan = case
+    prepared = prepare(plan, node.device)
+    states = []
+    for executor in Executor:
+        machine = Machine(plan, node, steps=2, keep_all=False)
+        executors.run(machine, prepared, executor)
+        blocks = [
+            (b.ended, b.ring.issued, b.ring.freed, b.consumed, [[list(s) for s in step] for step in _logs(b.log)]) for b in machine.blocks
+        ]
+        states.append(([(pipe.name, pipe.bytes) for pipe in machine.pipes()], blocks))
+    assert states[0] == states[1]
+
+
+def _logs(log: Any) -> list[Any]:
+    """Binders by the name of their block."""
+    return [[[(end, cause, who and (who[0].name, *who[1:])) for end, cause, who in segments] for segments in stages] for stages in log]
+
+
+def shallow(model: str, layers: int = 2) -> ModelSpec:
+    """A shipped model with its first layers only."""
+    spec = load_model(model)
+    return replace(spec, layers=layers, windows=spec.windows[:layers])
+
+
+SHIPPED = {
+    "lanes over eight GPUs": ("laneformer-2b", "8xh200", {"blocks": 16}),
+    "lanes on one GPU": ("laneformer-2b", "1xmi300x", {"blocks": 16, "context": 300}),
+    "counters": ("qwen2.5-coder-1.5b", "2xh200", {"blocks": 12, "handoff": HandOffKind.COUNTER, "context": 2000}),
+    "a graph with a library": ("llama-3.2-1b", "2xmi300x", {"blocks": 16, "execution": Execution.GRAPH}),
+    "barriers": ("llama-3.2-1b", "2xb200", {"blocks": 16, "handoff": HandOffKind.GRID}),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_both_executors_agree_on_shipped_models(name: str) -> None:
+    """Two layers on few blocks, because SimPy has to do it too; all of them at full size are in studies/fast-simulator."""
+    model, on, chosen = SHIPPED[name]
+    node = load_node(on)
+    plan = default_plan(shallow(model), node, **chosen)
+    results = [simulate(plan, node, executor=executor) for executor in Executor]
+    assert results[0] == results[1]
+
+
+# ---- which one runs --------------------------------------------------------------------------------------------
+
+
+def small() -> tuple[Plan, Node]:
+    node = node_of(usual())
+    return plan_for(node, Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)), node
+
+
+def test_compiled_code_is_taken_unless_simpy_is_asked_for() -> None:
+    plan, node = small()
+    assert simulate(plan, node).executor == "compiled"
+    assert simulate(plan, node, executor=Executor.SIMPY).executor == "simpy"
+    assert json.loads(simulate(plan, node).to_json())["executor"] == "compiled"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(executors, "_missing", [])
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    library._library.cache_clear()
+    yield
+    library._library.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_simpy_does_it_and_the_result_says_why() -> None:
+    plan, node = small()
+    result = simulate(plan, node)
+    assert result.executor == "simpy"
+    assert "CXX=/nowhere/c++" in result.why_simpy
+    with pytest.raises(ToolchainError, match="install one"):
+        simulate(plan, node, executor=Executor.COMPILED)
+
+
+def test_what_does_not_fit_64_bits_is_left_to_simpy() -> None:
+    plan, node = small()
+    fast = with_number(node, "memory.stream_bytes_per_s", 1e19)
+    assert simulate(plan, fast).executor == "simpy"
+    assert "use the SimPy executor" in simulate(plan, fast).why_simpy
+    with pytest.raises(Unsupported, match="10000000000000000000 bytes/s"):
+        simulate(plan, fast, executor=Executor.COMPILED)
+
+
+@pytest.mark.parametrize("executor", list(Executor))
+def test_a_deadlock_is_reported_alike(executor: Executor) -> None:
+    """A plan that waits for a value which is published only later; the validator would refuse it."""
+    plan, node = small()
+    first = next(stage for stage in plan.stages if stage.reads)
+    later = plan.values[plan.stages[first.index + 1].publishes or 0]
+    spans = tuple(((0, later.elements),) for _ in range(plan.blocks))
+    reads = (replace(first.reads[0], value=later.id, spans=spans),)
+    broken = replace(plan, stages=tuple(replace(s, reads=reads) if s is first else s for s in plan.stages))
+    with pytest.raises(SimulationError, match=r"deadlock: Gpu\[0\].Die\[0\].Block\[0\] waits"):
+        simulate(broken, node, executor=executor)
+
+
+# ---- its library ------------------------------------------------------------------------------------------------
+
+
+def test_the_header_describes_the_arrays() -> None:
+    """One pointer an array, one word a field; a record in a record takes its own words."""
+    text = header()
+    for field in State._fields:
+        assert f" {field};" in text.split("struct State")[1]
+    for name, dtype in RECORDS.items():
+        if dtype.fields:
+            assert dtype.itemsize % ctypes.sizeof(ctypes.c_int64) == 0, name
+
+
+def test_the_library_is_built_once_and_a_changed_source_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = library.build(tmp_path / "unused")
+    stamp = built.stat().st_mtime_ns
+    assert library.build(tmp_path / "unused") == built
+    assert built.stat().st_mtime_ns == stamp
+    monkeypatch.setattr(library, "header", lambda: header() + "// changed\n")
+    assert library.target() != built
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_to_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    library._library.cache_clear()
+    plan, node = small()
+    assert simulate(plan, node, executor=Executor.COMPILED).executor == "compiled"
+    library._library.cache_clear()
+
+
+# ---- what is kept between simulations -------------------------------------------------------------------------------
+
+
+def test_equal_points_share_a_plan_and_its_program() -> None:
+    node = load_node("1xh200")
+    spec = shallow("llama-3.2-1b", layers=1)
+    first = planned(spec, node, blocks=8)
+    faster = with_number(node, "memory.stream_bytes_per_s", "+10%")
+    assert planned(spec, faster, blocks=8) is first
+    assert planned(spec, node, blocks=16) is not first
+    assert prepare(first, faster.device) is prepare(first, node.device)
+    assert prepare(first, with_number(node, "block.stage_s", "+10%").device) is not prepare(first, node.device)
+
+
+def test_refusals_are_not_remembered() -> None:
+    spec = load_model("llama-3.2-1b")
+    for _ in range(2):
+        with pytest.raises(PlanError, match="context"):
+            planned(spec, load_node("1xh200"), context=10**9)
+
+
+@pytest.mark.parametrize("name", ["1xh200", "2xmi300x"])
+def test_no_program_depends_on_what_the_machine_times(name: str) -> None:
+    """Else two machines would share a program that suits only one of them."""
+    node = load_node(name)
+    device = replace(node.device, sharing=Sharing(**numbers(switch_s=1e-6)))
+    spec = shallow("llama-3.2-1b", layers=1)
+    for options in ({"handoff": HandOffKind.COUNTER}, {"execution": Execution.STREAM}):
+        plan = default_plan(spec, node, blocks=8, **options)
+        before = compile_plan(plan, device)
+        paths = [path for path in numbers_of(device) if path.startswith(TIMED_BY_THE_MACHINE)]
+        changed = apply_fit(device, {path: number(3 * numbers_of(device)[path].value) for path in paths})
+        assert len(paths) > 12
+        assert compile_plan(plan, changed) == before
+
+
+def test_a_batch_gives_what_single_simulations_give() -> None:
+    plan, node = small()
+    points = [(plan, with_number(node, "handoff.hop_s", f"x{factor}")) for factor in (1.0, 2.0, 3.0)]
+    alone = [simulate(p, n, executor=Executor.SIMPY) for p, n in points]
+    together: list[Result] = list(simulate_many(points))
+    assert together == alone
+    assert len({result.step_ps for result in together}) == 3
+
+
+def test_a_probe_runs_in_compiled_code_too() -> None:
+    device: Device = ideal()
+    plan = stream_probe(Options(blocks=4, slot_bytes=512, tile_rows=2), limits_of(device), rows=64, cols=64, stages=2)
+    assert_equal(plan, node_of(device))

@@ -1,0 +1,41 @@
+"""Many simulations that share what does not change between them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from twin.hardware.types import Node
+from twin.models.spec import ModelSpec
+from twin.plan.defaults import limits_of, plan_for
+from twin.plan.types import Plan
+from twin.plan.validate import validate
+from twin.sim.executor import Executor
+from twin.sim.run import Result, simulate
+
+KEPT = 16  # plans
+
+_kept: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+
+
+def planned(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
+    """plan_for, proven; the same object for the same model, chosen options and limits of the node.
+
+    Raises PlanError or InvalidPlan; refusals are not remembered.
+    """
+    key = (spec, node.gpus, limits_of(node), tuple(sorted(chosen.items())))
+    if key not in _kept:
+        plan = plan_for(spec, node, **chosen)
+        validate(plan)
+        _kept[key] = plan
+        if len(_kept) > KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
+
+
+def simulate_many(points: Iterable[tuple[Plan, Node]], *, steps: int = 2, executor: Executor | None = None) -> Iterator[Result]:
+    """One result a point, in order, as they are done, on one core. Neighbours with the same plan object share its program."""
+    for plan, node in points:
+        yield simulate(plan, node, steps=steps, executor=executor)

@@ -1,0 +1,310 @@
+"""Flattens a machine that has not run: programs, then pipes and paths, then the state of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+
+from twin.errors import TwinError
+from twin.plan.types import Plan, StageKind
+from twin.sim.compiled import state
+from twin.sim.compiled.state import PLACES, Array, State
+from twin.sim.links import Links
+from twin.sim.machine import Machine
+from twin.sim.memory import Path, Pipe
+from twin.sim.program import Program, StageWork
+
+FASTEST = 2**62  # bytes/s
+LONGEST = 2**62  # ps
+ROUTE = 2  # pipes at most between two GPUs
+SEGMENTS = 10  # at most in a stage, besides its slots and GATHERS for each read
+GATHERS = 3
+
+
+class Unsupported(TwinError):
+    """The compiled executor cannot run this machine; SimPy can."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatProgram:
+    """A Program as arrays. `segments`: most that the log of one step of one rank can hold."""
+
+    works: Array
+    reads: Array
+    slots: Array
+    kv: Array
+    feeds: Array
+    channels: Array
+    counter_total: int
+    sizes: tuple[int, ...]  # bytes; sizes in the arrays are places in it
+    slot_base: tuple[int, ...]  # [blocks] into slots
+    kv_ahead: int
+    segments: int
+
+
+def flatten(program: Program) -> FlatProgram:
+    """Independent of bandwidths and latencies of pipes: kept for all machines that run the same program."""
+    return _Flattening(program).done()
+
+
+class _Flattening:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.places: dict[int, int] = {}  # of each size
+        self.works: list[tuple[int, ...]] = []
+        self.reads: list[tuple[int, ...]] = []
+        self.kv: list[tuple[int, int]] = []
+        self.feeds: list[int] = []
+        self.slot_costs: list[int] = []
+
+    def done(self) -> FlatProgram:
+        across = _across(self.program.plan)
+        bases = []
+        for stages in self.program.stages:
+            bases.append(len(self.slot_costs))
+            for work in stages:
+                self._work(work, across[work.index])
+        streamed = [self._place(size) for size in chain.from_iterable(self.program.sizes)]
+        counters = [channel.arrivals if channel.counted else 0 for channel in self.program.channels]
+        channels = [
+            (channel.arrivals, channel.counted, channel.cause, start)
+            for channel, start in zip(self.program.channels, accumulate(counters, initial=0), strict=False)
+        ]
+        return FlatProgram(
+            works=np.array(self.works, state.WORK),
+            reads=np.array(self.reads, state.READ),
+            slots=np.array(list(zip(self.slot_costs, streamed, strict=True)), state.SLOT),
+            kv=np.array(self.kv, state.SLOT),
+            feeds=np.array(self.feeds, np.int64),
+            channels=np.array(channels, state.CHANNEL),
+            counter_total=sum(counters),
+            sizes=tuple(self.places),
+            slot_base=tuple(bases),
+            kv_ahead=max(work.kv_ahead for stages in self.program.stages for work in stages),
+            segments=SEGMENTS * len(self.works) + GATHERS * len(self.reads) + len(self.slot_costs),
+        )
+
+    def _place(self, size: int) -> int:
+        return self.places.setdefault(size, len(self.places))
+
+    def _work(self, work: StageWork, across: bool) -> None:
+        """In the order of state.WORK."""
+        published, place = work.publication, self._place
+        reads, slots, kv = len(self.reads), len(self.slot_costs), len(self.kv)
+        self.reads += [(r.channel, r.previous_step, place(r.size), r.cost_ps, r.rounds, r.cause) for r in work.reads]
+        self.slot_costs += work.slots
+        self.kv += [(cost, place(size)) for size, cost in work.kv]
+        own = len(self.feeds)
+        self.feeds += published.own if published else ()
+        others = len(self.feeds)
+        self.feeds += published.others if published else ()
+        self.works.append(
+            (
+                reads, len(self.reads), work.fixed_ps, work.fixed_cause, work.kind is StageKind.EMBED, work.library,
+                slots, len(self.slot_costs), kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
+                work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
+                published is not None and published.pushed, across,
+            )
+        )  # fmt: skip
+
+
+def _across(plan: Plan) -> list[bool]:
+    """Does the barrier after a stage span all ranks?"""
+    return [s.publishes is not None and plan.values[s.publishes].pushed and plan.ranks > 1 for s in plan.stages]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    state: State
+    pipes: tuple[Pipe, ...]  # in the order of state.pipes
+
+
+def lower(machine: Machine, flat: FlatProgram) -> Lowered:
+    """Raises Unsupported for rates and sizes that 64 bits cannot hold."""
+    plan, steps = machine.plan, machine.steps
+    pipes = _Pipes(machine)
+    kept = steps if machine.keep_all else 1
+    count, ranks = len(machine.blocks), plan.ranks
+    window = min(plan.options.window_slots, plan.options.ring_slots)
+    kv_arrivals = max(flat.kv_ahead, window)
+    records = ranks * steps * len(machine.program.channels)
+    blocks, history = _blocks(machine, flat, pipes)
+    made = State(
+        machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
+        queue=np.empty(2 * count + ranks + plan.options.gpus + 4, state.EVENT),  # a block waits once, its loader too
+        blocks=blocks,
+        arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
+        kv_arrivals=np.zeros((count, kv_arrivals), np.int64),
+        pipes=pipes.table(),
+        costs=pipes.costs(flat.sizes),
+        sizes=np.array(flat.sizes, np.int64),
+        paths=_spans([(len(path.pipes), path.latency) for path in pipes.paths], state.PATH),
+        path_pipes=np.array([pipes.number[id(pipe)] for path in pipes.paths for pipe in path.pipes], np.int64),
+        routes=_routes(machine.links, pipes, plan.options.gpus),
+        packages=_spans([(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE),
+        package_pipes=np.array([pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)], np.int64),
+        loads=np.zeros((len(machine.packages), 2), state.LOAD),
+        works=flat.works,
+        reads=flat.reads,
+        slots=flat.slots,
+        kv=flat.kv,
+        feeds=flat.feeds,
+        channels=flat.channels,
+        records=_filled(records, state.RECORD, remote=-1, last=-1),
+        sights=_filled(records * machine.handoffs.timing.dies, state.SIGHT, local=-1, order=-1, head=-1),
+        counter_times=np.empty(ranks * steps * flat.counter_total, np.int64),
+        barriers=_filled(ranks, state.BARRIER, head=-1),
+        barrier_times=np.empty((ranks, plan.blocks), np.int64),
+        borders=_filled(plan.options.gpus + 1, state.BORDER, head=-1),
+        cores=_filled(len(machine.cores), state.CORE, running=-1, last=-1, head=-1),
+        segments=np.empty(kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
+        logs=np.full(kept * count * len(plan.stages), -1, np.int64),
+        ended=np.zeros((steps, count), np.int64),
+        history=history,
+    )
+    return Lowered(made, tuple(pipes.pipes))
+
+
+def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: int) -> Array:
+    plan, timing, links = machine.plan, machine.handoffs.timing, machine.links
+    values = {
+        "steps": machine.steps,
+        "kept_from": 0 if machine.keep_all else machine.steps - 1,
+        "blocks": len(machine.blocks),
+        "blocks_of_rank": plan.blocks,
+        "blocks_of_gpu": plan.options.blocks,
+        "ranks": plan.ranks,
+        "gpus": plan.options.gpus,
+        "stages": len(plan.stages),
+        "channels": len(machine.program.channels),
+        "dies": timing.dies,
+        "borders": machine.program.borders,
+        "barriers": machine.program.barriers,
+        "on_demand": machine.on_demand,
+        "resident": machine.resident,
+        "fetch": machine.program.fetch_ps,
+        "memory_latency": machine.memory_latency,
+        "restart": machine.restart,
+        "library": links.library if links else 0,
+        "switch_time": machine.cores[0].switch if machine.cores else 0,
+        "capacity": plan.options.ring_slots,
+        "window": window,
+        "kv_arrivals": kv_arrivals,
+        "sizes": len(flat.sizes),
+        "pace": machine.blocks[0].ring.pace,
+        "hop": timing.hop,
+        "cross": timing.cross,
+        "atomic": timing.atomic,
+        "poll": timing.poll,
+        "growth": timing.growth,
+        "load_window": timing.hop + timing.growth,
+        "link_hop": links.hop if links else 0,
+        "link_growth": links.loaded_hop - links.hop if links else 0,
+        "link_window": links.loaded_hop if links else 0,
+        "counter_total": flat.counter_total,
+    }
+    return _filled(1, state.MACHINE, **values)
+
+
+def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes) -> tuple[Array, Array]:
+    """The blocks, and room for the history of those whose requests are recorded."""
+    rows = _filled(len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1)
+    cores = {id(core): number for number, core in enumerate(machine.cores)}
+    packages = {id(package): number for number, package in enumerate(machine.packages)}
+    columns: dict[str, list[int]] = {name: [] for name in _OF_BLOCK}
+    recorded = 0
+    for block in machine.blocks:
+        ring = block.ring
+        exchange = [pipes.number[id(pipe)] for pipe in block.exchange]
+        history = -1
+        if ring.history is not None:
+            history = recorded
+            recorded += (machine.steps + 1) * ring.per_step
+        values = (
+            block.rank, block.gpu, block.die, packages[id(block.package)], cores[id(block.core)] if block.core else -1,
+            exchange[0], exchange[1] if len(exchange) > 1 else -1, block.index * len(machine.plan.stages),
+            ring.per_step, flat.slot_base[block.index], ring.kept, ring.limit, ring.paused,
+            pipes.path(ring.loaded), pipes.path(ring.cached), history,
+        )  # fmt: skip
+        for name, value in zip(_OF_BLOCK, values, strict=True):
+            columns[name].append(value)
+    for name, column in columns.items():
+        rows[name] = column
+    return rows, np.zeros((recorded, 2), np.int64)
+
+
+_OF_BLOCK = (
+    "rank", "gpu", "die", "package", "core", "exchange", "other_exchange", "work",
+    "per_step", "slot_base", "kept", "limit", "paused", "memory", "cached", "history",
+)  # fmt: skip
+
+
+class _Pipes:
+    """All pipes and paths of a machine, numbered; rates that are equal share their costs."""
+
+    def __init__(self, machine: Machine) -> None:
+        links = chain.from_iterable(machine.links.routes.values()) if machine.links else ()
+        self.pipes = list({id(pipe): pipe for pipe in chain(machine.pipes(), links)}.values())
+        self.number = {id(pipe): number for number, pipe in enumerate(self.pipes)}
+        self.rates = {rate: number for number, rate in enumerate(dict.fromkeys(_rate(pipe) for pipe in self.pipes))}
+        for _, denominator in self.rates:
+            if denominator > FASTEST:
+                raise Unsupported(f"a pipe of {denominator} bytes/s: compiled code knows up to {FASTEST}; use the SimPy executor")
+        self.paths: list[Path] = []
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def path(self, path: Path) -> int:
+        key = (path.latency, *(id(pipe) for pipe in path.pipes))
+        if key not in self.known:
+            self.known[key] = len(self.paths)
+            self.paths.append(path)
+        return self.known[key]
+
+    def table(self) -> Array:
+        table = np.zeros(len(self.pipes), state.PIPE)
+        for name, column in (
+            ("rate", [self.rates[_rate(pipe)] for pipe in self.pipes]),
+            ("denominator", [pipe.denominator for pipe in self.pipes]),
+            ("numerator", [pipe.numerator for pipe in self.pipes]),
+        ):
+            table[name] = column
+        return table
+
+    def costs(self, sizes: Sequence[int]) -> Array:
+        """[rates][sizes], as Pipe.cost."""
+        costs = [[-(-size * numerator // denominator) for size in sizes] for numerator, denominator in self.rates]
+        longest = max(chain.from_iterable(costs), default=0)
+        if longest > LONGEST:
+            raise Unsupported(f"a transfer of {longest} ps: compiled code knows up to {LONGEST} ps; use the SimPy executor")
+        return np.array(costs, np.int64).reshape(len(costs), len(sizes))
+
+
+def _rate(pipe: Pipe) -> tuple[int, int]:
+    return pipe.numerator, pipe.denominator
+
+
+def _routes(links: Links | None, pipes: _Pipes, gpus: int) -> Array:
+    routes = np.full((gpus * gpus, ROUTE), -1, np.int64)
+    if links:
+        for (source, target), way in links.routes.items():
+            routes[source * gpus + target, : len(way)] = [pipes.number[id(pipe)] for pipe in way]
+    return routes
+
+
+def _spans(rows: Iterable[tuple[int, int]], dtype: np.dtype[Any]) -> Array:
+    """(length, value) rows to (start, end, value)."""
+    lengths, values = zip(*rows, strict=True)
+    ends = list(accumulate(lengths))
+    return np.array([(end - length, end, value) for end, length, value in zip(ends, lengths, values, strict=True)], dtype)
+
+
+def _filled(count: int, dtype: np.dtype[Any], **values: int) -> Array:
+    """Zero but for these fields."""
+    made = np.zeros(count, dtype)
+    for name, value in values.items():
+        made[name] = value
+    return made

@@ -1,0 +1,129 @@
+"""The arrays of a compiled run, and the C++ header that describes them. Times in picoseconds, counts and places as they are; -1: none."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.sim.program import CAUSES
+from twin.sim.ring import SHARES
+
+Array = NDArray[Any]
+
+
+def _record(*fields: str | tuple[str, np.dtype[Any]]) -> np.dtype[Any]:
+    """Words of 64 bits, but for fields that are records themselves."""
+    named = [field if isinstance(field, tuple) else (name, np.dtype(np.int64)) for field in fields for name in _names(field)]
+    return np.dtype(named)
+
+
+def _names(field: str | tuple[str, np.dtype[Any]]) -> list[str]:
+    return [field[0]] if isinstance(field, tuple) else field.split()
+
+
+BINDER = _record("block stage at")  # who published last, in which stage, when
+MACHINE = _record(
+    "now sequence queued segments ended error stuck",  # the run so far
+    "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
+    "resident borders barriers on_demand fetch memory_latency restart library switch_time",
+    "capacity window pace kv_arrivals",
+    "hop cross atomic poll growth load_window link_hop link_growth link_window counter_total",
+)
+EVENT = _record("time sequence kind target")
+BLOCK = _record(
+    "rank gpu die package core exchange other_exchange next",
+    "place after step stage work read slot last_cause clock entered resumed kv asked consumed log",
+    "per_step slot_base kept limit open_at copied paused waiting issued freed memory cached history",
+)
+PIPE = _record("free small_free bytes rate numerator denominator")
+PATH = _record("start end latency")
+PACKAGE = _record("start end domains")
+LOAD = _record("marked before load")
+WORK = _record(
+    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
+    "size own own_end others others_end pushed across",
+)
+READ = _record("channel previous size cost rounds cause")
+SLOT = _record("cost size")
+CHANNEL = _record("arrivals counted cause counter")
+RECORD = _record("arrived seen waits remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
+SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")  # of a record, from one die
+BARRIER = _record("arrived data complete time", ("who", BINDER), "cause", ("waited_for", BINDER), "head tail")  # of a rank
+BORDER = _record("arrived", ("who", BINDER), "head tail")  # of a GPU; the last one of all GPUs
+CORE = _record("running last head tail")
+SEGMENT = _record("end cause", ("who", BINDER), "before")
+WORD = np.dtype(np.int64)
+
+RECORDS = {
+    "Binder": BINDER, "Machine": MACHINE, "Event": EVENT, "Block": BLOCK, "Pipe": PIPE, "Path": PATH, "Package": PACKAGE, "Load": LOAD,
+    "Work": WORK, "Read": READ, "Slot": SLOT, "Channel": CHANNEL, "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER,
+    "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
+}  # fmt: skip
+EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
+ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
+PLACES = (  # where a block goes on when it runs next
+    "ENTER", "AT_BORDER", "ENTERED", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM", "ITEM_DONE",
+    "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED",
+)  # fmt: skip
+
+
+class State(NamedTuple):
+    machine: Array  # [1] MACHINE
+    queue: Array  # EVENT, a binary heap
+    blocks: Array  # [blocks] BLOCK
+    arrivals: Array  # [blocks][capacity] of ring slots
+    kv_arrivals: Array  # [blocks][machine.kv_arrivals]
+    pipes: Array  # PIPE
+    costs: Array  # [rates][sizes] ps
+    sizes: Array  # [sizes] bytes
+    paths: Array  # PATH: from start to end in path_pipes
+    path_pipes: Array
+    routes: Array  # [gpus][gpus][2] pipes
+    packages: Array  # PACKAGE: from start to end in package_pipes, whose load is that of the package
+    package_pipes: Array
+    loads: Array  # [packages][2] LOAD, by window: 0 of the hand-off, 1 of the links
+    works: Array  # [blocks_of_rank][stages] WORK
+    reads: Array  # READ
+    slots: Array  # SLOT
+    kv: Array  # SLOT
+    feeds: Array  # channels
+    channels: Array  # CHANNEL
+    records: Array  # [ranks][steps][channels] RECORD
+    sights: Array  # [ranks][steps][channels][dies] SIGHT
+    counter_times: Array  # [ranks][steps][counter_total] arrivals at counters
+    barriers: Array  # [ranks] BARRIER
+    barrier_times: Array  # [ranks][blocks_of_rank]
+    borders: Array  # [gpus + 1] BORDER
+    cores: Array  # CORE
+    segments: Array  # SEGMENT
+    logs: Array  # [kept steps][blocks][stages] last segment
+    ended: Array  # [steps][blocks]
+    history: Array  # [..][2] issued, arrived
+
+
+TYPES = {
+    "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "pipes": PIPE, "paths": PATH, "packages": PACKAGE, "loads": LOAD, "works": WORK,
+    "reads": READ, "slots": SLOT, "kv": SLOT, "channels": CHANNEL, "records": RECORD, "sights": SIGHT, "barriers": BARRIER,
+    "borders": BORDER, "cores": CORE, "segments": SEGMENT,
+}  # fmt: skip
+
+
+def header() -> str:
+    """layout.h: the records, the table of arrays in the order of State, and the names that both sides use."""
+    causes = tuple(cause.upper() for cause in CAUSES)
+    lines = ["// Generated from twin/sim/compiled/state.py.", "#pragma once", "#include <cstdint>"]
+    lines += ["namespace twin {", "using Int = int64_t;", f"constexpr Int SHARES = {SHARES};"]
+    lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
+    for name, dtype in RECORDS.items():
+        fields = (dtype.fields or {}).items()
+        if fields:
+            lines.append(f"struct {name} {{ {' '.join(f'{_type(kind)} {field};' for field, (kind, *_) in fields)} }};")
+    lines.append("struct State {")
+    lines += [f"  {_type(TYPES.get(field, WORD))}* {field};" for field in State._fields]
+    return "\n".join([*lines, "};", "}  // namespace twin", ""])
+
+
+def _type(dtype: np.dtype[Any]) -> str:
+    return next(name for name, known in RECORDS.items() if known == dtype)

@@ -1,0 +1,45 @@
+"""Programs, kept for further machines that run the same one: most what-ifs change a number that no program depends on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+from twin.hardware.override import numbers
+from twin.hardware.types import Device
+from twin.plan.types import Plan
+from twin.sim.compiled.lower import FlatProgram, flatten
+from twin.sim.program import Program, compile_plan
+
+KEPT = 8  # programs; the largest takes 100 MB
+TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compile_plan never looks at
+    "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
+    "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
+    "block.clock_hz", "block.on_chip_bytes", "block.load_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "launch.restart_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prepared:
+    plan: Plan  # held, so that its identity stays its own
+    program: Program
+
+    @cached_property
+    def flat(self) -> FlatProgram:
+        return flatten(self.program)
+
+
+_kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+
+
+def prepare(plan: Plan, device: Device) -> Prepared:
+    """The program of this very plan on a device."""
+    costs = tuple((path, n.value) for path, n in numbers(device).items() if not path.startswith(TIMED_BY_THE_MACHINE))
+    key = (id(plan), device.block.loading, *costs)
+    if key not in _kept:
+        _kept[key] = Prepared(plan, compile_plan(plan, device))
+        if len(_kept) > KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return _kept[key]
