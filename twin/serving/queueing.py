@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,13 @@ import numpy.typing as npt
 import simpy
 
 from twin.errors import ConfigError
+from twin.serving.economics import HOUR_S
 
-Process = Generator[simpy.Event, Any, None]
+Process = Generator[simpy.Event, Any, Any]
 StepTime = Callable[[int], float]  # sequences in the batch -> seconds of a step that gives each of them one token
 FIXED, EXPONENTIAL = "fixed", "exponential"
-WARM_UP = 0.1  # share of the requests that find the queue still filling; they are served, not counted
+DRAWS = 1024  # random numbers at a time: one by one they take most of the run
+COUNTED = (0.1, 0.75)  # part of the time whose requests count: before it the queue still fills, after it the last ones must end under load
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ class Request:
 
 @dataclass(slots=True)
 class Served:
-    """What a group of nodes did."""
+    """What a group of nodes did during the counted part of the time."""
 
-    requests: list[Request]  # in the order of arrival, warm-up left out
-    busy_s: float  # node-seconds with at least one sequence, from the first arrival to the last departure
+    requests: list[Request]  # that arrived in it, in order
     elapsed_s: float
-    tokens: float  # generated meanwhile
+    busy_s: float  # node-seconds with at least one sequence
+    tokens: float  # generated
 
     def waits(self, traffic: str) -> npt.NDArray[np.float64]:
         return self._each(traffic, "waited")
@@ -88,6 +89,7 @@ class _Node:
     counter: float = 0.0  # tokens per sequence since the beginning
     since: float = 0.0  # time of that counter
     busy_s: float = 0.0
+    tokens: float = 0.0  # of all sequences
     ends: list[tuple[float, int, Request]] = field(default_factory=list)  # heap: (counter at the end, serial, request)
     serial: int = 0
     changed: simpy.Event = field(init=False)
@@ -103,7 +105,9 @@ class _Node:
         """The counter up to now, at the pace of the batch that has been running."""
         passed = self.env.now - self.since
         if self.ends:
-            self.counter += passed / self.step_s(len(self.ends))
+            steps = passed / self.step_s(len(self.ends))
+            self.counter += steps
+            self.tokens += steps * len(self.ends)
             self.busy_s += passed
         self.since = self.env.now
 
@@ -133,58 +137,85 @@ class _Node:
             finished(request)
 
 
-def serve(traffic: Sequence[Traffic], *, nodes: int, batch: int, step_s: StepTime, requests: int, seed: int) -> Served:
+def serve(traffic: Sequence[Traffic], *, nodes: int, batch: int, step_s: StepTime, hours: float, seed: int) -> Served:
     """First come, first served: a request starts on the emptiest node with a free place, or waits.
 
-    `batch` 1 is one node per request. The same seed gives the same arrivals and lengths whatever serves them. Raises ConfigError.
+    `batch` 1 is one node per request. Requests arrive for `hours`; the part COUNTED of them is reported. The same seed gives the same
+    arrivals and lengths whatever serves them. Raises ConfigError.
     """
-    if nodes < 1 or batch < 1 or requests < 10 or not traffic:
-        raise ConfigError(f"nodes={nodes}, batch={batch}, requests={requests}: at least one of each, ten requests, and some traffic")
-    arrivals = _arrivals(traffic, requests, seed)
-    env = simpy.Environment()
-    group = [_Node(env, step_s, batch) for _ in range(nodes)]
-    waiting: deque[Request] = deque()
-    left = len(arrivals)
-    over = env.event()
+    if nodes < 1 or batch < 1 or hours <= 0 or not traffic:
+        raise ConfigError(f"nodes={nodes}, batch={batch}, hours={hours:g}: at least one node, one place on it, some time and some traffic")
+    begin, end = (part * hours * HOUR_S for part in COUNTED)
+    arrivals = list(heapq.merge(*(_arrivals(stream, hours * HOUR_S, seed) for stream in traffic), key=lambda request: request.arrived))
+    counted = [request for request in arrivals if begin <= request.arrived < end]
+    if not counted:
+        raise ConfigError(f"hours={hours:g}: nobody arrives between {begin:.0f} and {end:.0f} s; simulate longer or more traffic")
+    group = _Group(simpy.Environment(), nodes, batch, step_s)
+    return group.serve(arrivals, counted, begin, end)
 
-    def place() -> None:
-        while waiting and (free := [node for node in group if node.free]):
-            min(free, key=lambda node: len(node.ends)).begin(waiting.popleft())
 
-    def finished(_: Request) -> None:
-        nonlocal left
-        left -= 1
-        place()
-        if left == 0:
-            over.succeed()
+class _Group:
+    """Equal nodes behind one queue."""
 
-    def arrive() -> Process:
+    def __init__(self, env: simpy.Environment, nodes: int, batch: int, step_s: StepTime) -> None:
+        self.env = env
+        self.nodes = [_Node(env, step_s, batch) for _ in range(nodes)]
+        self.waiting: deque[Request] = deque()
+
+    def serve(self, arrivals: Sequence[Request], counted: Sequence[Request], begin: float, end: float) -> Served:
+        """Until the last of `counted` is done; busy time and tokens between `begin` and `end`."""
+        left = {id(request) for request in counted}
+        over = self.env.event()
+
+        def finished(request: Request) -> None:
+            self._place()
+            left.discard(id(request))
+            if not left and not over.triggered:
+                over.succeed()
+
+        for node in self.nodes:
+            self.env.process(node.run(finished))
+        self.env.process(self._arrive(arrivals))
+        readings: list[tuple[float, float]] = []
+        self.env.process(self._read(begin, readings))
+        self.env.run(until=over & self.env.process(self._read(end, readings)))
+        (busy, tokens), (busy_end, tokens_end) = readings
+        return Served(list(counted), end - begin, busy_end - busy, tokens_end - tokens)
+
+    def _place(self) -> None:
+        while self.waiting:
+            node = min(self.nodes, key=lambda node: len(node.ends))
+            if not node.free:
+                return
+            node.begin(self.waiting.popleft())
+
+    def _arrive(self, arrivals: Sequence[Request]) -> Process:
         for request in arrivals:
-            yield env.timeout(request.arrived - env.now)
-            waiting.append(request)
-            place()
+            yield self.env.timeout(request.arrived - self.env.now)
+            self.waiting.append(request)
+            self._place()
 
-    for node in group:
-        env.process(node.run(finished))
-    env.process(arrive())
-    env.run(until=over)
-    counted = arrivals[int(WARM_UP * len(arrivals)) :]
-    tokens = sum(request.tokens for request in arrivals)
-    return Served(counted, sum(node.busy_s for node in group), env.now - arrivals[0].arrived, tokens)
+    def _read(self, time: float, readings: list[tuple[float, float]]) -> Process:
+        """Notes busy node-seconds and tokens of all nodes up to a time."""
+        yield self.env.timeout(time)
+        for node in self.nodes:
+            node.advance()
+        readings.append((sum(node.busy_s for node in self.nodes), sum(node.tokens for node in self.nodes)))
 
 
-def _arrivals(traffic: Sequence[Traffic], requests: int, seed: int) -> list[Request]:
-    """`requests` of all classes together, in proportion to their rates, in the order of time."""
-    for stream in traffic:
-        if stream.per_s <= 0 or stream.tokens <= 0 or stream.distribution not in (FIXED, EXPONENTIAL):
-            raise ConfigError(
-                f"{stream.name}: {stream.per_s:g} requests/s of {stream.tokens:g} tokens, {stream.distribution}: rates and tokens are "
-                f"positive, lengths {FIXED} or {EXPONENTIAL}"
-            )
-    random = np.random.default_rng(seed)
-    rates = np.array([stream.per_s for stream in traffic])
-    times = accumulate(random.exponential(1 / rates.sum(), requests))
-    classes = random.choice(len(traffic), requests, p=rates / rates.sum())
-    spread = random.exponential(1.0, requests)
-    lengths = [traffic[c].tokens * (s if traffic[c].distribution == EXPONENTIAL else 1.0) for c, s in zip(classes, spread, strict=True)]
-    return [Request(traffic[c].name, float(time), max(1.0, float(tokens))) for c, time, tokens in zip(classes, times, lengths, strict=True)]
+def _arrivals(stream: Traffic, until_s: float, seed: int) -> Iterator[Request]:
+    """Requests of one class in the order of time. They depend on the seed and the class alone, so policies are compared on equal ones."""
+    if stream.per_s <= 0 or stream.tokens <= 0 or stream.distribution not in (FIXED, EXPONENTIAL):
+        raise ConfigError(
+            f"{stream.name}: {stream.per_s:g} requests/s of {stream.tokens:g} tokens, {stream.distribution}: rates and tokens are "
+            f"positive, lengths {FIXED} or {EXPONENTIAL}"
+        )
+    random = np.random.default_rng([seed, *stream.name.encode()])
+    time = 0.0
+    while True:
+        pauses, lengths = random.exponential(1 / stream.per_s, DRAWS).tolist(), random.exponential(stream.tokens, DRAWS).tolist()
+        for pause, length in zip(pauses, lengths, strict=True):
+            time += pause
+            if time >= until_s:
+                return
+            yield Request(stream.name, time, max(1.0, length if stream.distribution == EXPONENTIAL else stream.tokens))

@@ -23,6 +23,7 @@ KINDS = {  # kind: its module
     "graph-engines": "twin.study.graph_engines",
     "launch-tax": "twin.study.launch_tax",
     "agent": "twin.study.agent",
+    "mixed-load": "twin.study.mixed_load",
 }
 
 

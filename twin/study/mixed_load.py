@@ -1,0 +1,344 @@
+"""Studies of kind mixed-load: long and short requests on nodes that serve one request each, or many in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from twin.errors import TwinError
+from twin.hardware.load import load_node
+from twin.hardware.override import interval
+from twin.hardware.schema import number
+from twin.hardware.types import Number
+from twin.models.load import load_model
+from twin.serving.closed_forms import mean_wait_mmc
+from twin.serving.costs import Load
+from twin.serving.economics import HOUR_S, Bill, Prices
+from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, Traffic, serve
+from twin.serving.step import IDEAL, predict
+from twin.serving.tables import stack_names
+from twin.study.fields import Fields
+from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
+from twin.study.point import Point
+from twin.study.runner import Runner
+from twin.study.speeds import RESIDENT
+from twin.units import format_quantity
+
+PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
+SEEN = 300  # requests of every class that are counted, for each seed
+LARGEST_BATCH = 128  # kernels were measured up to it
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Equal nodes that serve some classes: `batch` requests at a time on each."""
+
+    node: str
+    nodes: int
+    stack: str
+    batch: int
+    serves: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * load_node(self.node).gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    name: str
+    groups: tuple[Group, ...]
+
+    @property
+    def gpus(self) -> int:
+        return sum(group.gpus for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one policy did at one load, all seeds together."""
+
+    policy: Policy
+    load: float
+    utilisation: float  # of its busiest group
+    served: tuple[tuple[Group, Served], ...]  # empty: overloaded
+
+    def pooled(self, what: str, traffic: str) -> np.ndarray | None:
+        """A property of every request of a class."""
+        found = [getattr(served, what)(traffic) for group, served in self.served if traffic in group.serves]
+        return np.concatenate(found) if found else None
+
+    def bill(self) -> Bill | None:
+        if not self.served:
+            return None
+        per_gpu = [(group, served, load_node(group.node).gpus) for group, served in self.served]
+        tokens_per_s = sum(served.tokens / served.elapsed_s for _, served, _ in per_gpu)
+        busy = sum(served.busy_s / served.elapsed_s * gpus for _, served, gpus in per_gpu)
+        seeds = len(self.served) // len(self.policy.groups)
+        return Bill(tokens_per_s / seeds, self.policy.gpus, 1.0, busy / seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    model: str
+    context: int
+    classes: tuple[Traffic, ...]  # at load 1
+    loads: tuple[float, ...]
+    policies: tuple[Policy, ...]
+    prices: Prices
+    hours: float
+    seeds: tuple[int, ...]
+
+    def run(self, runner: Runner) -> Outcome:
+        paces = self._paces(runner)
+        cells = []
+        for policy in self.policies:
+            for load in self.loads:
+                runner.progress(f"queues: {policy.name}, load {load:g}")
+                cells.append(self._cell(policy, load, paces))
+        parts = (*self._waiting(cells), self._cost(cells), self._speeds(paces), self._check(cells, paces))
+        return Outcome(parts, tuple(self._headline(cells)), tuple(self._notes()))
+
+    # ---- simulation ---------------------------------------------------------------------------------------
+
+    def _paces(self, runner: Runner) -> dict[Group, Callable[[int], float]]:
+        """Seconds of a step by sequences in the batch, of every group. Raises TwinError for what cannot be served."""
+        resident = sorted({group.node for policy in self.policies for group in policy.groups if group.stack == RESIDENT})
+        rows = (
+            runner.rows([Point(self.model, node, (("context", self.context),)) for node in resident], "resident kernels")
+            if resident
+            else []
+        )
+        alone = {}
+        for node, row in zip(resident, rows, strict=True):
+            if row.problem:
+                raise TwinError(f"{self.model} as a resident kernel on {node}: {row.problem}")
+            alone[node] = row.step_s
+        return {group: self._pace(group, alone) for policy in self.policies for group in policy.groups}
+
+    def _pace(self, group: Group, alone: dict[str, float]) -> Callable[[int], float]:
+        if group.stack == RESIDENT:
+            return lambda sequences: alone[group.node]
+        spec, node = load_model(self.model), load_node(group.node)
+        return lru_cache(maxsize=None)(
+            lambda sequences: predict(spec, node, group.stack, Load(sequences=sequences, context=self.context)).graph_s
+        )
+
+    def _hours(self, load: float) -> float:
+        """Long enough that the rarest class is seen often."""
+        rarest = min(traffic.per_s for traffic in self.classes) * load
+        return max(self.hours, SEEN / ((COUNTED[1] - COUNTED[0]) * rarest * HOUR_S))
+
+    def _traffic(self, group: Group, load: float) -> list[Traffic]:
+        return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
+
+    def _utilisation(self, group: Group, load: float, pace: Callable[[int], float]) -> float:
+        """Offered tokens per second over what full batches generate."""
+        offered = sum(traffic.per_s * traffic.tokens for traffic in self._traffic(group, load))
+        return offered * pace(group.batch) / (group.batch * group.nodes)
+
+    def _cell(self, policy: Policy, load: float, paces: dict[Group, Callable[[int], float]]) -> Operation:
+        used = max(self._utilisation(group, load, paces[group]) for group in policy.groups)
+        if used >= 1:
+            return Operation(policy, load, used, ())
+        served = tuple(
+            (group, serve(
+                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self._hours(load), seed=seed
+            ))
+            for seed in self.seeds for group in policy.groups
+        )  # fmt: skip
+        return Operation(policy, load, used, served)
+
+    # ---- what is shown ------------------------------------------------------------------------------------
+
+    def _waiting(self, cells: Sequence[Operation]) -> Iterator[Part]:
+        columns = (
+            Column("policy", Shown.TEXT), Column("GPUs"), Column("load"), Column("used at most", Shown.PERCENT),
+            Column("wait p50", Shown.QUANTITY, "s"), Column("wait p95", Shown.QUANTITY, "s"),
+            Column("done p50", Shown.QUANTITY, "s"), Column("done p95", Shown.QUANTITY, "s"), Column("tokens/s a user sees, p50"),
+        )  # fmt: skip
+        for traffic in self.classes:
+            rows: list[tuple[Cell, ...]] = []
+            for cell in cells:
+                numbers: list[Cell] = [None] * 5
+                waits, took, speed = (cell.pooled(what, traffic.name) for what in ("waits", "took", "speeds"))
+                if waits is not None and took is not None and speed is not None:
+                    numbers = [*_percentiles(waits), *_percentiles(took), float(np.median(speed))]
+                rows.append((cell.policy.name, cell.policy.gpus, cell.load, cell.utilisation, *numbers))
+            series = tuple(
+                Series(policy.name, tuple(self._p95(cells, policy, load, traffic.name) for load in self.loads)) for policy in self.policies
+            )
+            yield Part(
+                f"{traffic.name}: {traffic.tokens:,.0f} tokens on average, {traffic.per_s * HOUR_S:,.0f} an hour at load 1",
+                "From arrival to the last token, 95th percentile. A line ends where its policy is overloaded and the queue never empties.",
+                (Lines(self.loads, series, "load", "seconds until done, p95", log_x=True, log_y=True),),
+                (Table(traffic.name.replace(" ", "-").lower(), columns, tuple(rows)),),
+            )
+
+    def _p95(self, cells: Sequence[Operation], policy: Policy, load: float, traffic: str) -> float | None:
+        took = next(cell for cell in cells if cell.policy is policy and cell.load == load).pooled("took", traffic)
+        return None if took is None else float(np.percentile(took, 95))
+
+    def _cost(self, cells: Sequence[Operation]) -> Part:
+        price = self.prices.cents_per_hour
+        low, high = interval(price)
+        columns = (
+            Column("policy", Shown.TEXT), Column("load"), Column("tokens/s, all"), Column("USD per million tokens"),
+            Column("at the lowest price"), Column("at the highest"), Column("kWh per million tokens"),
+        )  # fmt: skip
+        rows: list[tuple[Cell, ...]] = []
+        costs: dict[tuple[str, float], float] = {}
+        for cell in cells:
+            bill = cell.bill()
+            if bill is None:
+                rows.append((cell.policy.name, cell.load, None, None, None, None, None))
+                continue
+            usd = [bill.usd_per_million(cents / 100) for cents in (price.value, low, high)]
+            costs[cell.policy.name, cell.load] = usd[0]
+            rows.append((cell.policy.name, cell.load, bill.tokens, *usd, bill.kwh_per_million(self.prices)))
+        series = tuple(Series(policy.name, tuple(costs.get((policy.name, load)) for load in self.loads)) for policy in self.policies)
+        return Part(
+            "Cost and energy per million tokens",
+            "All GPUs are held and paid whether they work or not, so a higher load is cheaper per token until a policy is overloaded.",
+            (Lines(self.loads, series, "load", "USD per million tokens", log_x=True, log_y=True),),
+            (Table("cost", columns, tuple(rows)),),
+        )
+
+    def _speeds(self, paces: dict[Group, Callable[[int], float]]) -> Part:
+        columns = (
+            Column("engine", Shown.TEXT), Column("node", Shown.TEXT), Column("sequences"), Column("step", Shown.QUANTITY, "s"),
+            Column("tokens/s of each"), Column("tokens/s of all"),
+        )  # fmt: skip
+        shown: dict[tuple[str, str, int], float] = {}
+        for group, pace in paces.items():
+            for sequences in sorted({1, min(8, group.batch), group.batch}):
+                shown[group.stack, group.node, sequences] = pace(sequences)
+        rows = tuple((stack, node, n, step, 1 / step, n / step) for (stack, node, n), step in shown.items())
+        return Part(
+            "How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table("steps", columns, rows, terminal=False),)
+        )
+
+    def _check(self, cells: Sequence[Operation], paces: dict[Group, Callable[[int], float]]) -> Part:
+        """Where theory has an answer: one class of exponential lengths, one request a node."""
+        columns = (
+            Column("policy", Shown.TEXT), Column("load"), Column("class", Shown.TEXT), Column("mean wait, simulated", Shown.QUANTITY, "s"),
+            Column("mean wait, M/M/c", Shown.QUANTITY, "s"),
+        )  # fmt: skip
+        rows: list[tuple[Cell, ...]] = []
+        for cell in cells:
+            for group in cell.policy.groups if cell.served else ():
+                traffic = self._traffic(group, cell.load)
+                if group.batch == 1 and len(traffic) == 1 and traffic[0].distribution == EXPONENTIAL:
+                    theory = mean_wait_mmc(traffic[0].per_s, traffic[0].tokens * paces[group](1), group.nodes)
+                    waits = cell.pooled("waits", traffic[0].name)
+                    rows.append((cell.policy.name, cell.load, traffic[0].name, float(waits.mean()) if waits is not None else None, theory))
+        return Part(
+            "The simulation against queueing theory",
+            "Nodes that serve one request each, one class of exponential lengths: M/M/c has a closed form.",
+            tables=(Table("theory", columns, tuple(rows), terminal=False),),
+        )
+
+    def _headline(self, cells: Sequence[Operation]) -> Iterator[tuple[str, str]]:
+        first = self.classes[0].name
+        for policy in self.policies:
+            took = self._p95(cells, policy, self.loads[0], first)
+            if took is not None:
+                yield format_quantity(took, "s"), f"until 95% of {first} requests are done at load {self.loads[0]:g}: {policy.name}"
+
+    def _notes(self) -> Iterator[str]:
+        seen = f"at least {self.hours:g} hours and {SEEN} requests of every class for each seed of {list(self.seeds)}"
+        yield f"{self.model}, {self.context:,} cached positions a sequence; {seen}."
+        for name in PRICES:
+            value: Number = getattr(self.prices, name)
+            yield f"{name.replace('_', ' ')} of a GPU: {value.value:g} ({value.kind.value}: {value.source})."
+        yield "Left out: reading prompts, memory that runs out at long contexts, requests that give up, power that follows the load."
+
+
+def read(fields: Fields) -> MixedLoad:
+    """Raises ConfigError with the field and the reason."""
+    model, context = fields.text("model"), fields.whole("context", low=1)
+    try:
+        spec = load_model(model)
+    except TwinError as error:
+        raise fields.error("model", str(error)) from error
+    if context > spec.context:
+        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
+    classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
+    names = [traffic.name for traffic in classes]
+    policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
+    for policy in policies:
+        for group in policy.groups:
+            if group.stack == RESIDENT:
+                continue
+            try:
+                predict(spec, load_node(group.node), group.stack, Load(sequences=group.batch, context=context))
+            except TwinError as error:
+                raise fields.error("policies", f"{policy.name}: {error}") from error
+    loads = fields.items("loads")
+    if not all(isinstance(load, int | float) and not isinstance(load, bool) and load > 0 for load in loads):
+        raise fields.error("loads", f"{loads!r} must be numbers above 0")
+    seeds = fields.items("seeds")
+    if not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
+        raise fields.error("seeds", f"{seeds!r} must be whole numbers, at least 0")
+    prices = fields.mapping("prices")
+    kinds = {name: _number(prices, name) for name in PRICES}
+    prices.done()
+    return MixedLoad(
+        model, context, classes, tuple(map(float, loads)), policies, Prices(**kinds),
+        fields.number("hours", low=1e-3), tuple(seeds),
+    )  # fmt: skip
+
+
+def _traffic(entry: Fields) -> Traffic:
+    per_hour = entry.number("per_hour", low=1e-6)
+    traffic = Traffic(
+        entry.text("name"),
+        per_hour / HOUR_S,
+        entry.number("tokens", low=1),
+        entry.choice("distribution", [FIXED, EXPONENTIAL], EXPONENTIAL),
+    )
+    entry.done()
+    return traffic
+
+
+def _policy(entry: Fields, classes: list[str]) -> Policy:
+    policy = Policy(entry.text("name"), tuple(_group(group, classes) for group in entry.mappings("groups")))
+    entry.done()
+    served = [name for group in policy.groups for name in group.serves]
+    if sorted(served) != sorted(classes):
+        raise entry.error("groups", f"they serve {served}; each of {classes} must be served by exactly one group")
+    return policy
+
+
+def _group(entry: Fields, classes: list[str]) -> Group:
+    stack = entry.choice("stack", [*stack_names(), IDEAL, RESIDENT])
+    batch = entry.whole("batch", 1, low=1, high=LARGEST_BATCH)
+    if stack == RESIDENT and batch > 1:
+        raise entry.error("batch", f"{batch}: the resident kernel serves one request at a time; leave it out")
+    serves = [str(name) for name in entry.items("serves")]
+    for name in serves:
+        if name not in classes:
+            raise entry.error("serves", f"{name!r} is not a class of this study: {', '.join(classes)}")
+    group = Group(entry.text("node"), entry.whole("nodes", low=1), stack, batch, tuple(serves))
+    entry.done()
+    try:
+        load_node(group.node)
+    except TwinError as error:
+        raise entry.error("node", str(error)) from error
+    return group
+
+
+def _number(prices: Fields, name: str) -> Number:
+    data = prices.take(name)
+    try:
+        return number(data, prices.file, f"prices.{name}")
+    except TwinError as error:
+        raise prices.error(name, str(error)) from error
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    p50, p95 = np.percentile(values, (50, 95))
+    return float(p50), float(p95)
