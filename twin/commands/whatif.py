@@ -83,7 +83,7 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     grid = sweep(point, axes)
     look = ((grid.models[0].label, point.node),) if args.ladder or args.sensitivity else ()
     draws = Draws(args.draws, seed=1) if args.draws else None
-    question = Projection(grid, axes[-1].name if axes else NODE, draws, None, (), look, REFUSE)
+    question = Projection(grid, axes[-1].name if axes else NODE, draws, None, (), look, (), REFUSE)
     said = ", ".join(args.changes + args.sweeps) or "as it is"
     study = Study("whatif", "projection", f"{grid.models[0].label} on {point.node}", f"What if: {said}?", "", question)
     with running(args, progress()) as runner:

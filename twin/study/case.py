@@ -7,9 +7,8 @@ from typing import Any
 
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
 from twin.plan.types import Plan
-from twin.plan.validate import validate
+from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
 
 
@@ -21,9 +20,7 @@ class Case:
 
     def plan(self) -> Plan:
         """Planned and proven. Raises PlanError or InvalidPlan."""
-        plan = plan_for(self.spec, self.node, **self.chosen)
-        validate(plan)
-        return plan
+        return planned(self.spec, self.node, **self.chosen)
 
     def simulate(self, *, steps: int = 2) -> Result:
         return simulate(self.plan(), self.node, steps=steps)

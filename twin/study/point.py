@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import twin
+from twin.data import data_dir
 from twin.errors import TwinError
 from twin.hardware.types import Node, Number
 from twin.models.load import load_model
@@ -22,6 +23,8 @@ from twin.study.hardware import Setting, node_on_file, with_settings
 from twin.study.options import Plain, option_value
 
 CODE = ("units.py", "hardware", "models", "plan", "sim", "study/point.py", "study/case.py", "study/hardware.py")  # what decides a result
+SOURCES = (".py", ".h", ".cpp")
+NATIVE = "simulator"  # and its compiled half, in native/
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,11 @@ def _row(key: str, point: Point) -> Row:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """A digest of the sources that decide a result, so that a changed simulator computes again."""
-    root = Path(twin.__file__).parent
+    root, native = Path(twin.__file__).parent, data_dir("native")
     digest = hashlib.sha256()
-    for name in CODE:
-        place = root / name
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(f"{file.relative_to(root)}\n".encode())
+    for base, place in [*((root, root / name) for name in CODE), (native, native / NATIVE)]:
+        for file in sorted(one for one in place.rglob("*") if one.suffix in SOURCES) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(base)}\n".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

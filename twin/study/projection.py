@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twin.errors import PlanError
-from twin.study import interval, ladder, projection_parts
+from twin.study import interval, ladder, on_chip, projection_parts
 from twin.study.fields import Fields
 from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
 from twin.study.interval import Draws
@@ -30,6 +31,7 @@ class Projection:
     roofline: Roofline | None
     published: tuple[Published, ...]
     closely: tuple[tuple[str, str], ...]  # (model, node) whose steps are looked into
+    machines: tuple[str, ...]  # with weights on chip, for comparison
     impossible: str  # REFUSE or SHOW cells that cannot be planned
 
     def run(self, runner: Runner) -> Outcome:
@@ -46,7 +48,11 @@ class Projection:
                   effects(cell.point, trial, runner))
             for cell, rungs, trial in zip(close, ladders, tried, strict=True)
         ]  # fmt: skip
-        return projection_parts.outcome(answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline)
+        found = projection_parts.outcome(answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline)
+        if not self.machines:
+            return found
+        beside = on_chip.part(self.machines, self.grid.models, dict(self.grid.options))
+        return dataclasses.replace(found, parts=(*found.parts[:-1], beside, found.parts[-1]))
 
     def _check(self, cells: Sequence[Cell], runner: Runner) -> None:
         """Refuses what cannot be planned before anything is simulated: plans are made in seconds, steps take minutes."""
@@ -96,6 +102,7 @@ def read(fields: Fields) -> Projection:
         roofline=_roofline(fields, grid),
         published=tuple(_published(one, labels, grid.nodes) for one in fields.mappings("published", ())),
         closely=tuple(_pair(one, labels, grid.nodes) for one in fields.mappings("closely", ())),
+        machines=on_chip.read_machines(fields),
         impossible=fields.choice("impossible", (REFUSE, SHOW), REFUSE),
     )
 
@@ -113,7 +120,7 @@ def _published(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> Publ
         one.number("tokens_per_s"),
         one.choice("kind", ("measured", "vendor", "third-party", "projection")),
         one.text("source"),
-        one.number("bytes", 0.0),
+        one.quantity("bytes", "0 B"),
     )
     one.done()
     return figure

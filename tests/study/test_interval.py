@@ -1,0 +1,92 @@
+"""Intervals: what is drawn stays inside what is known, and is the same hardware for every cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from twin.hardware.load import load_node
+from twin.hardware.override import SPREAD, apply_fit, interval, numbers
+from twin.hardware.types import Kind, Number
+from twin.study.hardware import drawable, with_settings
+from twin.study.interval import WIDTHS, Draws, chance, mechanism, settings, summary, uniforms
+
+DRAWS = Draws(64, 7)
+NODES = ("8xh200", "8xmi300x", "8xmi455x", "8xrubin-r200")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_draws_stay_in_the_range_and_reach_most_of_it(name: str) -> None:
+    node = load_node(name)
+    drawn = [dict(one) for one in settings(node, DRAWS)]
+    for path, number in numbers(node).items():
+        if not drawable(path) or path not in drawn[0]:
+            continue
+        low, high = interval(number)
+        values = np.array([float(one[path]) for one in drawn])
+        slack = 1e-9 * high
+        at_most = max(high, max(float(one.get(path.replace("loaded_hop_s", "hop_s"), 0)) for one in drawn))
+        assert low - slack <= values.min(), path
+        assert values.max() <= at_most + slack, path
+        if low > 0 and not path.endswith("stream_bytes_per_s"):
+            assert np.median(values) == pytest.approx(number.value, rel=0.05 * high / low), path
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_draw_is_a_possible_node(name: str) -> None:
+    node = load_node(name)
+    for one in settings(node, DRAWS):
+        made = with_settings(node, one)
+        assert made.device.memory.stream_bytes_per_s.value <= made.device.memory.peak_bytes_per_s.value
+        assert made.link
+        assert made.link.loaded_hop_s.value >= made.link.hop_s.value
+        assert made.device.structure == node.device.structure
+        assert made.device.memory.capacity_bytes == node.device.memory.capacity_bytes
+
+
+def test_same_seed_same_draws_other_seed_others() -> None:
+    node = load_node("8xh200")
+    assert settings(node, DRAWS) == settings(node, DRAWS)
+    assert settings(node, DRAWS) != settings(node, replace(DRAWS, seed=8))
+
+
+def test_cells_on_one_device_see_the_same_hardware() -> None:
+    one, eight = (dict(settings(load_node(name), DRAWS)[5]) for name in ("1xh200", "8xh200"))
+    assert one.items() <= eight.items()
+
+
+def test_mechanisms_move_together_and_the_rest_alone() -> None:
+    assert mechanism("link.loaded_hop_s") == mechanism("link.hop_s") != mechanism("device.handoff.hop_s")
+    assert mechanism("device.handoff.loaded_hop_s") == mechanism("device.handoff.hop_s")
+    assert (
+        mechanism("device.block.bf16_bytes_per_s") == mechanism("device.block.fp16_bytes_per_s") != mechanism("device.block.kv_bytes_per_s")
+    )
+    assert mechanism("device.launch.stream_s") == mechanism("device.launch.graph_edge_s")
+    assert mechanism("device.memory.latency_s") == "device.memory.latency_s"
+
+
+def test_each_stratum_is_drawn_once() -> None:
+    found = uniforms("anything", DRAWS)
+    assert sorted(np.floor(found * DRAWS.count)) == list(range(DRAWS.count))
+
+
+def test_carrier_is_found_and_chance_is_not() -> None:
+    node = load_node("8xh200")
+    hops = uniforms(f"{node.device.name} link.hop_s", DRAWS)
+    found = summary(node, DRAWS, list(1000 - 100 * hops))
+    assert found.p10 < found.p50 < found.p90
+    name, correlation = found.carried_by[0]
+    assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
+    assert all(abs(value) > chance(DRAWS.count) for _, value in found.carried_by)
+    assert summary(node, DRAWS, [5.0] * 64).carried_by == ()
+
+
+def test_a_number_known_exactly_is_not_drawn() -> None:
+    node = apply_fit(load_node("1xh200"), {"device.memory.latency_s": Number(5e-7, Kind.ASSUMED, "what-if")})
+    assert "device.memory.latency_s" not in dict(settings(node, DRAWS)[0])
+
+
+def test_every_kind_has_a_width_and_a_reason() -> None:
+    assert set(WIDTHS) == set(SPREAD) == set(Kind)

@@ -1,0 +1,199 @@
+"""Points: keyed by content, kept on disk, never computed twice, whatever is interrupted or dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Twin
+from twin.errors import EngineError
+from twin.study import point as point_module
+from twin.study.local import Batch, in_process
+from twin.study.point import Point, Row, key_of
+from twin.study.runner import Runner
+from twin.study.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def points(checkpoint: Path, count: int) -> list[Point]:
+    return [Point(str(checkpoint), "1xh200").with_options(blocks=4, context=16 + i) for i in range(count)]
+
+
+# ---- content ----------------------------------------------------------------------------------------------------
+
+
+def test_key_sees_content_and_not_names(checkpoint: Path) -> None:
+    base = points(checkpoint, 1)[0]
+    assert key_of(base) == key_of(replace(base, node="1xh200-sxm"))
+    stream = base.on_node().device.memory.stream_bytes_per_s.value
+    assert key_of(base.with_settings(("memory.stream", stream * 2))) == key_of(
+        base.with_settings(("device.memory.stream_bytes_per_s", stream * 2))
+    )
+    different = [
+        base.with_options(context=17),
+        base.with_settings(("memory.stream", "x1.5")),
+        base.with_settings(("clock", "x0.5")),
+        replace(base, node="2xh200"),
+        replace(base, steps=3),
+    ]
+    assert len({key_of(one) for one in [base, *different]}) == 6
+
+
+def test_key_changes_with_the_simulators_code(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = points(checkpoint, 1)[0]
+    before = key_of(base)
+    monkeypatch.setattr(point_module, "code_version", lambda: "another")
+    assert key_of(base) != before
+
+
+def test_clock_changes_the_blocks_and_not_the_memory(checkpoint: Path) -> None:
+    base = points(checkpoint, 1)[0].on_node().device
+    slow = points(checkpoint, 1)[0].with_settings(("clock", "x0.5")).on_node().device
+    assert slow.block.stage_s.value == pytest.approx(2 * base.block.stage_s.value)
+    assert slow.block.fp16_bytes_per_s.value == pytest.approx(0.5 * base.block.fp16_bytes_per_s.value)
+    assert slow.memory == base.memory
+    assert slow.block.on_chip_bytes == base.block.on_chip_bytes
+    assert slow.handoff == base.handoff
+
+
+# ---- on disk ----------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Work in this process that counts what it was asked for, and may stop in the middle."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.asked: list[Point] = []
+        self.stop_after = stop_after
+
+    def __call__(self, batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
+        for done, (index, rows) in enumerate(in_process(batches)):
+            if done == self.stop_after:
+                raise KeyboardInterrupt
+            self.asked += batches[index]
+            yield index, rows
+
+
+def runner(work: Counting, folder: Path) -> Runner:
+    return Runner(work, workers=4, store=Store(folder), progress=lambda message: None)
+
+
+def test_nothing_is_computed_twice(checkpoint: Path, tmp_path: Path) -> None:
+    first, second = Counting(), Counting()
+    wanted = points(checkpoint, 3)
+    rows = runner(first, tmp_path).rows([*wanted, *wanted])
+    assert rows[:3] == rows[3:]
+    assert len(first.asked) == 3
+    again = runner(second, tmp_path).rows([*reversed(wanted), *points(checkpoint, 4)[3:]])
+    assert again[:3] == rows[2::-1]
+    assert len(second.asked) == 1
+    assert Store(tmp_path).count() == 4
+
+
+def test_row_survives_the_disk_to_the_last_bit(checkpoint: Path, tmp_path: Path) -> None:
+    rows = runner(Counting(), tmp_path).rows(points(checkpoint, 1))
+    found = Store(tmp_path).find([rows[0].key])
+    assert found == {rows[0].key: rows[0]}
+    assert found[rows[0].key].kinds
+    assert found[rows[0].key].wall_s == rows[0].wall_s
+
+
+def test_impossible_point_is_a_result_too(checkpoint: Path, tmp_path: Path) -> None:
+    broken = Point("qwen2.5-coder-1.5b", "8xh200")
+    row = runner(Counting(), tmp_path).rows([broken])[0]
+    assert "heads" in row.problem
+    work = Counting()
+    assert runner(work, tmp_path).rows([broken]) == [row]
+    assert not work.asked
+
+
+def test_interrupted_work_is_kept_and_goes_on(checkpoint: Path, tmp_path: Path) -> None:
+    wanted = points(checkpoint, 5)
+    with pytest.raises(KeyboardInterrupt):
+        runner(Counting(stop_after=2), tmp_path).rows(wanted)
+    assert Store(tmp_path).count() == 2
+    rest = Counting()
+    rows = runner(rest, tmp_path).rows(wanted)
+    assert len(rest.asked) == 3
+    assert all(row.step_s > 0 for row in rows)
+
+
+def test_half_a_file_is_never_seen(checkpoint: Path, tmp_path: Path) -> None:
+    runner(Counting(), tmp_path).rows(points(checkpoint, 1))
+    (tmp_path / ".20260101T000000-torn.parquet").write_bytes(b"PAR1 and then the power went")
+    assert len(Store(tmp_path).find([key_of(points(checkpoint, 1)[0])])) == 1
+
+
+def test_changed_code_during_a_run_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    def stale(batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
+        for index, rows in in_process(batches):
+            yield index, [replace(row, key="made by other code") for row in rows]
+
+    with pytest.raises(EngineError, match="code has changed"):
+        Runner(stale, workers=1, store=Store(tmp_path), progress=lambda message: None).rows(points(checkpoint, 1))
+
+
+# ---- processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path) -> None:
+    """A real pool; the first worker that shows progress is killed while others of its batches are open."""
+    script = (
+        "import multiprocessing, os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from twin.study.point import Point\n"
+        "from twin.study.runner import Runner\n"
+        "from twin.study.store import Store\n"
+        "if __name__ == '__main__':\n"
+        "    killed = []\n"
+        "    def show(message):\n"
+        "        if not killed and not message.startswith('points: 0'):\n"
+        "            killed.append(multiprocessing.active_children()[0].pid)\n"
+        "            os.kill(killed[0], signal.SIGKILL)\n"
+        "    points = [Point(sys.argv[1], '1xh200').with_options(blocks=4, context=16 + i) for i in range(12)]\n"
+        "    runner = Runner.local(Store(Path(sys.argv[2])), show, 2)\n"
+        "    rows = runner.rows(points)\n"
+        "    print(len(killed), len(rows), all(row.step_s > 0 for row in rows), Store(Path(sys.argv[2])).count())\n"
+    )
+    file = tmp_path / "kill.py"
+    file.write_text(script)
+    done = subprocess.run(
+        [sys.executable, file, checkpoint, tmp_path / "points"], capture_output=True, text=True, check=False, timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "12", "True", "12"], done.stderr
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(checkpoint: Path, tmp_path: Path, twin: Twin) -> None:
+    store = tmp_path / "points"
+    words = [str(w) for w in ("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", f"context={','.join(map(str, range(1, 60)))}",
+                              "--store", store)]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr
+    for line in process.stderr:
+        if re.search("cells: [1-9]", line):
+            break
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - begun < 10
+    assert "goes on from there" in err
+    kept = Store(store).count()
+    assert 59 < kept < 2 * 59  # all plans, some cells
+    outcome = twin(*words, "--workers", 1, "--json")
+    assert outcome.code == 0
+    assert "plans: " not in outcome.err
+    assert Store(store).count() == 2 * 59
