@@ -138,10 +138,6 @@ def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
             raise PlanError(f"{name}={getattr(options, name)}: must be at least {least}")
     if spec.lanes and (options.tokens > 1 or options.residual is Residual.SLICED):
         raise PlanError(f"{spec.name} has lanes, which are planned for one token and a replicated residual: use batch=1 and draft=0")
-    if options.ahead_slots >= options.ring_slots and options.ahead_slots:
-        raise PlanError(
-            f"ahead_slots={options.ahead_slots}: the ring has {options.ring_slots} slots, and experts need at least one of them"
-        )
     feeds = [layer.feed for layer in spec.layout if isinstance(layer.feed, ExpertFeed)]
     if options.expert_ranks > 1 and not feeds:
         raise PlanError(f"expert_ranks={options.expert_ranks}: {spec.name} has no routed experts; use expert_ranks=1")

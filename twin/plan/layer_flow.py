@@ -140,7 +140,8 @@ class _Layer:
         mine, kept = ((0, heads * dim), (low, end)) if scores else ((0, queries.elements), (low, latent.elements))
         needs = [self.of_items(stage, queries, lambda item: [mine]), self.of_items(stage, latent, lambda item: [kept])]
         if scores is not None:
-            needs.append(self.of_items(stage, scores, lambda item: [_nth(item // _scan(stage).splits, entries)]))
+            own = self.of_items(stage, scores, lambda item: [_nth(item // _scan(stage).splits, entries)])
+            needs.append(replace(own, sequences=None))
         partials = self.attention(stage, needs, heads * (dim + PARTIAL_EXTRA))
         out = self.head_out(stage, partials, "o_a", groups, groups * kind.o_rank, dim)
         return self.rows(StageKind.O_PROJ, [self.all(out)], [(self.walk.spec.hidden, "o_b")], cols=groups * kind.o_rank)

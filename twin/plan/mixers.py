@@ -54,7 +54,9 @@ def _grouped(b: Builder, layer: int, kind: GroupedAttention, weights: Weights, r
         StageKind.QKV, layer, [Piece(q + 2 * kv + gate, b.shard.hidden, stored(b, weights["q"]))], reads=reads, vector=vector(b),
         operations=("add_norm", "qkv_proj", "rope_append"),
     )  # fmt: skip
-    scan = _scan(b, kind, heads=kv_heads, group=heads // kv_heads, entry_bytes=2 * dim * b.kv.dtype.bytes, share=kind.kv_heads / kv_heads)
+    scan = _scan(
+        b, kind, heads=kv_heads, group=heads // kv_heads, entry_bytes=2 * dim * b.kv.dtype.bytes, dim=dim, share=kind.kv_heads / kv_heads
+    )
     items = scatter(scan.items, b.blocks)
     per_head = (heads // kv_heads * dim, dim, dim)
     starts = (0, q, q + kv)
@@ -87,7 +89,7 @@ def _latent(b: Builder, layer: int, kind: LatentAttention, weights: Weights, rea
     if kind.q_rank:
         queries, first = _query(b, layer, [(weights["q_b"], heads * query)], latent, rows[0]), 0
     absorbed = _absorb(b, layer, kind, weights["k_up"], queries, first, heads)
-    scan = _scan(b, kind, heads=1, group=heads, entry_bytes=kind.latent_dim * b.kv.dtype.bytes, share=1)
+    scan = _scan(b, kind, heads=1, group=heads, entry_bytes=kind.latent_dim * b.kv.dtype.bytes, dim=kind.latent_dim, share=1)
     items = scatter(scan.items, b.blocks)
     rotated = [(first + head * query + kind.nope_dim, first + (head + 1) * query) for head in range(heads)]
     newest = (sum(rows) - rows[-1], sum(rows))
@@ -133,7 +135,7 @@ def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weig
     if kind.top_k and kind.entries(b.options.context):
         scores = _index(b, layer, kind, (queries, (heads * dim, queries.elements)), (latent, (indexed, latent.elements)))
     scan = _scan(
-        b, kind, heads=1, group=heads, entry_bytes=kind.entry_bytes, share=1, pending=kind.pending_bytes, chosen=scores is not None
+        b, kind, heads=1, group=heads, entry_bytes=kind.entry_bytes, dim=dim, share=1, pending=kind.pending_bytes, chosen=scores is not None
     )
     items = scatter(scan.items, b.blocks)
     mine = (0, heads * dim if scores else queries.elements)  # without entries to choose from, all is only kept
@@ -141,7 +143,7 @@ def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weig
     seen = [_seen(scan, items, queries, lambda item: [mine]), _seen(scan, items, latent, lambda item: [kept])]
     if scores is not None:
         each = scores.elements // b.options.batch
-        seen.append(_seen(scan, items, scores, lambda item: [(item // scan.splits * each, (item // scan.splits + 1) * each)]))
+        seen.append(_seen(scan, items, scores, lambda item: [(item // scan.splits * each, (item // scan.splits + 1) * each)], of_one=True))
     partials = _attend(b, layer, scan, items, seen, dim)
     grouped = _head_out(b, layer, weights["o_a"], partials, scan, dim, groups)
     return _out(b, layer, weights["o_b"], [b.whole(grouped)], groups * kind.o_rank)
@@ -222,8 +224,8 @@ def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
 
 
 def _scan(
-    b: Builder, kind: GroupedAttention | LatentAttention | CompressedAttention, *, heads: int, group: int, entry_bytes: int, share: float,
-    pending: int = 0, chosen: bool = False,
+    b: Builder, kind: GroupedAttention | LatentAttention | CompressedAttention, *, heads: int, group: int, entry_bytes: int, dim: int,
+    share: float, pending: int = 0, chosen: bool = False,
 ) -> Scan:  # fmt: skip
     """The cache of a softmax attention on one rank, which holds 1 / `share` of it. `pending`: bytes read beside the entries."""
     options, page = b.options, b.options.kv_page
@@ -235,18 +237,18 @@ def _scan(
     written = kind.traffic(options.context, element).written_bytes * options.tokens / share
     return Scan(
         sequences=options.batch, heads=heads, group=group, entries=kind.positions(options.context), entry_bytes=entry_bytes,
-        dim=entry_bytes // element, splits=splits, page=page,
+        dim=dim, splits=splits, page=page,
         held_bytes=round(options.batch * kind.held_bytes(options.max_context, element) / share),
         extra_bytes=round(options.batch * pending / items), written_bytes=round(written / items), chosen=chosen,
     )  # fmt: skip
 
 
-def _seen(scan: Scan, items: tuple[Span, ...], value: Value, used: Callable[[int], list[Span]]) -> Read:
-    """What the items of each block read of `value`; `used(item)` gives the spans of one item."""
+def _seen(scan: Scan, items: tuple[Span, ...], value: Value, used: Callable[[int], list[Span]], *, of_one: bool = False) -> Read:
+    """What the items of each block read of `value`; `used(item)` gives the spans of one item. `of_one`: an element is of one sequence."""
     per_sequence = scan.heads * scan.splits
     sequences = tuple((hi - 1) // per_sequence - lo // per_sequence + 1 if lo < hi else 0 for lo, hi in items)
     spans = tuple(_merged(span for item in range(lo, hi) for span in used(item)) for lo, hi in items)
-    return Read(value.id, Parts.ALL if value.pushed else Parts.OWN, spans, sequences=sequences)
+    return Read(value.id, Parts.ALL if value.pushed else Parts.OWN, spans, sequences=None if of_one else sequences)
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -7,6 +7,7 @@ from twin.models.formats import Format
 from twin.plan.types import Matrix, Options, Span
 
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
+WIDEST_TILE = 2048  # columns of a packed tile: as many as eight warps hold at once; tiles of 16 bits are narrower
 COLUMN_STEP = 8  # a lane loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -37,7 +38,8 @@ def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Op
     def size(high: int, wide: int) -> int:
         return format.bytes(high, wide) if format else high * wide * options.weight_dtype.bytes
 
-    if size(options.tile_rows, cols) <= options.slot_bytes:
+    grain = COLUMN_STEP if format is None or format.block[0] != 1 else max(COLUMN_STEP, format.block[1])  # scales are not cut
+    if size(options.tile_rows, cols) <= options.slot_bytes and (format is None or cols <= WIDEST_TILE):
         fitting = max(options.tile_rows, min(options.slot_bytes // size(1, cols), MOST_ROWS))
         tile_rows = fitting - fitting % options.tile_rows
         while size(tile_rows, cols) > options.slot_bytes:
@@ -45,14 +47,14 @@ def cut(*, rows: int, cols: int, unit: int, owned: tuple[Span, ...], options: Op
         return Matrix(rows, cols, unit, tile_rows, cols, owned, format)
     widest = options.slot_bytes * COLUMN_STEP // size(options.tile_rows, COLUMN_STEP)
     if format is not None:
-        widest = options.slot_bytes * 8 // (options.tile_rows * format.bits)
-    widest -= widest % COLUMN_STEP
+        widest = min(WIDEST_TILE, options.slot_bytes * 8 // (options.tile_rows * format.bits))
+    widest -= widest % grain
     while widest > 0 and size(options.tile_rows, widest) > options.slot_bytes:
-        widest -= COLUMN_STEP
+        widest -= grain
     if widest <= 0:
-        need = size(options.tile_rows, COLUMN_STEP)
+        need = size(options.tile_rows, grain)
         raise PlanError(f"slot_bytes={options.slot_bytes} holds no tile of {options.tile_rows} rows: use at least {need}")
     slices = -(-cols // widest)
     tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
-    tile_cols += -tile_cols % COLUMN_STEP
+    tile_cols += -tile_cols % grain
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)

@@ -420,7 +420,11 @@ class Plan:
 
 def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
     """(rows, cols) of each ring slot of a block, in the order of the stream: row groups, then column slices."""
-    lo, hi = matrix.owned[block]
+    return tiles_of(matrix, *matrix.owned[block])
+
+
+def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
+    """The same for rows lo..hi-1."""
     for row in range(lo, hi, matrix.tile_rows):
         for col in range(0, matrix.cols, matrix.tile_cols):
             yield (row, min(row + matrix.tile_rows, hi)), (col, min(col + matrix.tile_cols, matrix.cols))

@@ -15,6 +15,7 @@ from twin.units import picoseconds
 
 PS = 10**12
 KEPT_ITERATIONS = 200
+WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 QUAD = 4  # exchanged elements that a thread reads at once
 
 
@@ -115,15 +116,19 @@ def kv_cost(block: BlockUnit, size: int) -> int:
     return transfer_ps(size, block.kv_bytes_per_s.value)
 
 
-def positions_at_once(plan: Plan) -> int:
-    """Cached positions that a block scans side by side, as attention.cuh divides it: warps over query heads, lanes over positions.
+def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
+    """Cached entries that a block scans side by side, as attention.cuh divides it: warps over query heads, lanes over positions.
 
     A lane holds up to 16 bytes of four positions, or more of a single one.
     """
-    dim, group = plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads
     lanes = 8 if dim <= 96 else 16 if dim <= 128 else 32  # of a warp, for one position
-    held = 4 if -(-dim // lanes) * plan.kv.dtype.bytes <= 16 else 1
-    return WARPS[0] // min(group, WARPS[0]) * (WARP // lanes) * held
+    held = 4 if -(-dim // lanes) * dtype.bytes <= 16 else 1
+    return WARPS[0] // min(queries, WARPS[0]) * (WARP // lanes) * held
+
+
+def positions_at_once(plan: Plan) -> int:
+    """Cached positions of keys and values that a block scans side by side."""
+    return entries_at_once(plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads, plan.kv.dtype)
 
 
 def rounds(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:

@@ -12,9 +12,10 @@ from twin.plan.types import Execution, Plan, StageKind
 from twin.sim import cost
 from twin.sim.block import Block, Core
 from twin.sim.clock import Clock, SimulationError
+from twin.sim.gated import GatedRing
 from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
 from twin.sim.links import Links
-from twin.sim.memory import Package, Pipe
+from twin.sim.memory import Package, Path, Pipe
 from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
@@ -50,7 +51,8 @@ class Machine:
         self.steps = steps
         self.keep_all = keep_all
         self.env = Clock()
-        self.program = program or compile_plan(plan, device)
+        self.program = program or compile_plan(plan, device, steps=steps)
+        self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         self.shared = node.link is not None and node.link.topology == "memory"  # emulated GPUs: one package
         count = 1 if self.shared else plan.options.gpus
         self.packages = [Package(device, plan.options.placement, index) for index in range(count)]
@@ -107,7 +109,7 @@ class Machine:
 
     def footprint(self) -> int:
         """Bytes that one package reads per step."""
-        return self.plan.bytes_per_step() // len(self.packages)
+        return self.program.step_bytes(0) // len(self.packages)
 
     def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
         """All GPUs meet before a library collective; else each for itself."""
@@ -145,19 +147,39 @@ class Machine:
         name = f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]"
         core, port = self._core(gpu, on_gpu, name)
         package = self.package_of(gpu)
-        sizes = self.program.sizes[index]
-        ring = Ring(
-            self.env,
-            sizes,
-            capacity=plan.options.ring_slots,
-            window=plan.options.window_slots,
-            memory=package.memory_path(die, port),
-            cached=package.cached_path(die, port, self.footprint()),
-            limit=(self.steps + 1) * len(sizes) if self.resident and not self.on_demand else 0,
-            pace=picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0,
-        )
+        ring = self._ring(rank, index, package.memory_path(die, port), package.cached_path(die, port, self.footprint()))
         ring.paused = core is not None
         return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
+
+    def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
+        """Streams that do not vary, and hold no experts, are walked without looking at gates."""
+        options, program = self.plan.options, self.program
+        pace = picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0
+        ahead = self.resident and not self.on_demand
+        if self.gates or program.drawn:
+            variants = [program.variant(step, rank) for step in range(self.steps + 1)]
+            return GatedRing(
+                self.env,
+                [(variant.stages[index], variant.sizes[index]) for variant in variants],
+                ahead=options.ahead_slots,
+                capacity=options.ring_slots,
+                window=options.window_slots,
+                memory=memory,
+                cached=cached,
+                open_from_start=ahead,
+                pace=pace,
+            )
+        sizes = program.sizes[index]
+        return Ring(
+            self.env,
+            sizes,
+            capacity=options.ring_slots,
+            window=options.window_slots,
+            memory=memory,
+            cached=cached,
+            limit=(self.steps + 1) * len(sizes) if ahead else 0,
+            pace=pace,
+        )
 
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
         """A block's core, and the pipe of what one core can load."""

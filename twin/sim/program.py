@@ -1,21 +1,46 @@
-"""The plan as one block sees it: costs and wait groups worked out once, shared by all ranks and steps."""
+"""The plan as one block sees it: costs and wait groups worked out once, shared by all ranks and steps.
+
+Where a step's work depends on its routing there are variants: what a block does when its rank's tokens chose certain experts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from twin.hardware.types import BlockUnit, Device
-from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value, tiles
-from twin.sim import cost
+from twin.plan.types import (
+    Execution,
+    HandOffKind,
+    Matrix,
+    Parts,
+    Plan,
+    Read,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+    routed_shares,
+    tiles_of,
+)
+from twin.sim import consume, cost
+from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.units import picoseconds
 
 # Causes, in the order of reports. Plain integers: they are compared for every slot.
-STREAMING, HAND_OFF, COLLECTIVE, CONSUMER, LAUNCH, ATTENTION, SAMPLING, OTHER = range(8)
-CAUSES = ("streaming", "hand_off", "collective", "consumer", "launch", "attention", "sampling", "other")
+STREAMING, HAND_OFF, COLLECTIVE, CONSUMER, LAUNCH, ATTENTION, SAMPLING, OTHER, ROUTING = range(9)
+CAUSES = ("streaming", "hand_off", "collective", "consumer", "launch", "attention", "sampling", "other", "routing")
 FP32_BYTES = 4
 ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
-VECTOR_KINDS = (StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.LANE_MEAN)
-Tile = tuple[int, int, int, int]  # columns of the matrix, rows and columns of the tile, rows that end with it
+VECTOR_KINDS = (  # gather whole vectors
+    StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.LANE_MEAN, StageKind.REDUCE,
+    StageKind.HYPER, StageKind.LATENT, StageKind.QUERY, StageKind.ABSORB, StageKind.HEAD_OUT, StageKind.DELTA_IN, StageKind.ROUTER,
+    StageKind.SHARED_DOWN, StageKind.ROUTED_DOWN,
+)  # fmt: skip
+FIXED_CAUSES = {
+    StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION, StageKind.INDEX: ATTENTION,
+    StageKind.DELTA: ATTENTION, StageKind.ROUTE: ROUTING,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,50 +91,85 @@ class StageWork:
     fence_ps: int  # before its arrival at a counter
     launch_ps: int  # kernel border before this stage
     library: bool  # a vendor collective
-    last_slot: int  # slots of the step up to and including this stage
+    last_slot: int  # slots of the step up to and including this stage; of a variant only where kernels or the cores themselves load
     touches_memory: bool
+    gate: int = -1  # this block must have finished that stage before a slot of this one may be requested; -1: known ahead
+    stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
+    kv_after: bool = False  # cached entries follow from the reads and are asked for after them
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What the blocks of a rank do in a step: `stages[block][stage]`, and `sizes[block]`, the bytes of each slot."""
+
+    stages: tuple[tuple[StageWork, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+    def bytes(self) -> int:
+        """Weights, and caches read and written."""
+        cached = sum(sum(size for size, _ in work.kv) + work.stored for stages in self.stages for work in stages)
+        return sum(sum(sizes) for sizes in self.sizes) + cached
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`stages[block][stage]` and `sizes[block]`, the bytes of each slot of a step, for the blocks of a rank."""
+    """All that does not depend on time. Without `choices` every rank does the first variant in every step."""
 
     plan: Plan
     channels: tuple[Channel, ...]
-    stages: tuple[tuple[StageWork, ...], ...]
-    sizes: tuple[tuple[int, ...], ...]
+    variants: tuple[Variant, ...]
     barriers: bool  # a full barrier after every stage
     borders: bool  # a kernel border before every stage
     fetch_ps: int  # from knowing that data are there to having the first of them
+    choices: tuple[tuple[int, ...], ...] = ()  # [step][rank] variant; a step more than is simulated, for the loaders run ahead
+    step_sizes: tuple[int, ...] = field(default=(), compare=False)  # [variant] bytes of a rank
+
+    @property
+    def stages(self) -> tuple[tuple[StageWork, ...], ...]:
+        """Of the first variant."""
+        return self.variants[0].stages
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the first variant."""
+        return self.variants[0].sizes
+
+    @property
+    def drawn(self) -> bool:
+        """Do steps or ranks differ?"""
+        return bool(self.choices)
+
+    def variant(self, step: int, rank: int) -> Variant:
+        return self.variants[self.choices[step][rank] if self.choices else 0]
+
+    def step_bytes(self, step: int) -> int:
+        """Weights and caches that all ranks move in a step."""
+        chosen = self.choices[step] if self.choices else (0,) * self.plan.ranks
+        return sum(self.step_sizes[variant] for variant in chosen)
 
 
-def compile_plan(plan: Plan, device: Device) -> Program:
-    """Everything that does not depend on time."""
+def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Program:
+    """Everything that does not depend on time. `routing` (uniform by default) is drawn for `steps` steps and the one after them."""
     groups = _Channels(plan)
-    works: list[list[StageWork]] = [[] for _ in range(plan.blocks)]
-    sizes: list[list[int]] = [[] for _ in range(plan.blocks)]
-    tile_ps: dict[Tile, int] = {}
     reads = [[groups.read(stage, read) for read in stage.reads] for stage in plan.stages]
     channels = groups.done()
-    feeds = _feeds(channels)
-    for stage in plan.stages:
-        for block in range(plan.blocks):
-            pairs = zip(stage.reads, reads[stage.index], strict=True)
-            gathers = [_read(plan, device, stage, read, group[block], block) for read, group in pairs]
-            work, streamed = _stage(plan, device, stage, block, feeds, tile_ps)
-            sizes[block] += streamed
-            launch = cost.launch_ps(device.launch, plan.options.execution, stage)
-            needed = tuple(gather for gather in gathers if gather is not None)
-            works[block].append(replace(work, reads=needed, launch_ps=launch, last_slot=len(sizes[block])))
+    lowering = _Lowering(plan, device, reads, _feeds(channels))
+    draws = Draws(plan, routing or Routing())
+    known: dict[Draw, int] = {}
+    choices = tuple(
+        tuple(known.setdefault(draw, len(known)) for draw in draws.step(step)) for step in (range(steps + 1) if draws.vary else range(1))
+    )
+    variants = tuple(lowering.variant(dict(zip(draws.layers, draw, strict=True))) for draw in known)
     resident = plan.options.execution is Execution.RESIDENT
     return Program(
         plan=plan,
         channels=channels,
-        stages=tuple(tuple(w) for w in works),
-        sizes=tuple(tuple(s) for s in sizes),
+        variants=variants,
         barriers=resident and plan.options.handoff is HandOffKind.GRID,
         borders=not resident,
         fetch_ps=_fetch_ps(plan, device),
+        choices=choices if draws.vary else (),
+        step_sizes=tuple(variant.bytes() for variant in variants),
     )
 
 
@@ -189,59 +249,212 @@ def _feeds(channels: tuple[Channel, ...]) -> dict[int, list[Channel]]:
     return feeds
 
 
-def _read(plan: Plan, device: Device, stage: Stage, read: Read, channel: int, block: int) -> ReadWork | None:
-    """None: this block reads nothing of the value."""
-    spans = read.spans[block]
-    if not spans or stage.kind is StageKind.COLLECTIVE:
-        return None
-    value = plan.values[read.value]
-    elements = sum(hi - lo for lo, hi in spans) * part_count(plan, value, read.parts)
-    remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
-    cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
-    polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
-    vector = stage.kind in VECTOR_KINDS
-    gather = cost.gather_cost(device, elements=elements, polled=polled, vector=vector)
-    rounds = cost.later_rounds(device, elements=elements, polled=polled, vector=vector)
-    return ReadWork(channel, read.previous_step, elements * FP32_BYTES, gather.ps, rounds, cause)
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Slots of one stage of one block: consumer time and bytes."""
+
+    costs: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
-def _stage(
-    plan: Plan, device: Device, stage: Stage, block: int, feeds: dict[int, list[Channel]], tile_ps: dict[Tile, int]
-) -> tuple[StageWork, list[int]]:
-    """Without its reads. `tile_ps` remembers the few distinct tiles."""
-    unit, dtype = device.block, plan.options.weight_dtype
-    slots, sizes = [], []
-    if stage.matrix:
-        for (lo, hi), (left, right) in tiles(stage.matrix, block):
-            size = (hi - lo) * (right - left) * dtype.bytes
-            finished = hi - lo if right == stage.matrix.cols else 0
-            tile = (stage.matrix.cols, hi - lo, right - left, finished)
-            if tile not in tile_ps:
-                team = cost.team_work(device.warps, stage.matrix, rows=hi - lo, size=size)
-                tile_ps[tile] = cost.tile_cost(unit, dtype, size=team.size, finished_rows=finished).ps + team.reduction_ps
-            slots.append(tile_ps[tile])
-            sizes.append(size)
-    kv = tuple(_kv(plan, device, stage, block)) if stage.items else ()
-    published = 0 if stage.matrix or stage.publishes is None else _length(plan.values[stage.publishes].owned[block])
-    fixed = cost.stage_cost(unit, resets=_resets(plan, stage, block), vector=stage.vector_elements, published=published)
-    work = StageWork(
-        index=stage.index,
-        kind=stage.kind,
-        reads=(),
-        fixed_ps=fixed.ps,
-        fixed_cause=_fixed_cause(stage),
-        slots=tuple(slots),
-        kv=kv,
-        kv_ahead=ROUNDS_AHEAD if device.warps else 0,
-        sample_ps=_sample(plan, unit, stage, block),
-        publication=_publication(plan, stage, block, feeds),
-        fence_ps=_fence_ps(plan, device, stage),
-        launch_ps=0,
-        library=stage.kind is StageKind.COLLECTIVE,
-        last_slot=0,
-        touches_memory=bool(slots or kv),
-    )
-    return work, sizes
+class _Lowering:
+    """Makes StageWorks. Blocks with equal shares and layers with equal matrices cost the same, and are worked out once."""
+
+    def __init__(self, plan: Plan, device: Device, channels: list[list[list[int]]], feeds: dict[int, list[Channel]]) -> None:
+        self.plan, self.device = plan, device
+        self.channels = channels  # [stage][read][block]
+        self.feeds = feeds
+        self.weights: dict[object, _Weights] = {}
+        self.gathers: dict[object, tuple[int, int]] = {}
+        self.fixed: dict[object, int] = {}
+        self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
+        self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
+        self.works: dict[object, StageWork] = {}
+        self.exact = plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
+
+    def variant(self, chosen: dict[int, Chosen]) -> Variant:
+        """`chosen` by stage that routed experts begin with: how many tokens chose each expert in use on the rank."""
+        plan = self.plan
+        works: list[list[StageWork]] = [[] for _ in range(plan.blocks)]
+        sizes: list[list[int]] = [[] for _ in range(plan.blocks)]
+        last: Chosen = ()
+        for stage in plan.stages:
+            last = chosen.get(stage.index, last)
+            experts = last if stage.routed else ()
+            for block in range(plan.blocks):
+                weights = self._weights(stage, block, experts)
+                sizes[block] += weights.sizes
+                works[block].append(self._work(stage, block, experts, weights, len(sizes[block])))
+        return Variant(tuple(map(tuple, works)), tuple(map(tuple, sizes)))
+
+    def _work(self, stage: Stage, block: int, experts: Chosen, weights: _Weights, last_slot: int) -> StageWork:
+        key = (stage.index, block, experts)
+        known = self.works.get(key)
+        if known is not None:
+            return replace(known, last_slot=last_slot) if self.exact and known.last_slot != last_slot else known
+        plan, device = self.plan, self.device
+        kv = self._scan(stage, block)
+        lo, hi = stage.items[block] if stage.items else (0, 0)
+        work = StageWork(
+            index=stage.index,
+            kind=stage.kind,
+            reads=self._reads(stage, block, experts),
+            fixed_ps=self._fixed(stage, block),
+            fixed_cause=_fixed_cause(stage),
+            slots=weights.costs,
+            kv=kv,
+            kv_ahead=ROUNDS_AHEAD if device.warps else 0,
+            sample_ps=_sample(plan, device.block, stage, block),
+            publication=self._publication(stage, block, experts),
+            fence_ps=_fence_ps(plan, device, stage),
+            launch_ps=cost.launch_ps(device.launch, plan.options.execution, stage),
+            library=stage.kind is StageKind.COLLECTIVE,
+            last_slot=last_slot,
+            touches_memory=bool(weights.costs or kv),
+            gate=-1 if stage.gate is None or not weights.costs else stage.gate,
+            stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
+            kv_after=stage.scan is not None and stage.scan.chosen,
+        )
+        self.works[key] = work
+        return work
+
+    # ---- reads and publications -----------------------------------------------------------------------------
+
+    def _reads(self, stage: Stage, block: int, experts: Chosen) -> tuple[ReadWork, ...]:
+        """Without those of which this block reads nothing."""
+        if stage.kind is StageKind.COLLECTIVE:
+            return ()
+        pairs = zip(stage.reads, self.channels[stage.index], strict=True)
+        return tuple(self._read(stage, read, channel[block], block, experts) for read, channel in pairs if read.spans[block])
+
+    def _read(self, stage: Stage, read: Read, channel: int, block: int, experts: Chosen) -> ReadWork:
+        plan, value = self.plan, self.plan.values[read.value]
+        words = self._words(read, value, block, experts) * part_count(plan, value, read.parts)
+        remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
+        cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
+        key = (words, stage.kind in VECTOR_KINDS)
+        if key not in self.gathers:
+            polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
+            gather = cost.gather_cost(self.device, elements=words, polled=polled, vector=key[1])
+            self.gathers[key] = gather.ps, cost.later_rounds(self.device, elements=words, polled=polled, vector=key[1])
+        gather_ps, rounds = self.gathers[key]
+        return ReadWork(channel, read.previous_step, words * FP32_BYTES, gather_ps, rounds, cause)
+
+    def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
+        """FP32 words of one rank's part that a block reads."""
+        producer = self.plan.stages[value.stage]
+        if producer.routed and producer.publishes == value.id and not producer.matrices[0].owned:
+            key = (producer.matrices[0].rows, experts)
+            if key not in self.totals:
+                self.totals[key] = sum(self._shared_words(producer, other, experts) for other in range(self.plan.blocks))
+            return self.totals[key]
+        words = sum(hi - lo for lo, hi in read.spans[block]) * value.words
+        return words if read.sequences is None else words * read.sequences[block] // self.plan.options.batch
+
+    def _shared_words(self, stage: Stage, block: int, experts: Chosen) -> int:
+        """What a block publishes of the chosen experts' rows: a word a token, and at least one, so that readers learn of the block."""
+        width = stage.matrices[0].rows // stage.matrices[0].unit
+        return max(1, sum((hi - lo) * tokens for (lo, hi), tokens in _shares(width, self.plan.blocks, block, experts)))
+
+    def _publication(self, stage: Stage, block: int, experts: Chosen) -> Publication | None:
+        plan = self.plan
+        if stage.publishes is None:
+            return None
+        value = plan.values[stage.publishes]
+        lo, hi = value.owned[block]
+        if lo == hi:
+            return None
+        divided = stage.routed is not None and not stage.matrices[0].owned
+        words = self._shared_words(stage, block, experts) if divided else (hi - lo) * value.words
+        mine = [c for c in self.feeds.get(value.id, []) if block in c.producers]
+        return Publication(
+            size=words * FP32_BYTES,
+            own=tuple(c.index for c in mine if c.parts is not Parts.OTHERS),
+            others=tuple(c.index for c in mine if c.parts is not Parts.OWN),
+            pushed=value.pushed and plan.ranks > 1 and stage.kind is not StageKind.COLLECTIVE,
+        )
+
+    # ---- work -----------------------------------------------------------------------------------------------
+
+    def _fixed(self, stage: Stage, block: int) -> int:
+        plan = self.plan
+        value = None if stage.publishes is None else plan.values[stage.publishes]
+        published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
+        resets = _resets(plan, stage, block)
+        key = (resets, stage.vector_elements, published)
+        if key not in self.fixed:
+            self.fixed[key] = cost.stage_cost(self.device.block, resets=resets, vector=stage.vector_elements, published=published).ps
+        return self.fixed[key]
+
+    def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
+        if not stage.matrices:
+            return _NOTHING
+        key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
+        if key not in self.weights:
+            slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
+            self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
+        return self.weights[key]
+
+    def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:
+        """What the slots of a block depend on."""
+        share: object = block
+        if matrix.owned:
+            lo, hi = matrix.owned[block]
+            share = hi - lo
+        return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, matrix.format, share
+
+    def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
+        """(consumer time, bytes) of each slot of a block, in stream order."""
+        if stage.routed is None:
+            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens)
+        elif matrix.owned:
+            for tokens in experts:
+                yield from self._tiles(matrix, *matrix.owned[block], tokens)
+        else:
+            for (lo, hi), tokens in _shares(matrix.rows // matrix.unit, self.plan.blocks, block, experts):
+                yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
+
+    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
+        known: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for (lo, hi), (left, right) in tiles_of(matrix, first, last):
+            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0)
+            if tile not in known:
+                known[tile] = self._tile(matrix, *tile, tokens)
+            yield known[tile]
+
+    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, tokens: int) -> tuple[int, int]:
+        device, dtype = self.device, self.plan.options.weight_dtype
+        size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
+        team = cost.team_work(device.warps, matrix, rows=rows, size=size)
+        multiplied = consume.weights_ps(
+            device, dtype, matrix.format, size=team.size, weights=rows * cols * team.size // size, tokens=tokens
+        )
+        ends = consume.block_rows_ps(device.block, finished, tokens)
+        return multiplied + ends + tokens * team.reduction_ps, size
+
+    def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
+        """(bytes, consumer time) of each request for cached entries."""
+        if not stage.items:
+            return ()
+        if stage.scan is None:
+            return tuple(_kv(self.plan, self.device, stage, block))
+        key = (stage.kind, stage.scan, stage.items[block])
+        if key not in self.scans:
+            items = range(*stage.items[block])
+            self.scans[key] = tuple(
+                request for item in items for request in consume.scan_requests(self.device, self.plan, stage.kind, stage.scan, item)
+            )
+        return self.scans[key]
+
+
+_NOTHING = _Weights()
+
+
+def _shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:
+    """A block's rows of each chosen expert when all blocks divide them, stacked; and the tokens that chose it."""
+    lo, hi = routed_shares(width * len(experts), blocks)[block]
+    for expert in range(lo // width, -(-hi // width)) if lo < hi else ():
+        yield (max(lo - expert * width, 0), min(hi - expert * width, width)), experts[expert]
 
 
 def _length(span: Span) -> int:
@@ -249,7 +462,7 @@ def _length(span: Span) -> int:
 
 
 def _fixed_cause(stage: Stage) -> int:
-    return {StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION}.get(stage.kind, CONSUMER)
+    return FIXED_CAUSES.get(stage.kind, CONSUMER)
 
 
 def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
@@ -274,7 +487,7 @@ def _resets(plan: Plan, stage: Stage, block: int) -> int:
     for reset in stage.resets:
         value = plan.values[reset.value]
         lo, hi = value.owned[block]
-        count += (hi - lo) * plan.buffers[value.buffer].parts
+        count += (hi - lo) * plan.buffers[value.buffer].parts * value.words
     return count
 
 
@@ -282,21 +495,9 @@ def _sample(plan: Plan, unit: BlockUnit, stage: Stage, block: int) -> int:
     """Only a block that publishes the token looks at every logit."""
     if stage.kind is not StageKind.SAMPLE or stage.publishes is None:
         return 0
-    logits = sum((hi - lo) * part_count(plan, plan.values[read.value], read.parts) for read in stage.reads for lo, hi in read.spans[block])
-    return cost.sample_cost(unit, logits)
-
-
-def _publication(plan: Plan, stage: Stage, block: int, feeds: dict[int, list[Channel]]) -> Publication | None:
-    if stage.publishes is None:
-        return None
-    value = plan.values[stage.publishes]
-    lo, hi = value.owned[block]
-    if lo == hi:
-        return None
-    mine = [c for c in feeds.get(value.id, []) if block in c.producers]
-    return Publication(
-        size=(hi - lo) * FP32_BYTES,
-        own=tuple(c.index for c in mine if c.parts is not Parts.OTHERS),
-        others=tuple(c.index for c in mine if c.parts is not Parts.OWN),
-        pushed=value.pushed and plan.ranks > 1 and stage.kind is not StageKind.COLLECTIVE,
+    logits = sum(
+        (hi - lo) * plan.values[read.value].words * part_count(plan, plan.values[read.value], read.parts)
+        for read in stage.reads
+        for lo, hi in read.spans[block]
     )
+    return cost.sample_cost(unit, logits)

@@ -111,6 +111,21 @@ class Ring:
         hit = warm and (number + 1) * self.kept // SHARES > number * self.kept // SHARES
         return self.cached if hit else self.loaded
 
+    def first_slot(self, step: int) -> int:
+        return step * self.per_step
+
+    def finish(self, step: int, stage: int) -> None:
+        """The block is done with a stage behind which other slots may be requested: here all may be anyway."""
+
+    def opened_at(self, step: int, stage: int) -> int:
+        """When `stage` of `step` was finished and slots behind it could be requested."""
+        return 0
+
+    def consumed_bytes(self) -> int:
+        """Bytes of all slots that were freed."""
+        steps, slots = divmod(self.freed, max(1, self.per_step))
+        return steps * sum(self.sizes) + sum(self.sizes[:slots])
+
     def in_flight_bytes(self) -> int:
         """Bytes requested and not yet consumed."""
         return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))

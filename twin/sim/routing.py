@@ -1,0 +1,123 @@
+"""Which experts the tokens of each step choose: sampled, or after a recorded histogram."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.errors import PlanError
+from twin.plan.types import Plan, StageKind
+
+Chosen = tuple[int, ...]  # of the experts used on a rank, in their order: how many tokens chose each
+Draw = tuple[Chosen, ...]  # of the routed layers, in their order
+
+
+class RoutingKind(Enum):
+    UNIFORM = "uniform"
+    ZIPF = "zipf"  # expert e of a layer is chosen in proportion to (e + 1) ** -exponent: neighbours are popular together
+    HISTOGRAM = "histogram"  # in proportion to recorded counts
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A token's top_k experts are drawn without replacement, independently for each token, layer and step."""
+
+    kind: RoutingKind = RoutingKind.UNIFORM
+    exponent: float = 1.0
+    histogram: tuple[tuple[float, ...], ...] = ()  # [layers or 1][experts] counts
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.exponent < 0:
+            raise PlanError(f"zipf exponent {self.exponent}: must be at least 0, which is uniform")
+        if (self.kind is RoutingKind.HISTOGRAM) != bool(self.histogram):
+            raise PlanError("routing=histogram and a histogram belong together: give both, or neither")
+        for layer in self.histogram:
+            if min(layer) < 0 or not sum(layer) > 0:
+                raise PlanError(f"a histogram of {len(layer)} experts: counts must not be negative, and one must be positive")
+
+    def weights(self, layer: int, experts: int) -> NDArray[np.float64]:
+        """[experts] in proportion to which an expert is chosen first. Raises PlanError for a histogram of other experts."""
+        if self.kind is RoutingKind.UNIFORM:
+            return np.ones(experts)
+        if self.kind is RoutingKind.ZIPF:
+            return np.arange(1, experts + 1, dtype=np.float64) ** -self.exponent
+        counts = np.array(self.histogram[layer % len(self.histogram)], np.float64)
+        if len(counts) != experts:
+            raise PlanError(f"the histogram has {len(counts)} experts, layer {layer} has {experts}: record it with this model")
+        return counts
+
+
+def read_routing(text: str, seed: int) -> Routing:
+    """`uniform`, `zipf:EXPONENT`, or a JSON file of counts, [experts] or [layers][experts]. Raises PlanError."""
+    name, _, rest = text.partition(":")
+    if name == RoutingKind.UNIFORM.value and not rest:
+        return Routing(seed=seed)
+    if name == RoutingKind.ZIPF.value:
+        try:
+            return Routing(RoutingKind.ZIPF, exponent=float(rest), seed=seed)
+        except ValueError:
+            raise PlanError(f"routing {text!r}: give an exponent, such as zipf:1.0") from None
+    try:
+        counts = json.loads(Path(text).read_text(encoding="utf-8"))
+        rows = counts if isinstance(counts[0], list) else [counts]
+        histogram = tuple(tuple(float(count) for count in row) for row in rows)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise PlanError(f"routing {text!r}: uniform, zipf:EXPONENT, or a JSON file of counts by expert ({error})") from None
+    return Routing(RoutingKind.HISTOGRAM, histogram=histogram, seed=seed)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The routing of a plan's steps. A step's draw does not depend on how many steps are drawn."""
+
+    plan: Plan
+    routing: Routing
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """Stages that multiply chosen experts first, one a layer."""
+        return [stage.index for stage in self.plan.stages if stage.kind is StageKind.ROUTED_UP]
+
+    @property
+    def vary(self) -> bool:
+        """Does a step's work depend on the draw? One token on slices of all experts always does the same."""
+        return bool(self.layers) and (self.plan.tokens > 1 or self.plan.options.expert_ranks > 1)
+
+    def step(self, step: int) -> list[Draw]:
+        """[ranks]; ranks of one group share a draw."""
+        plan = self.plan
+        groups = plan.options.expert_ranks
+        if not self.vary:
+            return [tuple((1,) * self._top_k(stage) for stage in self.layers)] * plan.ranks
+        random = np.random.default_rng((self.routing.seed, step))
+        by_group: list[list[Chosen]] = [[] for _ in range(groups)]
+        for layer, stage in enumerate(self.layers):
+            for group, held in enumerate(np.split(self._counts(random, layer, stage), groups)):
+                by_group[group].append(tuple(int(tokens) for tokens in held[held > 0]))
+        return [tuple(by_group[rank * groups // plan.ranks]) for rank in range(plan.ranks)]
+
+    def _counts(self, random: np.random.Generator, layer: int, stage: int) -> NDArray[np.int64]:
+        """[experts] tokens that chose each. The largest of log(weight) + Gumbel noise are a draw without replacement."""
+        routed = self.plan.stages[stage].routed
+        assert routed is not None
+        weights = self.routing.weights(layer, routed.total)
+        if np.count_nonzero(weights) < routed.top_k:
+            raise PlanError(
+                f"the histogram of layer {layer} has {np.count_nonzero(weights)} experts with counts; a token chooses {routed.top_k}"
+            )
+        with np.errstate(divide="ignore"):
+            scores = np.log(weights) + random.gumbel(size=(self.plan.tokens, routed.total))
+        chosen = np.argpartition(-scores, routed.top_k - 1, axis=1)[:, : routed.top_k]
+        return np.bincount(chosen.reshape(-1), minlength=routed.total)
+
+    def _top_k(self, stage: int) -> int:
+        routed = self.plan.stages[stage].routed
+        assert routed is not None
+        return routed.top_k
