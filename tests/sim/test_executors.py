@@ -18,7 +18,7 @@ from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, with_number
 from twin.hardware.override import numbers as numbers_of
-from twin.hardware.types import Cache, Device, Node, Sharing, Warps
+from twin.hardware.types import Cache, Device, Link, Node, Sharing, Warps
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.defaults import plan_for as default_plan
@@ -55,9 +55,13 @@ def assert_equal(plan: Plan, node: Node, **options: Any) -> None:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Node:
-    """As in machines.py, and besides: blocks of warps, loading on demand, fences, caches that keep a share."""
+    """As in machines.py, and besides: blocks of warps, loading on demand, fences, caches that keep a share, links that are slow
+    or as quick as the dies, and machines of round numbers, where much happens at the same picosecond."""
     node = draw(nodes(caches=True))
     device = node.device
+    if draw(st.integers(0, 3)) == 0:
+        rates = {path: number(value) for path, value in (("memory.stream_bytes_per_s", 1e12), ("l2.bytes_per_s", 1e12))}
+        device = replace(apply_fit(ideal(dies=2, per_die=draw(st.integers(1, 2))), rates), sharing=device.sharing)
     if draw(st.integers(0, 2)) == 0:
         costs = {"copy_s": draw(st.sampled_from((0.0, 5e-9))), "reduction_s": 2e-8, "item_s": 3e-7, "round_s": 1e-7}
         device = replace(device, warps=Warps(**numbers(pair_bytes_per_s=3e11, **costs)))
@@ -68,14 +72,23 @@ def machines(draw: st.DrawFn) -> Node:
     if draw(st.integers(0, 3)) == 0:
         llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
         device = replace(device, llc=llc)
-    return replace(node, device=device)
+    return replace(node, device=device, link=node.link and draw(links(device, node.link)))
+
+
+@st.composite
+def links(draw: st.DrawFn, device: Device, link: Link) -> Link:
+    loaded = device.handoff.loaded_hop_s
+    if loaded and draw(st.integers(0, 2)) == 0:
+        link = replace(link, hop_s=device.handoff.hop_s, loaded_hop_s=loaded)
+    return replace(link, bytes_per_s=number(draw(st.sampled_from((5e10, 5e10, 1e8)))))
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     """Every execution, protocol and collective; lanes, also several on a GPU."""
     node = draw(machines())
-    plan = draw(plans(node))
+    crowd = {"blocks": 4 * node.device.blocks} if node.device.sharing and draw(st.booleans()) else {}
+    plan = draw(plans(node, **crowd))
     if plan.spec is not None and draw(st.integers(0, 2)) == 0:
         ranks = draw(st.sampled_from([count for count in (2, 4) if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count]))
         lanes = replace(LANES, count=ranks, early_exchange=draw(st.booleans()))
@@ -89,14 +102,14 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, replace(plan, options=replace(plan.options, execution=execution))
 
 
-@equal(120)
+@equal(150)
 @given(cases(), st.integers(1, 3))
 def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
     assert_equal(plan, node, steps=steps)
 
 
-@equal(30)
+@equal(40)
 @given(cases())
 def test_both_executors_leave_the_machine_in_the_same_state(case: tuple[Node, Plan]) -> None:
     """Also what no result shows: each pipe's bytes, how far each loader got."""

@@ -132,7 +132,7 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
     window = min(plan.options.window_slots, plan.options.ring_slots)
     kv_arrivals = max(flat.kv_ahead, window)
     records = ranks * steps * len(machine.program.channels)
-    blocks, history = _blocks(machine, flat, pipes)
+    blocks, history = _blocks(machine, flat, pipes, kept_from=steps - kept)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
         queue=np.empty(2 * count + ranks + plan.options.gpus + 4, state.EVENT),  # a block waits once, its loader too
@@ -210,9 +210,11 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
     return _filled(1, state.MACHINE, **values)
 
 
-def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes) -> tuple[Array, Array]:
+def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: int) -> tuple[Array, Array]:
     """The blocks, and room for the history of those whose requests are recorded."""
     rows = _filled(len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1)
+    if kept_from == 0:  # the first turn on a shared core belongs to the first stage
+        rows["log"] = np.arange(len(rows)) * len(machine.plan.stages)
     cores = {id(core): number for number, core in enumerate(machine.cores)}
     packages = {id(package): number for number, package in enumerate(machine.packages)}
     columns: dict[str, list[int]] = {name: [] for name in _OF_BLOCK}
