@@ -18,6 +18,7 @@ from twin.sim.program import (
     HAND_OFF,
     LAUNCH,
     OTHER,
+    ROUTING,
     SAMPLING,
     STREAMING,
     ReadWork,
@@ -76,16 +77,22 @@ class Block:
         self.on_demand = machine.on_demand
         self.package = machine.package_of(gpu)
         self.exchange = self.package.exchange_pipes(die)
-        self.program = machine.program.stages[index]
+        self.gates = machine.gates
         self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
         self.ended: list[int] = []  # ps, per step
         self.consumed = 0  # bytes of cached keys and values
 
     def consumed_bytes(self) -> int:
-        """Weights and cached keys and values, since the start."""
-        ring = self.ring
-        steps, slots = divmod(ring.freed, max(1, ring.per_step))
-        return self.consumed + steps * sum(ring.sizes) + sum(ring.sizes[:slots])
+        """Weights, and caches read and written, since the start."""
+        return self.consumed + self.ring.consumed_bytes()
+
+    def works(self, step: int) -> tuple[StageWork, ...]:
+        return self.machine.program.variant(step, self.rank).stages[self.index]
+
+    @property
+    def program(self) -> tuple[StageWork, ...]:
+        """The works of the first step."""
+        return self.works(0)
 
     def run(self) -> Process:
         log: list[list[list[Segment]]] = []
@@ -94,7 +101,7 @@ class Block:
         yield from self._resume(segments)  # its first turn on a shared core belongs to the first stage
         for step in range(self.machine.steps):
             stages: list[list[Segment]] = []
-            for work in self.program:
+            for work in self.works(step):
                 yield from self._stage(step, work, segments)
                 stages.append(segments)
                 segments = []
@@ -122,8 +129,8 @@ class Block:
             log.append((clock, COLLECTIVE, None))
         if work.slots:
             if self.on_demand:
-                self.ring.open(step * self.ring.per_step + work.last_slot, clock)
-            clock = yield from self._consume(clock, work, log)
+                self.ring.open(self.ring.first_slot(step) + work.last_slot, clock)
+            clock = yield from self._consume(step, clock, work, log)
         if work.kv:
             clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
@@ -135,8 +142,13 @@ class Block:
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
         data = self.env.now
+        if work.stored:
+            self.ring.loaded.request_now(data, work.stored)
+            self.consumed += work.stored
         if work.publication is not None:
             data = self.machine.handoffs.publish(self, step, work.index, work.publication)
+        if work.index in self.gates:
+            self.ring.finish(step, work.index)
         if self.machine.program.barriers:
             yield from self._barrier(step, work, data, log)
 
@@ -163,15 +175,24 @@ class Block:
             yield env.timeout(done - env.now)
         log.append((done, read.cause, None))
 
-    def _consume(self, clock: int, work: StageWork, log: list[Segment]) -> Timed:
-        """Each slot not before its arrival. Late slots are memory time, early ones the consumer's own."""
+    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+        """Each slot not before its arrival. Late slots are memory time, early ones the consumer's own.
+
+        Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
+        """
         env, ring = self.env, self.ring
         last = -1
+        first = work.gate >= 0
         for cost in work.slots:
             arrived = ring.arrival()
             while arrived is None:  # a kernel's loader starts later than its consumer
                 yield env.timeout(ring.wait_ps())
                 arrived = ring.arrival()
+            if first:
+                first = False
+                known = min(arrived, ring.opened_at(step, work.gate) + ring.loaded.latency)
+                if known > clock:
+                    log.append((known, ROUTING, None))
             if arrived > clock:
                 clock = arrived + cost
                 cause = STREAMING
@@ -201,7 +222,7 @@ class Block:
             while len(arrivals) < min(len(work.kv), number + ahead):
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
-                asked = entered if work.kv_ahead and not arrivals else env.now
+                asked = entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
                 arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.queueing(self.package, env.now))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
@@ -218,7 +239,7 @@ class Block:
         yield from self._sleep(event, log)
         log.append((self.env.now, LAUNCH, border.binder))
         restart = self.machine.restart if work.touches_memory else 0
-        self.ring.open(step * self.ring.per_step + work.last_slot, self.env.now + restart)
+        self.ring.open(self.ring.first_slot(step) + work.last_slot, self.env.now + restart)
         yield from self._resume(log)
 
     def _barrier(self, step: int, work: StageWork, data: int, log: list[Segment]) -> Process:
