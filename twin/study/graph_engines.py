@@ -19,7 +19,7 @@ from twin.study.runner import Runner
 from twin.units import format_quantity
 
 KINDS = {  # what a kernel does, as people read it
-    "product": "matrix products", "experts": "routed experts", "attention": "attention", "row": "norms, rotations, activations",
+    "product": "matrix products", "experts": "routed experts", "attention": "attention kernels", "row": "norms, rotations, activations",
     "allreduce": "all-reduces",
 }  # fmt: skip
 US = 1e6

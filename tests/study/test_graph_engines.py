@@ -1,0 +1,98 @@
+"""Published step times beside those added up from kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twin.errors import ConfigError
+from twin.hardware.load import load_node
+from twin.models.load import load_model
+from twin.serving.costs import Load
+from twin.serving.step import predict
+from twin.study.kinds import read_study
+from twin.study.outcome import Outcome
+from twin.study.records import COLUMNS, errors_of, read_records
+from twin.study.runner import Runner
+
+STUDIES = Path(__file__).parents[2] / "studies"
+HEAD = "kind: graph-engines\ntitle: t\nquestion: q\nprediction: p\n"
+BODY = "stacks: [vllm, trtllm]\nmodels: [llama-3.2-1b]\nnodes: [1xh200]\ncontext: 512\n"
+
+
+def study(folder: Path, body: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(HEAD + body)
+    return path
+
+
+def records(folder: Path, *lines: str) -> Path:
+    path = folder / "figures.csv"
+    path.write_text("\n".join((",".join(COLUMNS), *lines)) + "\n")
+    return path
+
+
+def run(folder: Path, body: str) -> Outcome:
+    return read_study(study(folder, body)).body.run(Runner.inline())
+
+
+def test_an_error_is_predicted_over_published_time(tmp_path: Path) -> None:
+    step = predict(load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512))
+    records(tmp_path, f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{step.graph_s * 1e3 / 1.25},somebody")
+    outcome = run(tmp_path, BODY + "servers: [figures.csv]\n")
+    summary = next(table for table in outcome.tables() if table.name == "held-out")
+    assert summary.rows[0][3] == 1
+    assert summary.rows[0][4] == pytest.approx(0.25)
+    assert outcome.headline[0][0] == "25.0%"
+
+
+def test_what_was_not_measured_is_left_open_and_said(tmp_path: Path) -> None:
+    records(
+        tmp_path, "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,3.0,somebody", "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0.8,x"
+    )
+    outcome = run(tmp_path, BODY + "elsewhere: [figures.csv]\n")
+    rows = next(table for table in outcome.tables() if table.name == "elsewhere").rows
+    assert [row[6] for row in rows] == [None, None]
+    assert all(row[8] for row in rows)  # kernels without loss exist everywhere
+    assert any("llama-3.2-1b 1xmi300x vllm" in note for note in outcome.notes)
+
+
+def test_servers_measured_end_to_end_are_met() -> None:
+    """What the study claims, held: 88 servers whose times are nobody's input."""
+    errors = errors_of(read_records(STUDIES / "graph-engines" / "measured.csv"))
+    assert errors is not None
+    assert errors.count == 88
+    assert errors.median_size < 0.06
+    assert abs(errors.worst) < 0.35
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("nobody,1xh200,vllm,as stored,bf16,1,512,1.0,x", "'nobody' is neither"),
+        ("llama-3.2-1b,1xh200,vlm,as stored,bf16,1,512,1.0,x", "stack 'vlm'"),
+        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,one,512,1.0,x", "are numbers"),
+        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,1,512,-1,x", "must be positive"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
+    records(tmp_path, line)
+    with pytest.raises(ConfigError, match=f"line 2: .*{reason}"):
+        read_study(study(tmp_path, BODY + "servers: [figures.csv]\n"))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (BODY.replace("vllm", "vlm"), "stacks: 'vlm' is unknown"),
+        (BODY.replace("1xh200", "1xh2000"), "unknown node"),
+        (BODY.replace("512", "999999"), "exceeds the 131072 positions"),
+        (BODY.replace("llama-3.2-1b", "llama-3.1-70b"), "no model fits"),
+        (BODY + "resident: [qwen3-8b]\n", "resident: 'qwen3-8b' is not among the models"),
+        (BODY + "servers: [nothing.csv]\n", "cannot be read"),
+    ],
+)
+def test_bad_studies_are_refused(tmp_path: Path, body: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read_study(study(tmp_path, body))
