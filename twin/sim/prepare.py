@@ -11,12 +11,13 @@ from twin.hardware.types import Device
 from twin.plan.types import Plan
 from twin.sim.compiled.lower import FlatProgram, flatten
 from twin.sim.program import Program, compile_plan
+from twin.sim.routing import Routing, steps_differ
 
 KEPT = 8  # programs; the largest takes 100 MB
 TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compile_plan never looks at
     "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
     "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
-    "block.clock_hz", "block.on_chip_bytes", "block.load_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "launch.restart_s",
+    "block.on_chip_bytes", "block.load_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "launch.restart_s",
 )  # fmt: skip
 
 
@@ -33,12 +34,13 @@ class Prepared:
 _kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
 
 
-def prepare(plan: Plan, device: Device) -> Prepared:
-    """The program of this very plan on a device."""
+def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Prepared:
+    """The program of this very plan on a device; of `steps` steps of a routing, where steps differ by it."""
     costs = tuple((path, n.value) for path, n in numbers(device).items() if not path.startswith(TIMED_BY_THE_MACHINE))
-    key = (id(plan), device.block.loading, *costs)
+    drawn = (routing or Routing(), steps) if steps_differ(plan) else ()
+    key = (id(plan), device.block.loading, *drawn, *costs)
     if key not in _kept:
-        _kept[key] = Prepared(plan, compile_plan(plan, device))
+        _kept[key] = Prepared(plan, compile_plan(plan, device, routing, steps))
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(key)
