@@ -42,6 +42,10 @@ class Routing:
             if min(layer) < 0 or not sum(layer) > 0:
                 raise PlanError(f"a histogram of {len(layer)} experts: counts must not be negative, and one must be positive")
 
+    def __str__(self) -> str:
+        detail = f" {self.exponent:g}" if self.kind is RoutingKind.ZIPF else ""
+        return f"{self.kind.value}{detail}, seed {self.seed}"
+
     def weights(self, layer: int, experts: int) -> NDArray[np.float64]:
         """[experts] in proportion to which an expert is chosen first. Raises PlanError for a histogram of other experts."""
         if self.kind is RoutingKind.UNIFORM:
@@ -73,6 +77,12 @@ def read_routing(text: str, seed: int) -> Routing:
     return Routing(RoutingKind.HISTOGRAM, histogram=histogram, seed=seed)
 
 
+def steps_differ(plan: Plan) -> bool:
+    """Does a step's work depend on the routing? One token on slices of all experts always does the same."""
+    routed = any(stage.routed for stage in plan.stages)
+    return routed and (plan.tokens > 1 or plan.options.expert_ranks > 1)
+
+
 @dataclass(frozen=True)
 class Draws:
     """The routing of a plan's steps. A step's draw does not depend on how many steps are drawn."""
@@ -85,10 +95,9 @@ class Draws:
         """Stages that multiply chosen experts first, one a layer."""
         return [stage.index for stage in self.plan.stages if stage.kind is StageKind.ROUTED_UP]
 
-    @property
+    @cached_property
     def vary(self) -> bool:
-        """Does a step's work depend on the draw? One token on slices of all experts always does the same."""
-        return bool(self.layers) and (self.plan.tokens > 1 or self.plan.options.expert_ranks > 1)
+        return steps_differ(self.plan)
 
     def step(self, step: int) -> list[Draw]:
         """[ranks]; ranks of one group share a draw."""

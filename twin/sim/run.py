@@ -6,16 +6,21 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from math import ceil
 
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
+from twin.sim.consume import judged
 from twin.sim.executor import Executor, run
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
 from twin.sim.program import CAUSES
+from twin.sim.routing import Routing
+from twin.sim.speculation import Speculation, gain
 from twin.sim.trace import Trace, collect
 
 
@@ -36,7 +41,10 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One steady decode step: from the end of the step before the last to the end of the last."""
+    """One steady decode step: from the end of the step before it to its own.
+
+    It is the last one, or where steps differ by their routing the median of those after the first (the lower of two).
+    """
 
     plan: str
     node: str
@@ -52,6 +60,10 @@ class Result:
     consumed_bytes: int
     in_ring_bytes: int  # prefetched for the step after the last
     assumed: tuple[str, ...]  # paths of the assumed numbers that this result rests on
+    routing: str = ""  # what was drawn, where steps differ
+    sequences: int = 1  # decoded together
+    tokens_per_step: float = 1.0  # of a sequence; more with accepted drafts
+    draft_s: float = 0.0  # before each step
     executor: str = field(default=Executor.SIMPY.value, compare=False)  # both give the same result
     why_simpy: str = field(default="", compare=False)  # where nobody asked for it
     wall_s: float = field(default=0.0, compare=False)
@@ -63,7 +75,25 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        return 1e12 / self.step_ps
+        """Of one sequence."""
+        return self.tokens_per_step / (self.step_s + self.draft_s)
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Of all sequences."""
+        return self.sequences * self.tokens_per_s
+
+    @property
+    def step_times_s(self) -> tuple[float, ...]:
+        """Of the steps after the first, which starts with cold caches."""
+        return tuple((end - begin) / 1e12 for begin, end in pairwise(self.step_ends_ps))
+
+    @property
+    def distribution(self) -> dict[str, float]:
+        """Seconds of a step: p10, p50 and p90 (of the simulated steps, none between them), the mean and the slowest."""
+        times = sorted(self.step_times_s) or [self.step_s]
+        shares = {f"p{share}": times[max(0, ceil(share / 100 * len(times)) - 1)] for share in (10, 50, 90)}
+        return shares | {"mean": sum(times) / len(times), "max": times[-1], "steps": len(times)}
 
     @property
     def stream_fraction(self) -> float:
@@ -85,7 +115,7 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Everything that the same input reproduces."""
-        derived = ("step_s", "tokens_per_s", "stream_fraction", "mbu", "attribution")
+        derived = ("step_s", "tokens_per_s", "total_tokens_per_s", "stream_fraction", "mbu", "attribution", "distribution")
         return _fields(self, without=("why_simpy", "wall_s", "trace")) | {name: getattr(self, name) for name in derived}
 
     def to_json(self) -> str:
@@ -100,27 +130,46 @@ def simulate(
     trace: bool = False,
     blocks: Collection[int] | None = None,
     executor: Executor | None = None,
+    routing: Routing | None = None,
+    speculation: Speculation | None = None,
 ) -> Result:
     """Time one decode step of `plan` on `node`.
 
-    The first step starts with empty rings and cold caches; the last one is reported, so at least two are needed for the
-    steady state. `blocks` limits a trace to these blocks of each GPU. `executor`: compiled where possible, if none is chosen.
-    Raises HardwareError when plan and node do not fit, ToolchainError or Unsupported where compiled code was chosen and cannot be had.
+    The first step starts with empty rings and cold caches, so at least two are needed for the steady state. Where steps differ by
+    their `routing` (uniform if not given), give more of them. `blocks` limits a trace to these blocks of each GPU. `executor`: compiled
+    where possible, if none is chosen. Raises HardwareError when plan and node do not fit, PlanError for a plan that drafts without
+    `speculation`, ToolchainError or Unsupported where compiled code was chosen and cannot be had.
     """
     if steps < 1:
         raise PlanError(f"steps={steps}: simulate at least 1, and 2 for the steady state")
     started = time.perf_counter()
     check(plan, node)
-    prepared = prepare(plan, node.device)
-    machine = Machine(plan, node, steps=steps, keep_all=trace, program=prepared.program)
+    tokens, draft_s = gain(plan, speculation)
+    prepared = prepare(plan, node.device, routing, steps)
+    drawn = prepared.program.drawn
+    machine = Machine(plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program)
     if trace:
         machine.record_loaders(blocks)
     chosen, why = run(machine, prepared, executor)
-    pieces = critical_path(machine.blocks, steps - 1, len(plan.stages))
+    shown = _median_step(machine) if drawn else steps - 1
+    pieces = critical_path(machine.blocks, shown, len(plan.stages))
     table = tabulate(pieces, len(plan.stages))
     collected = collect(machine, blocks, pieces) if trace else None
-    result = _result(machine, table, collected)
+    result = _result(machine, shown, table, collected)
+    said = str(routing or Routing()) if drawn else ""
+    result = replace(result, routing=said, sequences=plan.options.batch, tokens_per_step=tokens, draft_s=draft_s)
     return replace(result, executor=chosen.value, why_simpy=why, wall_s=time.perf_counter() - started)
+
+
+def _ends(machine: Machine) -> list[int]:
+    return [max(block.ended[step] for block in machine.blocks) for step in range(machine.steps)]
+
+
+def _median_step(machine: Machine) -> int:
+    """Of the steps after the first, if there are any."""
+    ends = _ends(machine)
+    times = sorted((ends[step] - ends[step - 1], step) for step in range(1, machine.steps))
+    return times[(len(times) - 1) // 2][1] if times else 0
 
 
 def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
@@ -128,17 +177,17 @@ def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
     return fields | {"stages": [asdict(stage) for stage in result.stages]}
 
 
-def _result(machine: Machine, table: Table, trace: Trace | None) -> Result:
+def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> Result:
     plan, device = machine.plan, machine.node.device
-    ends = tuple(max(block.ended[step] for block in machine.blocks) for step in range(machine.steps))
+    ends, moved = tuple(_ends(machine)), machine.program.step_bytes(step)
     ceiling = len(machine.packages) * device.memory.stream_bytes_per_s.value
     totals = [sum(row[cause] for row in table) for cause in range(len(CAUSES))]
     return Result(
         plan=plan.name,
         node=machine.node.name,
-        step_ps=ends[-1] - (ends[-2] if machine.steps > 1 else 0),
-        floor_s=plan.bytes_per_step() / ceiling,
-        bytes_per_step=plan.bytes_per_step(),
+        step_ps=ends[step] - (ends[step - 1] if step else 0),
+        floor_s=moved / ceiling,
+        bytes_per_step=moved,
         stream_bytes_per_s=ceiling,
         peak_bytes_per_s=len(machine.packages) * device.memory.peak_bytes_per_s.value,
         attribution_ps=dict(zip(CAUSES, totals, strict=True)),
@@ -186,4 +235,4 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         **{f"block.{name}_bytes_per_s": options.weight_dtype.value != name for name in ("fp16", "bf16", "fp32")},
     }
     idle = tuple(name for name, skip in unused.items() if skip)
-    return [path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)]
+    return [path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)] + judged(plan)
