@@ -18,6 +18,8 @@ import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import spearmanr
 
+from twin.errors import TwinError
+from twin.hardware.load import load_device
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.study.fields import Fields
@@ -45,10 +47,11 @@ _MECHANISMS = (
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How an interval is made. `count` simulations for each cell."""
+    """How an interval is made: `count` simulations for each cell."""
 
     count: int
     seed: int
+    held_out: str = ""  # a device whose engine runs say how wrong the twin itself is
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,27 @@ class Interval:
     p10: float
     p50: float
     p90: float
+    speeds: tuple[float, ...]  # of all draws
     carried_by: tuple[tuple[str, float], ...]  # only what can be told from chance
 
 
 def read_draws(fields: Fields) -> Draws | None:
-    """`intervals: {draws, seed}`, or nothing."""
+    """`intervals: {draws, seed, held_out}`, or nothing."""
     if "intervals" not in fields:
         return None
     one = fields.mapping("intervals")
-    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1))
+    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1), one.text("held_out", ""))
+    if draws.held_out:
+        _known(one, draws.held_out)
     one.done()
     return draws
+
+
+def _known(fields: Fields, device: str) -> None:
+    try:
+        load_device(device)
+    except TwinError as error:
+        raise fields.error("held_out", str(error)) from error
 
 
 def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
@@ -100,7 +113,7 @@ def uniforms(name: str, draws: Draws) -> Floats:
 def summary(node: Node, draws: Draws, speeds: Sequence[float]) -> Interval:
     """The interval of a cell from the speeds of its draws, in order."""
     p10, p50, p90 = (float(value) for value in np.quantile(speeds, LEVELS))
-    return Interval(p10, p50, p90, tuple(_carriers(node, draws, speeds)))
+    return Interval(p10, p50, p90, tuple(speeds), tuple(_carriers(node, draws, speeds)))
 
 
 def chance(count: int) -> float:

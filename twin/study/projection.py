@@ -11,6 +11,7 @@ from twin.study import interval, ladder, on_chip, projection_parts
 from twin.study.fields import Fields
 from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
 from twin.study.interval import Draws
+from twin.study.options import Plain
 from twin.study.outcome import Outcome
 from twin.study.point import Point, Row
 from twin.study.projection_parts import Answer, Close, Published, Roofline
@@ -100,7 +101,7 @@ def read(fields: Fields) -> Projection:
         columns=fields.choice("columns", axes, NODE),
         draws=interval.read_draws(fields),
         roofline=_roofline(fields, grid),
-        published=tuple(_published(one, labels, grid.nodes) for one in fields.mappings("published", ())),
+        published=tuple(_published(one, labels, grid) for one in fields.mappings("published", ())),
         closely=tuple(_pair(one, labels, grid.nodes) for one in fields.mappings("closely", ())),
         machines=on_chip.read_machines(fields),
         impossible=fields.choice("impossible", (REFUSE, SHOW), REFUSE),
@@ -113,10 +114,15 @@ def _pair(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> tuple[str
     return pair
 
 
-def _published(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> Published:
+def _published(one: Fields, models: Sequence[str], grid: Grid) -> Published:
+    at = one.mapping("at")
+    axes = {axis.name: axis.values for axis in grid.axes if axis.name in at}
+    places = tuple((name, _place(at, name, values)) for name, values in axes.items())
+    at.done()
     figure = Published(
         one.choice(MODEL, models),
-        one.choice(NODE, nodes),
+        one.choice(NODE, grid.nodes),
+        places,
         one.number("tokens_per_s"),
         one.choice("kind", ("measured", "vendor", "third-party", "projection")),
         one.text("source"),
@@ -124,6 +130,13 @@ def _published(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> Publ
     )
     one.done()
     return figure
+
+
+def _place(at: Fields, name: str, values: Sequence[Plain]) -> Plain:
+    value: Plain = at.take(name)
+    if value not in values:
+        raise at.error(name, f"{value!r} is not on that axis; it has {', '.join(map(str, values))}")
+    return value
 
 
 def _roofline(fields: Fields, grid: Grid) -> Roofline | None:

@@ -17,6 +17,7 @@ from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series
 from twin.study.outcome import Cell as Entry
 from twin.study.point import Row
 from twin.study.sensitivity import STEP, Effect
+from twin.study.twin_error import TwinError, twin_error
 from twin.units import format_quantity, unit_of
 
 US = 1e6
@@ -26,17 +27,21 @@ CARRIERS = 3  # named for each cell
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Somebody else's figure for a cell; `bytes` a step as they count them, 0 when they do not say."""
+    """Somebody else's figure for a cell, or for those of its cells that are `at` these places of the axes.
+
+    `bytes` a step as they count them, 0 when they do not say.
+    """
 
     model: str
     node: str
+    at: tuple[tuple[str, Plain], ...]
     tokens_per_s: float
     kind: str
     source: str
     bytes: float
 
     def of(self, cell: Cell) -> bool:
-        return (self.model, self.node) == (cell.model, cell.node)
+        return (self.model, self.node) == (cell.model, cell.node) and set(self.at) <= set(cell.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,8 @@ def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, 
     parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
     if draws:
         parts.append(_carriers(possible, draws))
+    if draws and draws.held_out:
+        parts.insert(2, _with_twin_error(possible, twin_error(draws.held_out)))
     parts.append(_rests_on(possible))
     return Outcome(tuple(parts), _headline(possible), tuple(_notes(answers, draws, roofline)))
 
@@ -105,7 +112,7 @@ def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | 
     if draws:
         yield (
             f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time of the node; low..high is a number's "
-            "central 90%. The twin's own error (what its model leaves out) is not in the interval: studies/h200-validation has its size."
+            "central 90%. The twin's own error (what its model leaves out) is not in it: studies/h200-validation has its size."
         )
     if roofline:
         yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes that the model's definition streams; nothing simulated."
@@ -307,6 +314,25 @@ def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
         values = tuple(e.effect if e.assumed is assumed else None for e in effects)
         if any(value is not None for value in values):
             yield Series(label, values)
+
+
+def _with_twin_error(possible: Sequence[Answer], error: TwinError) -> Part:
+    """The intervals again, with what the twin is known to get wrong."""
+    head = (
+        Column("cell", Shown.TEXT),
+        *(Column(f"{name}, tokens/s") for name in ("p10", "p50", "p90")),
+        Column("p50 against predicted", Shown.CHANGE),
+    )
+    rows = []
+    for answer in possible:
+        if answer.interval:
+            low, middle, high = error.spread(answer.interval.speeds)
+            rows.append((str(answer.cell), low, middle, high, middle / answer.row.tokens_per_s - 1))
+    text = (
+        f"{error.said()}. Here every draw is multiplied by each of these factors, as if the twin were as wrong everywhere as there: "
+        "the only evidence that there is, from one GPU."
+    )
+    return Part("With the twin's own error", text, (), (Table("with-twin-error", head, tuple(rows), terminal=False),), long=True)
 
 
 def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
