@@ -33,7 +33,7 @@ policies:
     groups:
       - {{node: 1xh200, nodes: 1, stack: ideal, serves: [long]}}
       - {{node: 1xh200, nodes: 1, stack: vllm, batch: 16, serves: [short]}}
-hours: 3
+hours: 0.5
 seeds: [1]
 prices:
 {PRICES}"""
@@ -75,8 +75,9 @@ def test_generated_is_what_was_asked_for(outcome: Outcome) -> None:
 
 
 def test_the_queue_of_single_nodes_is_held_to_theory(outcome: Outcome) -> None:
+    assert len(table(outcome, "theory").rows) == 2
     for row in table(outcome, "theory").rows:
-        assert row[3] == pytest.approx(row[4], rel=0.25, abs=0.01)
+        assert row[3] == pytest.approx(row[4], rel=0.1)
 
 
 def test_same_seeds_same_answer(outcome: Outcome, tmp_path: Path) -> None:
