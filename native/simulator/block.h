@@ -23,13 +23,21 @@ inline void log(State& s, Int b, Int end, Int cause, Binder who = {NONE, NONE, N
   s.logs[stage] = s.machine->segments++;
 }
 
+inline const Work& work_of(const State& s, const Block& block) { return s.works[s.variants[block.work]]; }
+
+// Of a block in a step.
+inline Int first_work(const State& s, Int b, Int step) {
+  const Machine& m = *s.machine;
+  return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank + b % m.blocks_of_rank) * m.stages;
+}
+
 inline Sight& sight_of(State& s, const Block& block) {
   const Read& read = s.reads[block.read];
   return s.sights[record_of(s, block.rank, block.step - read.previous, read.channel) * s.machine->dies + block.die];
 }
 
 // All GPUs meet before a library collective; else each for itself. A scope is at one border at a time.
-inline Int scope_of(const State& s, const Block& block) { return s.works[block.work].library ? s.machine->gpus : block.gpu; }
+inline Int scope_of(const State& s, const Block& block) { return work_of(s, block).library ? s.machine->gpus : block.gpu; }
 
 // ---- shared cores -----------------------------------------------------------------------------------------------
 
@@ -88,7 +96,7 @@ inline Int resume_to(State& s, Int b, Int after) {
 inline Int enter(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   block.log = block.step < m.kept_from ? NONE : ((block.step - m.kept_from) * m.blocks + b) * m.stages + block.stage;
   block.read = work.reads;
   if (!m.borders) return ENTERED;
@@ -105,9 +113,9 @@ inline Int enter(State& s, Int b) {
 inline Int pass_border(State& s, Int b) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   log(s, b, m.now, LAUNCH, s.borders[scope_of(s, block)].who);
-  open_ring(s, b, block.step * block.per_step + work.last_slot, m.now + (work.touches_memory ? m.restart : 0));
+  open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, m.now + (work.touches_memory ? m.restart : 0));
   return resume_to(s, b, ENTERED);
 }
 
@@ -116,7 +124,7 @@ inline Int read(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   for (;; ++block.read) {
-    if (block.read == s.works[block.work].reads_end) return WORK;
+    if (block.read == work_of(s, block).reads_end) return WORK;
     if (block.step || !s.reads[block.read].previous) break;
   }
   if (s.reads[block.read].channel == NONE) return GATHER;
@@ -153,14 +161,14 @@ inline Int gather(State& s, Int b) {
 inline Int work(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency, OTHER);
   if (work.library) log(s, b, block.clock += m.library, COLLECTIVE);
   block.slot = work.slots;
   block.last_cause = NONE;
-  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, block.step * block.per_step + work.last_slot, block.clock);
+  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, block.clock);
   return SLOT;
 }
 
@@ -168,17 +176,22 @@ inline Int work(State& s, Int b) {
 inline Int consume(State& s, Int b) {
   Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  if (block.slot == s.works[block.work].slots_end) return ATTEND;
+  const Work& work = work_of(s, block);
+  if (block.slot == work.slots_end) return ATTEND;
   const Int arrived = arrival(s, b);
   if (arrived == NONE) {
-    const Int time = wait_time(s, block);
+    const Int time = wait_time(s, b);
     if (time) return wait(s, b, SLOT, m.now + time);
+    if (m.error == FINISHED) m.stuck = b;  // the first one is reported
     m.error = STARVED;
-    m.stuck = b;
     return NONE;
   }
+  if (block.slot == work.slots && work.gate != NONE) {  // what the request could not have saved is the routing's
+    const Int known = std::min(arrived, opened(s, b, block.step, work.gate) + s.paths[block.memory].latency);
+    if (known > block.clock) log(s, b, known, ROUTING);
+  }
   const Int cause = arrived > block.clock ? STREAMING : CONSUMER;
-  block.clock = std::max(arrived, block.clock) + s.slots[block.slot].cost;
+  block.clock = std::max(arrived, block.clock) + s.slot_costs[block.slot];
   if (cause == block.last_cause && block.log != NONE) {
     s.segments[s.logs[block.log]].end = block.clock;
   } else {
@@ -188,16 +201,9 @@ inline Int consume(State& s, Int b) {
   return wait(s, b, SLOT_DONE, block.clock);
 }
 
-inline Int free_slot(State& s, Int b) {
-  ++s.blocks[b].freed;
-  ++s.blocks[b].slot;
-  pump(s, b);
-  return SLOT;
-}
-
 inline Int attend(State& s, Int b) {
   Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   if (work.kv == work.kv_end) return FINISH;
   block.kv = block.asked = 0;
   return wait_beyond_now(s, b, ITEM, block.open_at);
@@ -207,7 +213,7 @@ inline Int attend(State& s, Int b) {
 inline Int item(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   const Int items = work.kv_end - work.kv, ahead = work.kv_ahead ? work.kv_ahead : m.window;
   Int* arrivals = s.kv_arrivals + b * m.kv_arrivals;
   if (block.kv == items) {
@@ -216,7 +222,7 @@ inline Int item(State& s, Int b) {
   }
   for (; block.asked < std::min(items, block.kv + ahead); ++block.asked) {
     const Int size = s.kv[work.kv + block.asked].size;
-    const Int asked = work.kv_ahead && block.asked == 0 ? block.entered : m.now;
+    const Int asked = work.kv_ahead && block.asked == 0 && !work.kv_after ? block.entered : m.now;
     const Int arrived = request_now(s, path_of(block, block.asked, block.step > 0), asked, size);
     arrivals[block.asked % ahead] = arrived + queueing(s, block.package, m.now);
     block.consumed += s.sizes[size];
@@ -227,15 +233,20 @@ inline Int item(State& s, Int b) {
 
 inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
-  const Work& work = s.works[block.work];
+  const Work& work = work_of(s, block);
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
   if (work.fence) log(s, b, block.clock += work.fence, HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 
 inline Int publish_stage(State& s, Int b) {
-  const Work& work = s.works[s.blocks[b].work];
+  const Work& work = work_of(s, s.blocks[b]);
+  if (work.stored != NONE) {
+    request_now(s, s.blocks[b].memory, s.machine->now, work.stored);
+    s.blocks[b].consumed += s.sizes[work.stored];
+  }
   const Int data = work.size == NONE ? s.machine->now : publish(s, b, work);
+  if (work.opens != NONE) open_gate(s, b, work.opens);
   if (!s.machine->barriers) return LEAVE;
   arrive_at_barrier(s, b, work, data);
   return sleep(s, b, s.barriers[s.blocks[b].rank], AT_BARRIER);
@@ -255,8 +266,10 @@ inline Int leave(State& s, Int b) {
   if (++block.stage < m.stages) return ENTER;
   s.ended[block.step * m.blocks + b] = m.now;
   block.stage = 0;
-  block.work -= m.stages;
-  if (++block.step < m.steps) return ENTER;
+  if (++block.step < m.steps) {
+    block.work = first_work(s, b, block.step);
+    return ENTER;
+  }
   suspend(s, b);
   schedule(s, m.now, END, b);
   return NONE;
@@ -275,7 +288,7 @@ inline void advance(State& s, Int b) {
       case GATHER: place = gather(s, b); break;
       case GATHERED: log(s, b, s.blocks[b].clock, s.reads[s.blocks[b].read++].cause); place = READ; break;
       case WORK: place = work(s, b); break;
-      case SLOT_DONE: place = free_slot(s, b); break;
+      case SLOT_DONE: free_slot(s, b); ++s.blocks[b].slot; place = SLOT; break;
       case SLOT: place = consume(s, b); break;
       case ATTEND: place = attend(s, b); break;
       case ITEM_DONE: ++s.blocks[b].kv; place = ITEM; break;

@@ -19,6 +19,8 @@ void wake(State& s, Item& item) {
 // As Machine.run: the end of the last block is an event, and that all have ended another.
 void run(State& s) {
   Machine& m = *s.machine;
+  if (m.gated)
+    for (Int b = 0; b < m.blocks; ++b) find_run(s, b);
   if (m.resident)
     for (Int b = 0; b < m.blocks; ++b) pump(s, b);
   for (Int b = 0; b < m.blocks; ++b) advance(s, b);

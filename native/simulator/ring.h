@@ -1,4 +1,4 @@
-// The loader of one block, as twin/sim/ring.py.
+// The loader of one block, as twin/sim/ring.py and twin/sim/gated.py.
 #pragma once
 
 #include "pipes.h"
@@ -10,7 +10,8 @@ inline Int path_of(const Block& block, Int number, bool warm) {
   return hit ? block.cached : block.memory;
 }
 
-inline Int& slot_arrival(State& s, Int b, Int slot) { return s.arrivals[b * s.machine->capacity + slot % s.machine->capacity]; }
+// Of a request that is among the last `capacity`.
+inline Int& arrival_of(State& s, Int b, Int request) { return s.arrivals[b * s.machine->capacity + request % s.machine->capacity]; }
 
 inline bool may_request(const State& s, const Block& block) {
   return block.issued < block.limit && block.issued - block.freed < s.machine->capacity;
@@ -20,7 +21,7 @@ inline Int window_opens(State& s, Int b) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
   if (m.window == m.capacity || block.issued < m.window) return block.copied;
-  return std::max(block.copied, slot_arrival(s, b, block.issued - m.window));
+  return std::max(block.copied, arrival_of(s, b, block.issued - m.window));
 }
 
 inline void wake_at(State& s, Int b, Int time) {
@@ -29,22 +30,23 @@ inline void wake_at(State& s, Int b, Int time) {
   schedule(s, time, WAKE_LOADER, b);
 }
 
-inline void request_slot(State& s, Int b) {
+// Requests a slot; in the order of requests, even when a cache answers sooner than memory did.
+inline Int request_slot(State& s, Int b, Int slot, Int size, bool warm) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  const Int slot = block.issued++;
-  const Int size = s.slots[block.slot_base + slot % block.per_step].size;
-  Int arrived = request(s, path_of(block, slot, slot >= block.per_step), m.now, size);
-  if (slot) arrived = std::max(arrived, slot_arrival(s, b, slot - 1));
-  slot_arrival(s, b, slot) = arrived;
+  Int arrived = request(s, path_of(block, slot, warm), m.now, size);
+  if (block.issued) arrived = std::max(arrived, arrival_of(s, b, block.issued - 1));
+  arrival_of(s, b, block.issued) = arrived;
   if (m.pace) block.copied = m.now + m.pace;
   if (block.history != NONE) {
-    s.history[2 * (block.history + slot)] = m.now;
-    s.history[2 * (block.history + slot) + 1] = arrived;
+    s.history[2 * (block.history + block.issued)] = m.now;
+    s.history[2 * (block.history + block.issued) + 1] = arrived;
   }
+  ++block.issued;
+  return arrived;
 }
 
-inline void pump(State& s, Int b) {
+inline void pump_plain(State& s, Int b) {
   const Int now = s.machine->now;
   Block& block = s.blocks[b];
   if (block.paused) return;
@@ -55,9 +57,124 @@ inline void pump(State& s, Int b) {
   if (!may_request(s, block)) return;
   const Int earliest = window_opens(s, b);
   if (earliest > now) return wake_at(s, b, earliest);
-  request_slot(s, b);
+  const Int slot = block.issued;
+  request_slot(s, b, slot, s.slots[s.streams[block.stream].slots + slot % block.per_step], slot >= block.per_step);
   if (may_request(s, block)) wake_at(s, b, std::max(now, window_opens(s, b)));
 }
+
+// ---- gated: weights of experts cannot be asked for before the routing is known; as twin/sim/gated.py ------------------
+
+inline const Stream& stream_of(const State& s, Int b, Int step) {
+  const Machine& m = *s.machine;
+  const Int variant = s.choices[step * m.ranks + s.blocks[b].rank];
+  return s.streams[variant * m.blocks_of_rank + b % m.blocks_of_rank];
+}
+
+inline const Int* starts_of(const State& s, Int b) { return s.starts + b * (s.machine->steps + 2); }
+
+// When a gate of a step was opened; NONE: it is closed.
+inline Int& opened(State& s, Int b, Int step, Int gate) {
+  return s.opened[(b * (s.machine->steps + 1) + step) * s.machine->gates + gate];
+}
+
+inline bool is_open(State& s, Int b, Int step, const Run& run) { return run.gate == NONE || opened(s, b, step, run.gate) != NONE; }
+
+// The entry of the slot that the consumer needs next.
+inline There* there(State& s, Int b) {
+  const Int capacity = s.machine->capacity;
+  There* first = s.there + b * capacity;
+  for (There* entry = first; entry != first + capacity; ++entry)
+    if (entry->slot == s.blocks[b].freed) return entry;
+  return nullptr;
+}
+
+inline Int* beyond_of(State& s, Int b) { return s.beyond + b * (s.machine->ahead + 1); }
+
+inline bool is_beyond(State& s, Int b, Int slot) {
+  const Int* first = beyond_of(s, b);
+  return std::find(first, first + s.blocks[b].beyond, slot) != first + s.blocks[b].beyond;
+}
+
+// The slot to request next, if there is one and a place for it.
+inline Int next_slot(State& s, Int b) {
+  const Machine& m = *s.machine;
+  const Block& block = s.blocks[b];
+  if (block.issued - block.freed >= m.capacity || block.head >= block.limit) return NONE;
+  Int step = block.head_step, run = block.head_run;
+  if (is_open(s, b, step, s.runs[run])) return block.head;
+  if (block.beyond >= m.ahead) return NONE;
+  const Int* starts = starts_of(s, b);
+  for (Int begin = starts[step] + s.runs[run].end; begin < block.limit; begin = starts[step] + s.runs[run].end) {
+    while (++run >= stream_of(s, b, step).runs_end) {
+      if (++step > m.steps) return NONE;
+      run = stream_of(s, b, step).runs - 1;
+    }
+    if (!is_open(s, b, step, s.runs[run])) continue;
+    const Int end = std::min(starts[step] + s.runs[run].end, block.limit);
+    for (Int slot = begin; slot < end; ++slot)
+      if (!is_beyond(s, b, slot)) return slot;
+  }
+  return NONE;
+}
+
+// The first run of the head's step, or of the first step after it that has slots at all.
+inline void find_run(State& s, Int b) {
+  Block& block = s.blocks[b];
+  for (; block.head_step <= s.machine->steps; ++block.head_step) {
+    const Stream& stream = stream_of(s, b, block.head_step);
+    block.head_run = stream.runs;
+    if (stream.runs < stream.runs_end) return;
+  }
+}
+
+// The first slot that is not requested, and its run.
+inline void advance_head(State& s, Int b) {
+  Block& block = s.blocks[b];
+  Int* first = beyond_of(s, b);
+  for (Int *end = first + block.beyond, *found; (found = std::find(first, end, block.head)) != end; end = first + block.beyond) {
+    *found = first[--block.beyond];
+    ++block.head;
+  }
+  while (block.head_step <= s.machine->steps && starts_of(s, b)[block.head_step] + s.runs[block.head_run].end <= block.head) {
+    if (++block.head_run < stream_of(s, b, block.head_step).runs_end) continue;
+    ++block.head_step;
+    find_run(s, b);
+  }
+}
+
+inline void take_slot(State& s, Int b, Int slot) {
+  Block& block = s.blocks[b];
+  const Int* starts = starts_of(s, b);
+  Int step = block.head_step;
+  while (slot >= starts[step + 1]) ++step;
+  const Int size = s.slots[stream_of(s, b, step).slots + slot - starts[step]];
+  const Int arrived = request_slot(s, b, slot, size, slot >= starts[1]);
+  There* free = s.there + b * s.machine->capacity;
+  while (free->slot != NONE) ++free;
+  *free = {slot, arrived};
+  beyond_of(s, b)[block.beyond++] = slot;
+  advance_head(s, b);
+}
+
+inline void pump_gated(State& s, Int b) {
+  const Int now = s.machine->now;
+  Block& block = s.blocks[b];
+  const Int slot = block.paused ? NONE : next_slot(s, b);
+  if (slot == NONE) return;
+  const Int earliest = std::max(block.open_at, window_opens(s, b));
+  if (earliest > now) return wake_at(s, b, earliest);
+  take_slot(s, b, slot);
+  if (next_slot(s, b) != NONE) wake_at(s, b, std::max(now, window_opens(s, b)));
+}
+
+inline void open_gate(State& s, Int b, Int gate) {
+  opened(s, b, s.blocks[b].step, gate) = s.machine->now;
+  pump_gated(s, b);
+}
+
+// ---- either ---------------------------------------------------------------------------------------------------------
+
+inline void pump(State& s, Int b) { s.machine->gated ? pump_gated(s, b) : pump_plain(s, b); }
 
 inline void open_ring(State& s, Int b, Int limit, Int at) {
   s.blocks[b].limit = limit;
@@ -65,20 +182,37 @@ inline void open_ring(State& s, Int b, Int limit, Int at) {
   pump(s, b);
 }
 
+inline Int first_slot(const State& s, Int b, Int step) {
+  return s.machine->gated ? s.starts[b * (s.machine->steps + 2) + step] : step * s.blocks[b].per_step;
+}
+
 // Of the slot that the consumer needs next; NONE: not requested yet.
 inline Int arrival(State& s, Int b) {
   Block& block = s.blocks[b];
+  if (s.machine->gated) {
+    if (!there(s, b)) pump(s, b);
+    const There* found = there(s, b);
+    return found ? found->arrival : NONE;
+  }
   if (block.freed == block.issued) {
     pump(s, b);
     if (block.freed == block.issued) return NONE;
   }
-  return slot_arrival(s, b, block.freed);
+  return arrival_of(s, b, block.freed);
 }
 
 // Until that slot can be requested; 0: it never will be.
-inline Int wait_time(const State& s, const Block& block) {
-  const Int wait = std::max(block.open_at, block.copied) - s.machine->now;
+inline Int wait_time(State& s, Int b) {
+  const Block& block = s.blocks[b];
+  const Int wait = std::max(block.open_at, s.machine->gated ? window_opens(s, b) : block.copied) - s.machine->now;
   return block.paused || block.freed >= block.limit ? 0 : std::max<Int>(0, wait);
+}
+
+// The consumer is done with its slot.
+inline void free_slot(State& s, Int b) {
+  if (s.machine->gated) there(s, b)->slot = NONE;
+  ++s.blocks[b].freed;
+  pump(s, b);
 }
 
 }  // namespace twin

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from twin.errors import TwinError
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import StageKind
 from twin.sim.compiled import state
 from twin.sim.compiled.state import PLACES, Array, State
+from twin.sim.gated import GatedRing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Path, Pipe
-from twin.sim.program import Program, StageWork
+from twin.sim.program import Program, StageWork, Variant
 
 FASTEST = 2**62  # bytes/s
 LONGEST = 2**62  # ps
 ROUTE = 2  # pipes at most between two GPUs
-SEGMENTS = 10  # at most in a stage, besides its slots and GATHERS for each read
+SEGMENTS = 11  # at most in a stage, besides its slots and GATHERS for each read
 GATHERS = 3
 
 
@@ -33,67 +34,90 @@ class Unsupported(TwinError):
 class FlatProgram:
     """A Program as arrays. `segments`: most that the log of one step of one rank can hold."""
 
+    variants: Array
     works: Array
     reads: Array
+    slot_costs: Array
+    streams: Array
     slots: Array
+    runs: Array
     kv: Array
     feeds: Array
     channels: Array
     counter_total: int
     sizes: tuple[int, ...]  # bytes; sizes in the arrays are places in it
-    slot_base: tuple[int, ...]  # [blocks] into slots
+    gates: int
     kv_ahead: int
     segments: int
 
 
 def flatten(program: Program) -> FlatProgram:
     """Independent of bandwidths and latencies of pipes: kept for all machines that run the same program."""
-    if program.drawn or any(work.gate >= 0 or work.stored or work.kv_after for stages in program.stages for work in stages):
-        raise Unsupported("compiled code does not know gated loaders and stored states yet")
     return _Flattening(program).done()
 
 
 class _Flattening:
+    """Works that several variants share are written once."""
+
     def __init__(self, program: Program) -> None:
+        plan = program.plan
         self.program = program
+        self.across = [s.publishes is not None and plan.values[s.publishes].pushed and plan.ranks > 1 for s in plan.stages]
+        self.gates = {stage: n for n, stage in enumerate(sorted({s.gate for s in plan.stages if s.gate is not None}))}
         self.places: dict[int, int] = {}  # of each size
+        self.known: dict[int, int] = {}  # by the identity of a work
         self.works: list[tuple[int, ...]] = []
         self.reads: list[tuple[int, ...]] = []
         self.kv: list[tuple[int, int]] = []
         self.feeds: list[int] = []
         self.slot_costs: list[int] = []
+        self.runs: list[tuple[int, int]] = []
 
     def done(self) -> FlatProgram:
-        across = _across(self.program.plan)
-        bases = []
-        for stages in self.program.stages:
-            bases.append(len(self.slot_costs))
-            for work in stages:
-                self._work(work, across[work.index])
-        streamed = [self._place(size) for size in chain.from_iterable(self.program.sizes)]
+        rows = [stages for variant in self.program.variants for stages in variant.stages]
+        variants = [self._number(work) for stages in rows for work in stages]
+        streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
+        slots = [self._place(size) for size in chain.from_iterable(streamed)]
+        ends = list(accumulate(map(len, streamed)))
+        runs = [self._runs(stages) for stages in rows]
         counters = [channel.arrivals if channel.counted else 0 for channel in self.program.channels]
         channels = [
             (channel.arrivals, channel.counted, channel.cause, start)
             for channel, start in zip(self.program.channels, accumulate(counters, initial=0), strict=False)
         ]
         return FlatProgram(
+            variants=np.array(variants, np.int64),
             works=np.array(self.works, state.WORK),
             reads=np.array(self.reads, state.READ),
-            slots=np.array(list(zip(self.slot_costs, streamed, strict=True)), state.SLOT),
-            kv=np.array(self.kv, state.SLOT),
+            slot_costs=np.array(self.slot_costs, np.int64),
+            streams=np.array([(end - len(sizes), end, *run) for sizes, end, run in zip(streamed, ends, runs, strict=True)], state.STREAM),
+            slots=np.array(slots, np.int64),
+            runs=np.array(self.runs, state.RUN_OF_SLOTS),
+            kv=np.array(self.kv, state.ITEM),
             feeds=np.array(self.feeds, np.int64),
             channels=np.array(channels, state.CHANNEL),
             counter_total=sum(counters),
             sizes=tuple(self.places),
-            slot_base=tuple(bases),
-            kv_ahead=max(work.kv_ahead for stages in self.program.stages for work in stages),
-            segments=SEGMENTS * len(self.works) + GATHERS * len(self.reads) + len(self.slot_costs),
+            gates=len(self.gates),
+            kv_ahead=max(work.kv_ahead for work in rows[0]),
+            segments=max(self._segments(variant) for variant in self.program.variants),
         )
+
+    def _segments(self, variant: Variant) -> int:
+        reads = sum(len(work.reads) for stages in variant.stages for work in stages)
+        return SEGMENTS * len(variant.stages) * len(self.across) + GATHERS * reads + sum(map(len, variant.sizes))
 
     def _place(self, size: int) -> int:
         return self.places.setdefault(size, len(self.places))
 
-    def _work(self, work: StageWork, across: bool) -> None:
+    def _number(self, work: StageWork) -> int:
+        number = self.known.get(id(work))
+        if number is None:
+            number = self.known[id(work)] = len(self.works)
+            self._work(work)
+        return number
+
+    def _work(self, work: StageWork) -> None:
         """In the order of state.WORK."""
         published, place = work.publication, self._place
         reads, slots, kv = len(self.reads), len(self.slot_costs), len(self.kv)
@@ -109,14 +133,20 @@ class _Flattening:
                 reads, len(self.reads), work.fixed_ps, work.fixed_cause, work.kind is StageKind.EMBED, work.library,
                 slots, len(self.slot_costs), kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
                 work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
-                published is not None and published.pushed, across,
+                published is not None and published.pushed, self.across[work.index], self.gates.get(work.gate, -1),
+                self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after,
             )
         )  # fmt: skip
 
-
-def _across(plan: Plan) -> list[bool]:
-    """Does the barrier after a stage span all ranks?"""
-    return [s.publishes is not None and plan.values[s.publishes].pushed and plan.ranks > 1 for s in plan.stages]
+    def _runs(self, stages: Sequence[StageWork]) -> tuple[int, int]:
+        """Of slots with one gate, in the order of the stream."""
+        first, end = len(self.runs), 0
+        if self.gates:
+            for work in stages:
+                if work.slots:
+                    end += len(work.slots)
+                    self.runs.append((end, self.gates.get(work.gate, -1)))
+        return first, len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +164,17 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
     window = min(plan.options.window_slots, plan.options.ring_slots)
     kv_arrivals = max(flat.kv_ahead, window)
     records = ranks * steps * len(machine.program.channels)
+    gated = [block.ring for block in machine.blocks if isinstance(block.ring, GatedRing)]
     blocks, history = _blocks(machine, flat, pipes, kept_from=steps - kept)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
         queue=np.empty(2 * count + ranks + plan.options.gpus + 4, state.EVENT),  # a block waits once, its loader too
         blocks=blocks,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
+        starts=np.array([ring.starts for ring in gated], np.int64),
+        opened=np.full(len(gated) * (steps + 1) * flat.gates, -1, np.int64),
+        there=_filled(len(gated) * plan.options.ring_slots, state.THERE, slot=-1),
+        beyond=np.empty(len(gated) * (plan.options.ahead_slots + 1), np.int64),
         kv_arrivals=np.zeros((count, kv_arrivals), np.int64),
         pipes=pipes.table(),
         costs=pipes.costs(flat.sizes),
@@ -150,9 +185,14 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
         packages=_spans([(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE),
         package_pipes=np.array([pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)], np.int64),
         loads=np.zeros((len(machine.packages), 2), state.LOAD),
+        choices=np.array(machine.program.choices or [[0] * ranks] * (steps + 1), np.int64),
+        variants=flat.variants,
         works=flat.works,
         reads=flat.reads,
+        slot_costs=flat.slot_costs,
+        streams=flat.streams,
         slots=flat.slots,
+        runs=flat.runs,
         kv=flat.kv,
         feeds=flat.feeds,
         channels=flat.channels,
@@ -197,6 +237,9 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "window": window,
         "kv_arrivals": kv_arrivals,
         "sizes": len(flat.sizes),
+        "gated": isinstance(machine.blocks[0].ring, GatedRing),
+        "ahead": plan.options.ahead_slots,
+        "gates": flat.gates,
         "pace": machine.blocks[0].ring.pace,
         "hop": timing.hop,
         "cross": timing.cross,
@@ -219,19 +262,21 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
         rows["log"] = np.arange(len(rows)) * len(machine.plan.stages)
     cores = {id(core): number for number, core in enumerate(machine.cores)}
     packages = {id(package): number for number, package in enumerate(machine.packages)}
+    choices = machine.program.choices[0] if machine.program.choices else ()
     columns: dict[str, list[int]] = {name: [] for name in _OF_BLOCK}
     recorded = 0
     for block in machine.blocks:
         ring = block.ring
+        stream = (choices[block.rank] if choices else 0) * machine.plan.blocks + block.index
         exchange = [pipes.number[id(pipe)] for pipe in block.exchange]
         history = -1
         if ring.history is not None:
             history = recorded
-            recorded += (machine.steps + 1) * ring.per_step
+            recorded += ring.first_slot(machine.steps + 1)
         values = (
             block.rank, block.gpu, block.die, packages[id(block.package)], cores[id(block.core)] if block.core else -1,
-            exchange[0], exchange[1] if len(exchange) > 1 else -1, block.index * len(machine.plan.stages),
-            ring.per_step, flat.slot_base[block.index], ring.kept, ring.limit, ring.paused,
+            exchange[0], exchange[1] if len(exchange) > 1 else -1, stream * len(machine.plan.stages),
+            stream, ring.per_step, ring.kept, ring.limit, ring.paused,
             pipes.path(ring.loaded), pipes.path(ring.cached), history,
         )  # fmt: skip
         for name, value in zip(_OF_BLOCK, values, strict=True):
@@ -243,7 +288,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
 
 _OF_BLOCK = (
     "rank", "gpu", "die", "package", "core", "exchange", "other_exchange", "work",
-    "per_step", "slot_base", "kept", "limit", "paused", "memory", "cached", "history",
+    "stream", "per_step", "kept", "limit", "paused", "memory", "cached", "history",
 )  # fmt: skip
 
 

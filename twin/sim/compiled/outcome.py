@@ -9,6 +9,7 @@ from twin.sim.block import Block, Segment
 from twin.sim.compiled import library
 from twin.sim.compiled.lower import FlatProgram, Lowered, lower
 from twin.sim.compiled.state import ERRORS, State
+from twin.sim.gated import GatedRing
 from twin.sim.machine import Machine
 
 T = TypeVar("T", covariant=True)
@@ -34,6 +35,9 @@ def _put_back(machine: Machine, lowered: Lowered) -> None:
     columns = (state.blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history"))
     for number, (block, issued, freed, limit, consumed, history) in enumerate(zip(machine.blocks, *columns, strict=True)):
         block.ring.issued, block.ring.freed, block.ring.limit, block.consumed = issued, freed, limit, consumed
+        if isinstance(block.ring, GatedRing):
+            there = state.there[number * block.ring.capacity : (number + 1) * block.ring.capacity].tolist()
+            block.ring.there = {slot: arrival for slot, arrival in there if slot >= 0}
         block.ended = state.ended[: step[number], number].tolist()
         block.log = _log(machine, state, number)
         if history >= 0:

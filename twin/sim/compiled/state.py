@@ -28,14 +28,15 @@ MACHINE = _record(
     "now sequence queued segments ended error stuck",  # the run so far
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window pace kv_arrivals",
+    "capacity window pace kv_arrivals gated ahead gates",
     "hop cross atomic poll growth load_window link_hop link_growth link_window counter_total",
 )
 EVENT = _record("time sequence kind target")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
     "place after step stage work read slot last_cause clock entered resumed kv asked consumed log",
-    "per_step slot_base kept limit open_at copied paused waiting issued freed memory cached history",
+    "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
+    "head head_step head_run beyond",  # of a gated ring
 )
 PIPE = _record("free small_free bytes rate numerator denominator")
 PATH = _record("start end latency")
@@ -43,10 +44,13 @@ PACKAGE = _record("start end domains")
 LOAD = _record("marked before load")
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across",
+    "size own own_end others others_end pushed across gate opens stored kv_after",
 )
 READ = _record("channel previous size cost rounds cause")
-SLOT = _record("cost size")
+ITEM = _record("cost size")
+STREAM = _record("slots slots_end runs runs_end")  # of a block in a step
+RUN_OF_SLOTS = _record("end gate")  # slots of a stream up to `end` that may be requested once the gate is open
+THERE = _record("slot arrival")
 CHANNEL = _record("arrivals counted cause counter")
 RECORD = _record("arrived seen waits remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
 SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")  # of a record, from one die
@@ -58,8 +62,8 @@ WORD = np.dtype(np.int64)
 
 RECORDS = {
     "Binder": BINDER, "Machine": MACHINE, "Event": EVENT, "Block": BLOCK, "Pipe": PIPE, "Path": PATH, "Package": PACKAGE, "Load": LOAD,
-    "Work": WORK, "Read": READ, "Slot": SLOT, "Channel": CHANNEL, "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER,
-    "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
+    "Work": WORK, "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
+    "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER, "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
 }  # fmt: skip
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
 ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
@@ -73,7 +77,11 @@ class State(NamedTuple):
     machine: Array  # [1] MACHINE
     queue: Array  # EVENT, a binary heap
     blocks: Array  # [blocks] BLOCK
-    arrivals: Array  # [blocks][capacity] of ring slots
+    arrivals: Array  # [blocks][capacity] of ring slots, by request
+    starts: Array  # gated rings: [blocks][steps + 2] first slot of each step
+    opened: Array  # [blocks][steps + 1][gates]
+    there: Array  # [blocks][capacity] THERE: slots requested and not freed
+    beyond: Array  # [blocks][ahead + 1] slots requested behind the first that is not
     kv_arrivals: Array  # [blocks][machine.kv_arrivals]
     pipes: Array  # PIPE
     costs: Array  # [rates][sizes] ps
@@ -84,10 +92,15 @@ class State(NamedTuple):
     packages: Array  # PACKAGE: from start to end in package_pipes, whose load is that of the package
     package_pipes: Array
     loads: Array  # [packages][2] LOAD, by window: 0 of the hand-off, 1 of the links
-    works: Array  # [blocks_of_rank][stages] WORK
+    choices: Array  # [steps + 1][ranks] variants
+    variants: Array  # [variants][blocks_of_rank][stages] works
+    works: Array  # WORK, each once
     reads: Array  # READ
-    slots: Array  # SLOT
-    kv: Array  # SLOT
+    slot_costs: Array  # ps of the slots of each work
+    streams: Array  # [variants][blocks_of_rank] STREAM
+    slots: Array  # size of the slots of each stream
+    runs: Array  # RUN_OF_SLOTS
+    kv: Array  # ITEM
     feeds: Array  # channels
     channels: Array  # CHANNEL
     records: Array  # [ranks][steps][channels] RECORD
@@ -104,9 +117,9 @@ class State(NamedTuple):
 
 
 TYPES = {
-    "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "pipes": PIPE, "paths": PATH, "packages": PACKAGE, "loads": LOAD, "works": WORK,
-    "reads": READ, "slots": SLOT, "kv": SLOT, "channels": CHANNEL, "records": RECORD, "sights": SIGHT, "barriers": BARRIER,
-    "borders": BORDER, "cores": CORE, "segments": SEGMENT,
+    "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "there": THERE, "pipes": PIPE, "paths": PATH, "packages": PACKAGE,
+    "loads": LOAD, "works": WORK, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
+    "records": RECORD, "sights": SIGHT, "barriers": BARRIER, "borders": BORDER, "cores": CORE, "segments": SEGMENT,
 }  # fmt: skip
 
 
