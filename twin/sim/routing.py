@@ -117,10 +117,10 @@ class Draws:
         routed = self.plan.stages[stage].routed
         assert routed is not None
         weights = self.routing.weights(layer, routed.total)
-        if np.count_nonzero(weights) < routed.top_k:
-            raise PlanError(
-                f"the histogram of layer {layer} has {np.count_nonzero(weights)} experts with counts; a token chooses {routed.top_k}"
-            )
+        some = np.count_nonzero(weights)
+        if some < routed.top_k:
+            message = f"the histogram of layer {layer} counts {some} of {routed.total} experts; a token chooses {routed.top_k}"
+            raise PlanError(f"{message}: record more tokens")
         with np.errstate(divide="ignore"):
             scores = np.log(weights) + random.gumbel(size=(self.plan.tokens, routed.total))
         chosen = np.argpartition(-scores, routed.top_k - 1, axis=1)[:, : routed.top_k]

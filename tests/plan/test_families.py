@@ -1,0 +1,271 @@
+"""Plans of layers that are described one by one: what they count, what the validator proves of them, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.plan.family_models import CHOSEN, DELTA, DENSE, EXPERTS, FEEDS, GROUPED, HASHED, LATENT, MIXERS, PACKED, SHARED, family
+from tests.plan.tiny import LIMITS, plan_of, tiny
+from twin.errors import InvalidPlan, PlanError
+from twin.models.feeds import ExpertFeed
+from twin.models.mixers import GroupedAttention
+from twin.models.spec import ModelSpec
+from twin.plan.types import (
+    CollectiveKind,
+    Common,
+    Execution,
+    HandOffKind,
+    Options,
+    Plan,
+    Residual,
+    Sampling,
+    Stage,
+    StageKind,
+    routed_shares,
+)
+from twin.plan.validate import validate, violations
+
+PATTERNS = {
+    **{name: family((mixer, DENSE), (mixer, EXPERTS), (mixer, SHARED)) for name, mixer in MIXERS.items()},
+    "alternating": family(*[(DELTA, SHARED)] * 3, (GROUPED, SHARED)),
+    "v4": family((MIXERS["window"], HASHED), (CHOSEN, HASHED), (MIXERS["compressed"], SHARED), hyper=True, stored=PACKED),
+}
+
+
+def family_plan(spec: ModelSpec, **chosen: Any) -> Plan:
+    settled: dict[str, Any] = {"context": 64, "max_context": 256, "copies": 3, "blocks": 4, **chosen}
+    return plan_of(spec, **settled)
+
+
+def first(plan: Plan, kind: StageKind) -> Stage:
+    return next(stage for stage in plan.stages if stage.kind is kind)
+
+
+def with_stage(plan: Plan, stage: Stage) -> Plan:
+    return replace(plan, stages=tuple(stage if s.index == stage.index else s for s in plan.stages))
+
+
+@pytest.mark.parametrize("handoff", HandOffKind)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_family_is_proven_under_every_ordinary_option(name: str, handoff: HandOffKind) -> None:
+    chosen = [
+        {"gpus": 1, "blocks": 5}, {"gpus": 2, "common": Common.SHARDED}, {"gpus": 4, "batch": 3, "sampling": Sampling.FULL},
+        {"gpus": 2, "draft": 2, "residual": Residual.SLICED}, {"gpus": 4, "context": 3},
+    ]  # fmt: skip
+    for options in chosen:
+        validate(family_plan(PATTERNS[name], handoff=handoff, **options))
+    validate(family_plan(PATTERNS[name], gpus=2, handoff=handoff, execution=Execution.GRAPH, collective=CollectiveKind.LIBRARY))
+
+
+@pytest.mark.parametrize(("gpus", "groups"), [(1, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+def test_weights_of_a_step_are_those_of_the_model(gpus: int, groups: int) -> None:
+    """However experts are placed; what every rank needs alike is streamed by each, or once where it is shared."""
+    spec = PATTERNS["alternating"]
+    plan = family_plan(spec, gpus=gpus, expert_ranks=groups, common=Common.SHARDED)
+    gating = (gpus - 1) * 4 * 32 * 2  # the row that gates the shared experts does not divide: each rank has it, in four layers
+    heads = (max(1, gpus // 2) - 1) * 2 * 2 * 8 * 32 * 2  # two heads of keys and values, in one layer
+    replicated = gating + heads
+    assert plan.weight_bytes() == spec.streamed_bytes + replicated
+
+
+def test_packed_weights_count_their_scales() -> None:
+    spec = family((GROUPED, SHARED), stored=PACKED)
+    plan = family_plan(spec, gpus=1)
+    expert = first(plan, StageKind.ROUTED_UP)
+    assert plan.stage_bytes(expert) == 2 * 32 * (32 // 2 + 1)
+    whole = sum(w.step_bytes for w in spec.weights())
+    assert whole <= plan.weight_bytes() <= 1.1 * whole  # tiles of a matrix each bring their own scale of a block
+
+
+def test_all_experts_must_fit_the_memory() -> None:
+    """Not only those of a step."""
+    plan = family_plan(PATTERNS["grouped"])
+    held = [s.routed.experts * plan.stage_bytes(s) for s in plan.stages if s.routed]
+    assert held
+    assert plan.memory_bytes() > sum(held)
+    limits = replace(LIMITS, memory_bytes=plan.memory_bytes() - 1)
+    assert [v.rule for v in violations(replace(plan, limits=limits))] == ["budget"]
+
+
+def test_caches_are_read_once_a_sequence() -> None:
+    one, four = (family_plan(PATTERNS["latent"], batch=batch).kv_bytes() for batch in (1, 4))
+    assert 3.9 * one <= four <= 4.1 * one
+    assert family_plan(PATTERNS["latent"], batch=4).weight_bytes() < 4 * family_plan(PATTERNS["latent"]).weight_bytes()
+
+
+def test_states_are_read_and_written_whatever_the_context() -> None:
+    spec = family((DELTA, DENSE))
+    traffic = spec.traffic(64, 2)
+    for context in (1, 64, 256):
+        assert abs(family_plan(spec, context=context).kv_bytes() - traffic.read_bytes - traffic.written_bytes) <= 16
+    assert abs(family_plan(spec, gpus=4).kv_bytes() - traffic.read_bytes - traffic.written_bytes) <= 64
+
+
+def test_latents_are_cached_on_every_rank() -> None:
+    spec = family((LATENT, DENSE))
+    read = 64 * LATENT.latent_dim * 2
+    assert family_plan(spec, gpus=1).kv_bytes() >= read
+    assert family_plan(spec, gpus=4).kv_bytes() >= 4 * read
+
+
+def test_zero_routed_experts_are_a_dense_layer() -> None:
+    none = ExpertFeed(experts=0, top_k=0, width=32, shared_width=64)
+    plan, dense = (family_plan(family((GROUPED, feed), (LATENT, feed))) for feed in (none, DENSE))
+    assert [(s.kind, s.matrices, s.reads) for s in plan.stages] == [(s.kind, s.matrices, s.reads) for s in dense.stages]
+
+
+def test_a_dense_model_for_one_token_is_planned_as_before() -> None:
+    kinds = {stage.kind for stage in plan_of(tiny(3), gpus=2, blocks=3).stages}
+    assert StageKind.QKV in kinds
+    assert not any(stage.scan for stage in plan_of(tiny(3), gpus=2, blocks=3).stages)
+
+
+@pytest.mark.parametrize(("active", "blocks"), list(product((0, 1, 3), (1, 4, 7))))
+def test_blocks_divide_the_chosen_experts_rows_evenly(active: int, blocks: int) -> None:
+    shares = routed_shares(active * 10, blocks)
+    sizes = [hi - lo for lo, hi in shares]
+    assert sum(sizes) == active * 10
+    assert max(sizes) - min(sizes) <= 1
+    assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def _earlier_gate(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.ROUTED_UP)
+    return with_stage(plan, replace(stage, gate=(stage.gate or 0) - 1))
+
+
+def _no_gate(plan: Plan) -> Plan:
+    return with_stage(plan, replace(first(plan, StageKind.ROUTED_DOWN), gate=None))
+
+
+def _late_gate(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.ROUTED_UP)
+    return with_stage(plan, replace(stage, gate=stage.index))
+
+
+def _thrown_away(plan: Plan) -> Plan:
+    return with_stage(plan, replace(first(plan, StageKind.SHARED_DOWN), kept=False))
+
+
+def _other_rows(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.SHARED_DOWN)
+    assert stage.matrix
+    owned = (stage.matrix.owned[1], stage.matrix.owned[0], *stage.matrix.owned[2:])
+    return with_stage(plan, replace(stage, matrix=replace(stage.matrix, owned=owned)))
+
+
+def _fewer_experts(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.ROUTED_UP)
+    assert stage.routed
+    return with_stage(plan, replace(stage, routed=replace(stage.routed, most=1)))
+
+
+def _no_room(plan: Plan) -> Plan:
+    """Blocks that publish less than their largest share of the chosen experts' rows."""
+    stage = first(plan, StageKind.ROUTED_UP)
+    value = plan.values[stage.publishes or 0]
+    small = replace(value, owned=((value.owned[0][0], value.owned[0][1] - 1), *value.owned[1:]))
+    return replace(plan, values=tuple(small if v.id == value.id else v for v in plan.values))
+
+
+def _blind_route(plan: Plan) -> Plan:
+    return with_stage(plan, replace(first(plan, StageKind.ROUTE), reads=()))
+
+
+def _other_format(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.ROUTED_DOWN)
+    assert stage.matrix
+    return with_stage(plan, replace(stage, matrix=replace(stage.matrix, format=None)))
+
+
+def _shorter_scan(plan: Plan) -> Plan:
+    stage = first(plan, StageKind.ATTENTION)
+    assert stage.scan
+    return with_stage(plan, replace(stage, scan=replace(stage.scan, entries=stage.scan.entries - 1)))
+
+
+def _hasty_attention(plan: Plan) -> Plan:
+    """Asks for entries before the scores have chosen them."""
+    stage = next(s for s in plan.stages if s.scan and s.scan.chosen)
+    assert stage.scan
+    return with_stage(plan, replace(stage, scan=replace(stage.scan, chosen=False)))
+
+
+def _wrong_words(plan: Plan) -> Plan:
+    value = plan.values[first(plan, StageKind.ROUTER).publishes or 0]
+    return replace(plan, values=tuple(replace(v, words=v.words + 1) if v.id == value.id else v for v in plan.values))
+
+
+REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
+    (_earlier_gate, "fetches experts behind stage"), (_no_gate, "chosen by no stage"), (_late_gate, "is not before it"),
+    (_thrown_away, "throws the shared experts' sums away"), (_other_rows, "blocks do not own the rows whose sums they kept"),
+    (_fewer_experts, "its experts are"), (_no_room, "elements for up to"), (_blind_route, "does not read router"),
+    (_other_format, "is stored as"), (_shorter_scan, "the model has"), (_hasty_attention, "chosen by scores"), (_wrong_words, "words an element"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("breaks", "message"), REFUSED, ids=[breaks.__name__ for breaks, _ in REFUSED])
+def test_a_broken_family_plan_is_refused_with_its_stage(breaks: Callable[[Plan], Plan], message: str) -> None:
+    plan = family_plan(family((CHOSEN, SHARED), (GROUPED, SHARED), stored=PACKED), gpus=2)
+    validate(plan)
+    with pytest.raises(InvalidPlan, match=message):
+        found = violations(breaks(plan))
+        raise InvalidPlan("; ".join(str(violation) for violation in found))
+
+
+def test_hashed_experts_may_be_fetched_from_the_token_on() -> None:
+    plan = family_plan(family((GROUPED, HASHED), (GROUPED, SHARED)))
+    gates = [stage.gate for stage in plan.stages if stage.kind is StageKind.ROUTED_UP]
+    assert gates[0] == 0
+    assert plan.stages[gates[1] or 0].kind is StageKind.ROUTE
+
+
+def test_a_ring_that_others_can_fill_is_a_deadlock() -> None:
+    plan = family_plan(PATTERNS["grouped"], ahead_slots=4, ring_slots=4, window_slots=4)
+    assert {v.rule for v in violations(plan)} == {"deadlock"}
+    validate(family_plan(PATTERNS["grouped"], ahead_slots=3, ring_slots=4, window_slots=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch=0: must be at least 1"),
+        ({"draft": -1}, "draft=-1: must be at least 0"),
+        ({"expert_ranks": 3, "gpus": 4}, "expert_ranks=3 groups do not divide 4 ranks"),
+        ({"gpus": 8}, "4 attention heads do not divide over 8 ranks"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        family_plan(PATTERNS["grouped"], **options)
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    odd = family((GROUPED, replace(EXPERTS, experts=6)))
+    with pytest.raises(PlanError, match="6 experts, which do not divide"):
+        family_plan(odd, gpus=4, expert_ranks=4)
+    with pytest.raises(PlanError, match="has no routed experts"):
+        plan_of(tiny(2), gpus=2, blocks=2, expert_ranks=2)
+
+
+@pytest.mark.parametrize("options", [{"batch": 2}, {"draft": 1}, {"residual": Residual.SLICED}])
+def test_plans_that_the_engine_cannot_run_say_why(options: dict[str, Any]) -> None:
+    plan = plan_of(tiny(2), blocks=2, **options)
+    validate(plan)
+    assert "simulated only" in (plan.simulation_only() or "")
+    assert plan_of(tiny(2), blocks=2).simulation_only() is None
+    assert "experts" in (family_plan(PATTERNS["grouped"]).simulation_only() or "")
+
+
+def test_options_count_the_tokens_of_a_step() -> None:
+    assert Options(batch=3, draft=2).tokens == 9
+    assert isinstance(GROUPED, GroupedAttention)
+    assert set(FEEDS) == {"dense", "experts", "shared", "hashed"}
