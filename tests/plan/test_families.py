@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -131,7 +131,7 @@ def test_blocks_divide_the_chosen_experts_rows_evenly(active: int, blocks: int) 
     sizes = [hi - lo for lo, hi in shares]
     assert sum(sizes) == active * 10
     assert max(sizes) - min(sizes) <= 1
-    assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(shares))
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------
@@ -208,7 +208,8 @@ REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
     (_earlier_gate, "fetches experts behind stage"), (_no_gate, "chosen by no stage"), (_late_gate, "is not before it"),
     (_thrown_away, "throws the shared experts' sums away"), (_other_rows, "blocks do not own the rows whose sums they kept"),
     (_fewer_experts, "its experts are"), (_no_room, "elements for up to"), (_blind_route, "does not read router"),
-    (_other_format, "is stored as"), (_shorter_scan, "the model has"), (_hasty_attention, "chosen by scores"), (_wrong_words, "words an element"),
+    (_other_format, "is stored as"), (_shorter_scan, "the model has"), (_hasty_attention, "chosen by scores"),
+    (_wrong_words, "words an element"),
 ]  # fmt: skip
 
 
@@ -216,9 +217,10 @@ REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
 def test_a_broken_family_plan_is_refused_with_its_stage(breaks: Callable[[Plan], Plan], message: str) -> None:
     plan = family_plan(family((CHOSEN, SHARED), (GROUPED, SHARED), stored=PACKED), gpus=2)
     validate(plan)
-    with pytest.raises(InvalidPlan, match=message):
-        found = violations(breaks(plan))
-        raise InvalidPlan("; ".join(str(violation) for violation in found))
+    broken = breaks(plan)
+    assert any(message in str(violation) for violation in violations(broken))
+    with pytest.raises(InvalidPlan):
+        validate(broken)
 
 
 def test_hashed_experts_may_be_fetched_from_the_token_on() -> None:
