@@ -31,17 +31,18 @@ void run(State& s) {
     }
     const Event event = take(s);
     m.now = event.time;
-    switch (event.kind) {
-      case RUN: advance(s, event.target); break;
+    const Int target = target_of(event);
+    switch (kind_of(event)) {
+      case RUN: advance(s, target); break;
       case WAKE_LOADER:
-        s.blocks[event.target].waiting = 0;
-        pump(s, event.target);
+        s.blocks[target].waiting = 0;
+        pump(s, target);
         break;
-      case SEE: wake(s, s.sights[event.target]); break;
-      case PASS_BARRIER: wake(s, s.barriers[event.target]); break;
-      case PASS_BORDER: wake(s, s.borders[event.target]); break;
+      case SEE: wake(s, s.sights[target]); break;
+      case PASS_BARRIER: wake(s, s.barriers[target]); break;
+      case PASS_BORDER: wake(s, s.borders[target]); break;
       case END:
-        if (++m.ended == m.blocks) schedule(s, m.now, STOP, NONE);
+        if (++m.ended == m.blocks) schedule(s, m.now, STOP, 0);
         break;
       default: return;  // STOP
     }

@@ -19,6 +19,7 @@ from twin.sim.machine import Machine
 from twin.sim.memory import Path, Pipe
 from twin.sim.program import Program, StageWork, Variant
 
+END_OF_TIME = 2**63 - 1
 FASTEST = 2**62  # bytes/s
 LONGEST = 2**62  # ps
 ROUTE = 2  # pipes at most between two GPUs
@@ -168,7 +169,7 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
     blocks, history = _blocks(machine, flat, pipes, kept_from=steps - kept)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
-        queue=np.empty(2 * count + ranks + plan.options.gpus + 4, state.EVENT),  # a block waits once, its loader too
+        queue=_filled(2 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
         blocks=blocks,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
         starts=np.array([ring.starts for ring in gated], np.int64),

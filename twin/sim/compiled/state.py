@@ -31,7 +31,7 @@ MACHINE = _record(
     "capacity window pace kv_arrivals gated ahead gates",
     "hop cross atomic poll growth load_window link_hop link_growth link_window counter_total",
 )
-EVENT = _record("time sequence kind target")
+EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
     "place after step stage work read slot last_cause clock entered resumed kv asked consumed log",
@@ -66,6 +66,8 @@ RECORDS = {
     "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER, "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
 }  # fmt: skip
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
+KIND_BITS = 3
+TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
 ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
 PLACES = (  # where a block goes on when it runs next
     "ENTER", "AT_BORDER", "ENTERED", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM", "ITEM_DONE",
@@ -127,7 +129,7 @@ def header() -> str:
     """layout.h: the records, the table of arrays in the order of State, and the names that both sides use."""
     causes = tuple(cause.upper() for cause in CAUSES)
     lines = ["// Generated from twin/sim/compiled/state.py.", "#pragma once", "#include <cstdint>"]
-    lines += ["namespace twin {", "using Int = int64_t;", f"constexpr Int SHARES = {SHARES};"]
+    lines += ["namespace twin {", "using Int = int64_t;", f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS};"]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
         fields = (dtype.fields or {}).items()
