@@ -54,7 +54,7 @@ def with_stage(plan: Plan, stage: Stage) -> Plan:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_family_is_proven_under_every_ordinary_option(name: str, handoff: HandOffKind) -> None:
     chosen = [
-        {"gpus": 1, "blocks": 5}, {"gpus": 2, "common": Common.SHARDED}, {"gpus": 4, "batch": 3, "sampling": Sampling.FULL},
+        {"gpus": 1, "blocks": 5}, {"gpus": 2, "common": Common.REPLICATED}, {"gpus": 4, "batch": 3, "sampling": Sampling.FULL},
         {"gpus": 2, "draft": 2, "residual": Residual.SLICED}, {"gpus": 4, "context": 3},
     ]  # fmt: skip
     for options in chosen:

@@ -133,7 +133,7 @@ class Options:
     expert_ranks: int = 1  # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: replicated where it fits a quarter of the on-chip memory
-    common: Common = Common.REPLICATED  # latent projections, indexers and routers of the ranks
+    common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
 
     @property
     def tokens(self) -> int:
