@@ -14,8 +14,8 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.defaults import plan_for
 from twin.plan.types import Execution, Sampling
-from twin.serving.costs import Ideal, Load, visited
-from twin.serving.kernels import AllReduce, Product, launched
+from twin.serving.costs import Ideal, Load, Measured, visited
+from twin.serving.kernels import AllReduce, LatentScan, Product, launched
 from twin.serving.step import EAGER, IDEAL, predict
 from twin.serving.tables import between, load_tables, stack_names
 
@@ -92,6 +92,15 @@ def test_tokens_visit_more_experts_until_all_are_visited() -> None:
     assert counts[-1] == pytest.approx(128)
 
 
+def test_latent_attention_computes_the_way_down_on_every_gpu() -> None:
+    spec, node = model("deepseek-v3"), load_node("8xh200")
+    products = [work for work in launched(spec, 8, rope_kernels=1) if isinstance(work, Product)]
+    first = [(work.name, work.rows, work.cols) for work in products[:3]]
+    assert first == [("qkv_a_proj", 1536 + 576, 7168), ("q_b_proj", 128 * 192 // 8, 1536), ("o_proj", 7168, 128 * 128 // 8)]
+    floor = spec.streamed_bytes / (8 * node.device.memory.stream_bytes_per_s.value)
+    assert all(predict(spec, node, stack, Load()).graph_s > floor for stack in ("sglang", "trtllm", IDEAL))
+
+
 def test_refusals_name_the_value_and_what_is_there() -> None:
     spec, node = model("llama-3.1-8b"), load_node("1xh200")
     with pytest.raises(ConfigError, match=r"vlm.*allowed are .*vllm"):
@@ -104,5 +113,9 @@ def test_refusals_name_the_value_and_what_is_there() -> None:
         predict(model("llama-3.1-70b"), node, "vllm", Load(sequences=64, context=4096))
     with pytest.raises(PlanError, match="does not divide over 8 GPUs"):
         predict(model("qwen2.5-coder-1.5b"), load_node("8xh200"), "vllm", Load())
+    with pytest.raises(PlanError, match="layer 0 mixes tokens by DeltaNet"):
+        predict(model("qwen3-coder-next"), load_node("8xh200"), "vllm", Load())
+    with pytest.raises(HardwareError, match="latent attention was measured for"):
+        Measured(load_tables("h200-sxm", "vllm"), 1).seconds(LatentScan("attention", 16, 256, 64), Load())
     with pytest.raises(HardwareError, match="no link"):
         Ideal(node).seconds(AllReduce("all_reduce", 4096), Load())

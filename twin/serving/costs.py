@@ -7,8 +7,8 @@ from typing import Protocol
 
 from twin.errors import HardwareError
 from twin.hardware.types import Node, Number
-from twin.models.formats import Format
-from twin.serving.kernels import AllReduce, Attention, Experts, Product, Row, Work
+from twin.models.formats import BF16, Format
+from twin.serving.kernels import AllReduce, Attention, Experts, HeadProduct, LatentScan, Product, Row, Work
 from twin.serving.tables import KernelTables
 
 TABLE = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-128x128": "fp8-block", "fp8-128x128-e8m0": "fp8-block", "mxfp4": "mxfp4"}
@@ -57,10 +57,20 @@ class Measured:
                     heads=work.heads, kv_heads=work.kv_heads, head_dim=work.head_dim, tokens=tokens,
                     context=load.context, window=work.window, dtype=load.kv,
                 )  # fmt: skip
+            case LatentScan():
+                self._only(work.name, (work.kv_rank, work.rope_dim), (512, 64))
+                return tables.latent_s(heads=work.heads, tokens=tokens, context=load.context, dtype=load.kv)
+            case HeadProduct():
+                self._only(work.name, (max(work.rows, work.cols), min(work.rows, work.cols)), (512, 128))
+                return tables.heads_s(side=work.name, heads=work.heads, tokens=tokens)
             case Row():
                 return tables.row_s(elements=work.elements, tokens=tokens, reduces=work.reduces)
             case AllReduce():
                 return tables.allreduce_s(elements=work.elements * tokens, gpus=self.gpus)
+
+    def _only(self, name: str, shape: tuple[int, int], measured: tuple[int, int]) -> None:
+        if shape != measured:
+            raise HardwareError(f"{self.tables.stack.name}: {name} of {shape} elements: latent attention was measured for {measured} only")
 
     def rests_on(self) -> str:
         return f"{self.tables.stack.title} kernels measured on {self.tables.device} (vendor: AIConfigurator 0.12.0)"
@@ -90,6 +100,11 @@ class Ideal:
                 positions = min(load.context, work.window) if work.window else load.context
                 cache = 2 * work.kv_heads * work.head_dim * KV_BYTES[load.kv] * positions * load.sequences
                 return 2 * (edge + restart) + cache / stream  # the scan, then the merging of the splits
+            case LatentScan():
+                cache = (work.kv_rank + work.rope_dim) * KV_BYTES[load.kv] * load.context * load.sequences
+                return 2 * (edge + restart) + cache / stream
+            case HeadProduct():
+                return edge + restart + BF16.bytes(work.heads * work.rows, work.cols) / stream
             case Row():
                 return edge + 2 * device.l2.latency_s.value
             case AllReduce():

@@ -14,7 +14,7 @@ from twin.errors import HardwareError, PlanError
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
-from twin.models.mixers import GroupedAttention
+from twin.models.mixers import GroupedAttention, LatentAttention
 from twin.models.spec import ModelSpec
 from twin.models.weight import Weight
 
@@ -57,6 +57,26 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentScan:
+    """This GPU's heads of latent attention, absorbed: all of them read the same cached latents."""
+
+    name: str
+    heads: int
+    kv_rank: int
+    rope_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProduct:
+    """One matrix [rows, cols] for each of this GPU's heads, 16-bit: into the latent space (k_up) or out of it (v_up)."""
+
+    name: str
+    heads: int
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A kernel without weights over one row a token; `reduces`: the row is summed first, as for a norm."""
 
@@ -73,7 +93,7 @@ class AllReduce:
     elements: int
 
 
-Work = Product | Experts | Attention | Row | AllReduce
+Work = Product | HeadProduct | Experts | Attention | LatentScan | Row | AllReduce
 
 
 def launched(spec: ModelSpec, gpus: int, *, rope_kernels: int, weights: str = "as stored") -> Iterator[Work]:
@@ -119,12 +139,18 @@ def _format(weight: Weight, quantised: Format | None) -> Format:
 def _layer(spec: ModelSpec, index: int, gpus: int, rope_kernels: int, quantised: Format | None) -> Iterator[Work]:
     layer = spec.layer(index)
     stored = {weight.name: weight for weight in spec.layer_weights(index)}
-    if not isinstance(layer.mixer, GroupedAttention):
+    yield Row("add_norm", spec.hidden, reduces=True)
+    if isinstance(layer.mixer, GroupedAttention):
+        yield from _attention(spec, layer.mixer, stored, gpus, rope_kernels, quantised)
+    elif isinstance(layer.mixer, LatentAttention):
+        yield from _latent(spec, layer.mixer, stored, gpus, rope_kernels, quantised)
+    else:
         raise PlanError(
             f"{spec.name}: layer {index} mixes tokens by {type(layer.mixer).__name__}: ordinary engines are modelled for softmax attention "
-            "with grouped queries; choose another model"
+            "with grouped queries or latents; choose another model"
         )
-    yield from _attention(spec, layer.mixer, stored, gpus, rope_kernels, quantised)
+    if gpus > 1:
+        yield AllReduce("all_reduce", spec.hidden)
     yield Row("add_norm", spec.hidden, reduces=True)
     if isinstance(layer.feed, ExpertFeed):
         yield from _experts(spec, layer.feed, stored, gpus, quantised)
@@ -141,7 +167,6 @@ def _attention(
     if mixer.kv_heads % gpus and gpus % mixer.kv_heads:
         raise PlanError(f"{spec.name}: {mixer.kv_heads} KV heads neither divide over {gpus} GPUs nor replicate evenly")
     query = stored["q"].rows // gpus
-    yield Row("add_norm", spec.hidden, reduces=True)
     rows = query + 2 * kv_heads * mixer.head_dim
     yield Product("qkv_proj", rows, spec.hidden, _format(stored["q"], quantised))
     if mixer.qk_norm:
@@ -152,8 +177,27 @@ def _attention(
     if mixer.output_gate:
         yield Row("output_gate", heads * mixer.head_dim, reduces=False)
     yield Product("o_proj", spec.hidden, heads * mixer.head_dim, _format(stored["o"], quantised))
-    if gpus > 1:
-        yield AllReduce("all_reduce", spec.hidden)
+
+
+def _latent(
+    spec: ModelSpec, mixer: LatentAttention, stored: dict[str, Weight], gpus: int, rope_kernels: int, quantised: Format | None
+) -> Iterator[Work]:
+    """The way down to the latents is not cut: every GPU computes and caches all of it."""
+    heads = _shared(spec, "attention heads", mixer.heads, gpus)
+    query = mixer.nope_dim + mixer.rope_dim
+    if mixer.q_rank:
+        yield Product("qkv_a_proj", mixer.q_rank + mixer.latent_dim, spec.hidden, _format(stored["q_a"], quantised))
+        yield Row("q_norm", mixer.q_rank, reduces=True)
+        yield Product("q_b_proj", heads * query, mixer.q_rank, _format(stored["q_b"], quantised))
+    else:
+        yield Product("q_kv_a_proj", heads * query + mixer.latent_dim, spec.hidden, _format(stored["q"], quantised))
+    yield Row("kv_norm", mixer.kv_rank, reduces=True)
+    yield HeadProduct("k_up", heads, mixer.kv_rank, mixer.nope_dim)
+    for _ in range(rope_kernels):
+        yield Row("rope_append", heads * mixer.rope_dim + mixer.latent_dim, reduces=False)
+    yield LatentScan("attention", heads, mixer.kv_rank, mixer.rope_dim)
+    yield HeadProduct("v_up", heads, mixer.value_dim, mixer.kv_rank)
+    yield Product("o_proj", spec.hidden, heads * mixer.value_dim, _format(stored["o"], quantised))
 
 
 def _swiglu(spec: ModelSpec, prefix: str, stored: dict[str, Weight], gpus: int, quantised: Format | None) -> Iterator[Work]:

@@ -10,11 +10,27 @@ from twin.errors import ConfigError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.serving.costs import KV_BYTES, Costs, Ideal, Load, Measured
-from twin.serving.kernels import QUANTISED, Work, check_memory, launched
+from twin.serving.kernels import (
+    QUANTISED,
+    AllReduce,
+    Attention,
+    Experts,
+    HeadProduct,
+    LatentScan,
+    Product,
+    Row,
+    Work,
+    check_memory,
+    launched,
+)
 from twin.serving.tables import load_tables, stack_names
 
 IDEAL = "ideal"
 GRAPH, EAGER = "graph", "eager"
+KIND: dict[type, str] = {
+    Product: "product", HeadProduct: "product", Experts: "experts", Attention: "attention", LatentScan: "attention",
+    Row: "row", AllReduce: "allreduce",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,10 +63,10 @@ class Step:
         return 1 / self.seconds(execution)
 
     def by_kind(self) -> dict[str, float]:
-        """Seconds a step by what the kernels do: product, experts, attention, row, allreduce."""
+        """Seconds a step by what the kernels do, in the words of KIND."""
         times: dict[str, float] = defaultdict(float)
         for work, seconds in self.kernels:
-            times[type(work).__name__.lower()] += seconds
+            times[KIND[type(work)]] += seconds
         return dict(times)
 
 

@@ -37,6 +37,8 @@ class KernelTables:
     stack: Stack
     gemm: dict[Key, Curve]  # (dtype, m, k) -> by n
     attention: dict[Key, Curve]  # (dtype, head_dim, window, heads, kv_heads, m) -> by cached positions
+    latent: dict[Key, Curve]  # (dtype, heads, m) -> by cached positions: latent attention
+    heads: dict[Key, Curve]  # (side, m) -> by heads: products with one matrix a head
     allreduce: dict[Key, Curve]  # (gpus) -> by 16-bit elements
     moe: dict[Key, Curve]  # (dtype, hidden, inner, experts, top_k, tp) -> by tokens
     rows: dict[Key, Curve]  # (kind, m) -> by elements of a row
@@ -48,7 +50,7 @@ class KernelTables:
         for m in _numbers(self.gemm, 1, dtype):
             lines = [(k, between(self.gemm[dtype, str(m), str(k)], rows)) for k in _numbers(self.gemm, 2, dtype, str(m))]
             by_tokens.append((float(m), between(lines, cols)))
-        seconds = between(self._found(by_tokens, f"matrices of type {dtype}", sorted({key[0] for key in self.gemm})), tokens)
+        seconds = between(self._found(by_tokens, f"matrices of type {dtype}", self._of(self.gemm, 0)), tokens)
         if dtype == "fp8" and self.scale:
             seconds -= between([(float(m), between(self.scale[str(m),], cols)) for m in _numbers(self.scale, 0)], tokens)
         return seconds
@@ -67,6 +69,16 @@ class KernelTables:
             self._found(sorted(curves), what, sorted({"/".join(key[3:5]) for key in self.attention if key[1] == str(head_dim)})), tokens
         )
 
+    def latent_s(self, *, heads: int, tokens: int, context: int, dtype: str) -> float:
+        """One rank's heads of latent attention over `context` cached latents of each of `tokens` sequences."""
+        shape = (dtype, str(heads))
+        curves = [(float(key[2]), between(curve, context)) for key, curve in self.latent.items() if key[:2] == shape]
+        return between(self._found(sorted(curves), f"latent attention of {heads} heads, type {dtype}", self._of(self.latent, 1)), tokens)
+
+    def heads_s(self, *, side: str, heads: int, tokens: int) -> float:
+        """`side` "k_up" or "v_up": a product with one matrix a head, into or out of the latent space."""
+        return between([(float(m), between(self.heads[side, str(m)], heads)) for m in _numbers(self.heads, 1, side)], tokens)
+
     def allreduce_s(self, *, elements: int, gpus: int) -> float:
         """The sum of `elements` 16-bit numbers over `gpus`, delivered to all."""
         return between(
@@ -83,6 +95,9 @@ class KernelTables:
         """A kernel without weights over `tokens` rows; `reduces`: each row is summed first, as for a norm."""
         kind = "reduce" if reduces else "map"
         return between([(float(m), between(self.rows[kind, str(m)], elements)) for m in _numbers(self.rows, 1, kind)], tokens)
+
+    def _of(self, table: dict[Key, Curve], column: int) -> list[str]:
+        return sorted({key[column] for key in table})
 
     def _found(self, curve: Sequence[tuple[float, float]], what: str, known: list[str]) -> Sequence[tuple[float, float]]:
         if not curve:
@@ -115,6 +130,8 @@ def load_tables(device: str, stack: str) -> KernelTables:
         stack=_stack(folder / "stacks.yaml", stack),
         gemm=_read(own / "gemm.csv", keys=3),
         attention=_read(own / "attention.csv", keys=6),
+        latent=_read(own / "latent.csv", keys=3),
+        heads=_read(own / "heads.csv", keys=2),
         allreduce=_read(own / "allreduce.csv", keys=1),
         moe=_read(own / "moe.csv", keys=6),
         rows=_read(folder / device / "rows.csv", keys=2),

@@ -166,7 +166,7 @@ class GraphEngines:
     def _notes(self) -> Iterator[str]:
         for stack in self.stacks:
             rope = load_tables("h200-sxm", stack).stack.rope_kernels
-            yield f"{stack}: {rope.value:.0f} kernels between QKV and attention ({rope.kind.value}: {rope.source})."
+            yield f"{stack}: kernels between QKV and attention: {rope.value:.0f} ({rope.kind.value}: {rope.source})."
         yield "Kernel times: NVIDIA AIConfigurator 0.12.0 (vendor); quantisation kernels stand for norms, rotations and activations."
         yield "Not modelled: the host between steps, prompts of other requests, fused all-reduce and norm, programmatic launches."
         missing = sorted(
