@@ -11,7 +11,7 @@ from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.types import Node
 from twin.plan.budget import on_chip_bytes
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan
 from twin.report.tables import count, facts, table
 from twin.units import format_quantity
 
@@ -58,6 +58,7 @@ def summary(plan: Plan, node: Node) -> dict[str, Any]:
         "budgets": {name: {"used": used, "limit": limit} for name, used, limit, _ in budgets(plan)},
         "stage_kinds": stage_kinds(plan),
         "options": options_json(plan),
+        "simulation_only": plan.simulation_only(),
         "valid": True,
     }
 
@@ -90,20 +91,11 @@ def stage_kinds(plan: Plan) -> dict[str, dict[str, int]]:
     for stage in plan.stages:
         row = kinds[stage.kind.value]
         row["count"] += 1
-        row["bytes"] += plan.ranks * _stage_bytes(plan, stage)
+        row["bytes"] += plan.moved_bytes(stage)
         row["waits"] += len(stage.reads)
         row["publishes"] += stage.publishes is not None
         row["resets"] += len(stage.resets)
     return dict(kinds)
-
-
-def _stage_bytes(plan: Plan, stage: Stage) -> int:
-    if stage.matrix:
-        return stage.matrix.rows * stage.matrix.cols * plan.options.weight_dtype.bytes
-    if stage.kind is StageKind.ATTENTION:
-        positions = min(plan.options.context, stage.window) if stage.window else plan.options.context
-        return 2 * plan.shard.kv_heads * plan.shard.head_dim * plan.kv.dtype.bytes * positions
-    return 0
 
 
 def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
@@ -126,10 +118,11 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     about = [
         ("ring of a block", ring),
         ("weights per step", format_quantity(data["weight_bytes"], "B")),
-        ("keys and values per step", f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions"),
+        ("caches per step", f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions"),
         ("floor", f"{floor}: all bytes at {format_quantity(node.device.memory.stream_bytes_per_s.value, 'B/s')} per GPU"),
         ("kernel launches per step", f"{data['launches']}"),
         ("validated", "no deadlock, no race, every output written once, every budget kept"),
+        *([("runs on", f"the twin only: {reason}")] if (reason := plan.simulation_only()) else []),
     ]
     kinds = table(("stage", "count", "MB", "waits", "publishes", "resets"), rows)
     return "\n\n".join([head, kinds, table(("budget", "used", "limit"), used), facts(about)])

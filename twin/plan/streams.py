@@ -29,9 +29,13 @@ def width(b: Builder) -> int:
 
 
 def vector(b: Builder) -> int:
-    """Elements that a block touches to make a module's input: the stream is summed and normed; several are collapsed first."""
+    """Elements that a block touches to make a module's input: the stream is summed and normed; several are collapsed first.
+
+    Where the residual is sliced, its sums come ready, and a norm's factor (one number a token) is applied to what is published.
+    """
     collapsed = width(b) if b.spec.hyper else 0
-    return b.options.tokens * (2 * b.shard.hidden + collapsed)
+    normed = 0 if b.options.residual is Residual.SLICED else 2 * b.shard.hidden
+    return b.options.tokens * (normed + collapsed)
 
 
 def landed(b: Builder, layer: int, value: Value) -> list[Read]:
@@ -45,7 +49,8 @@ def landed(b: Builder, layer: int, value: Value) -> list[Read]:
     name = f"reduce.{b.stages[value.stage].kind.value}"
     whole = tuple((streams * lo, streams * hi) for lo, hi in owned)
     summed = b.value(name, layer, len(b.stages), elements=streams * hidden, pushed=False, owned=whole)
-    b.stage(StageKind.REDUCE, layer, reads=(mine,), publishes=summed.id, vector=0, operations=())
+    own = 2 * b.options.tokens * width(b) // b.blocks
+    b.stage(StageKind.REDUCE, layer, reads=(mine,), publishes=summed.id, vector=own, operations=())
     return [b.whole(summed)]
 
 
@@ -60,8 +65,8 @@ def enter(b: Builder, name: str, layer: int, residual: list[Read]) -> list[Read]
     weights = (*b.spec.layer_weights(layer), *b.spec.end_weights()) if layer >= 0 else b.spec.end_weights()
     weight = next(w for w in weights if w.name == name)
     piece = Piece(common_rows(b, weight.rows * hyper.streams), weight.cols // hyper.streams, stored(b, weight))
+    touched = 0 if b.options.residual is Residual.SLICED else 2 * b.options.tokens * width(b)
     mixed = b.rows(
-        StageKind.HYPER, layer, [piece], reads=residual, vector=2 * b.options.tokens * width(b), operations=("hyper_mix",), name=name,
-        pushed=pushes_common(b),
-    )  # fmt: skip
+        StageKind.HYPER, layer, [piece], reads=residual, vector=touched, operations=("hyper_mix",), name=name, pushed=pushes_common(b)
+    )
     return [b.whole(mixed)]

@@ -132,7 +132,7 @@ class Options:
     draft: int = 0  # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
     expert_ranks: int = 1  # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
-    residual: Residual | None = None  # None: replicated where it fits a quarter of the on-chip memory
+    residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
 
     @property
@@ -340,11 +340,15 @@ class Plan:
 
     def weight_bytes(self) -> int:
         """Weights that one step streams, all ranks together; of routed experts what uniform routing uses on average."""
-        total = 0.0
-        for stage in self.stages:
-            share = expected_experts(stage.routed, self.tokens) / self.options.expert_ranks if stage.routed else 1.0
-            total += share * self.stage_bytes(stage)
-        return round(self.ranks * total)
+        return round(self.ranks * sum(self._streamed_bytes(stage) for stage in self.stages))
+
+    def moved_bytes(self, stage: Stage) -> int:
+        """What a stage of all ranks streams, reads and writes in a step; of routed experts the average of uniform routing."""
+        return round(self.ranks * (self._streamed_bytes(stage) + self._cached_bytes(stage)))
+
+    def _streamed_bytes(self, stage: Stage) -> float:
+        share = expected_experts(stage.routed, self.tokens) / self.options.expert_ranks if stage.routed else 1.0
+        return share * self.stage_bytes(stage)
 
     def stage_bytes(self, stage: Stage) -> int:
         """Bytes of a stage's matrices on one rank as its blocks stream them; of one expert where it is routed."""

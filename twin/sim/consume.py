@@ -6,6 +6,7 @@ Where a number is not a hardware number it is judged: no kernel of ours does the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Device
@@ -28,22 +29,37 @@ ROUND_BYTES = 8 << 10  # and the bytes that a round of the dense kernel moves (1
 STATE_PASSES = 2  # over a recurrent state: predicted and corrected with the key, read with the query
 
 
-def weights_ps(device: Device, dtype: DType, form: Format | None, *, size: int, weights: int, tokens: int) -> int:
-    """Multiply `weights` weights, stored in `size` bytes on the chip, with the inputs of `tokens` tokens."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One ring slot of weights, on the chip."""
+
+    form: Format | None  # as stored; None: the plan's weight type
+    size: int  # bytes that are multiplied
+    weights: int
+    finished: int  # rows that end with it
+    reduction_ps: int  # sums over lanes, once
+
+
+def tile_ps(device: Device, dtype: DType, tile: Tile, tokens: int) -> int:
+    """Consume a tile for `tokens` tokens: one by one, or TENSOR_TOKENS at once on tensor cores, whichever is sooner."""
     unit = device.block
-    if form is None or form.name in PLAIN:
-        stored = dtype if form is None else DType(form.name)
-        once = cost.transfer_ps(size, cost.weight_rate(unit, stored))
-        sixteen = stored is not DType.FP32
-    else:
-        if form.name not in UNPACK:
-            raise HardwareError(f"no cost is known of unpacking {form.name}; known: {', '.join(UNPACK)}")
-        once = picoseconds(weights * UNPACK[form.name] * DType.BF16.bytes / unit.bf16_bytes_per_s.value)
-        sixteen = True
+    ends = picoseconds(tile.finished * unit.row_s.value) + tile.reduction_ps
+    once, sixteen = _multiply(unit, dtype, tile)
     if tokens == 1 or not sixteen or unit.loading != "ahead":
-        return tokens * once
-    tensor = -(-tokens // TENSOR_TOKENS) * weights * DType.BF16.bytes / (TENSOR_BYTES_PER_CYCLE * unit.clock_hz.value)
-    return min(tokens * once, max(once, picoseconds(tensor)))
+        return tokens * (once + ends)
+    rounds = -(-tokens // TENSOR_TOKENS)
+    tensor = picoseconds(rounds * tile.weights * DType.BF16.bytes / (TENSOR_BYTES_PER_CYCLE * unit.clock_hz.value))
+    return min(tokens * (once + ends), max(once, tensor) + rounds * ends)
+
+
+def _multiply(unit: BlockUnit, dtype: DType, tile: Tile) -> tuple[int, bool]:
+    """(time to unpack and multiply with one token, whether tensor cores take what is unpacked)."""
+    if tile.form is None or tile.form.name in PLAIN:
+        stored = dtype if tile.form is None else DType(tile.form.name)
+        return cost.transfer_ps(tile.size, cost.weight_rate(unit, stored)), stored is not DType.FP32
+    if tile.form.name not in UNPACK:
+        raise HardwareError(f"no cost is known of unpacking {tile.form.name}; known: {', '.join(UNPACK)}")
+    return picoseconds(tile.weights * UNPACK[tile.form.name] * DType.BF16.bytes / unit.bf16_bytes_per_s.value), True
 
 
 def scan_requests(device: Device, plan: Plan, kind: StageKind, scan: Scan, item: int) -> Iterator[tuple[int, int]]:
@@ -66,11 +82,6 @@ def _round(plan: Plan, scan: Scan, queries: int) -> tuple[int, int]:
     if queries > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD:
         return max(TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES), 1
     return cost.entries_at_once(scan.dim, queries, plan.kv.dtype), 1
-
-
-def block_rows_ps(unit: BlockUnit, rows: int, tokens: int) -> int:
-    """What a block pays for each finished row and token."""
-    return picoseconds(rows * tokens * unit.row_s.value)
 
 
 def judged(plan: Plan) -> list[str]:
