@@ -47,6 +47,14 @@ def test_an_error_is_predicted_over_published_time(tmp_path: Path) -> None:
     assert outcome.headline[0][0] == "25.0%"
 
 
+def test_an_interval_is_the_spread_of_the_servers(tmp_path: Path) -> None:
+    step = predict(load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512))
+    times = [step.graph_s * 1e3 / (1 + percent / 100) for percent in range(-10, 11)]
+    records(tmp_path, *(f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{time},somebody" for time in times))
+    row = run(tmp_path, BODY + "servers: [figures.csv]\n").tables()[0].rows[0]
+    assert row[5:7] == pytest.approx((row[4] * 0.92, row[4] * 1.08))
+
+
 def test_what_was_not_measured_is_left_open_and_said(tmp_path: Path) -> None:
     records(
         tmp_path, "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,3.0,somebody", "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0.8,x"

@@ -14,7 +14,7 @@ from twin.serving.tables import load_tables, stack_names
 from twin.study.fields import Fields
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
-from twin.study.records import OTHER, Record, errors_of, read_records
+from twin.study.records import OTHER, Record, errors_of, read_records, spread_of
 from twin.study.runner import Runner
 from twin.units import format_quantity
 
@@ -77,21 +77,26 @@ class GraphEngines:
     def _one_sequence(self, steps: dict[tuple[Place, str], Step | None], ours: dict[Place, float | None]) -> Part:
         columns = (
             Column("model", Shown.TEXT), Column("node", Shown.TEXT), Column("engine", Shown.TEXT), Column("kernels a step"),
-            Column("tokens/s"), Column("launched one by one"), Column("tabulated"), Column("error of time", Shown.CHANGE),
-            Column("kernels without loss"), Column("resident kernel"),
+            Column("tokens/s"), Column("p10"), Column("p90"), Column("launched one by one"),
+            Column("tabulated"), Column("error of time", Shown.CHANGE), Column("kernels without loss"), Column("resident kernel"),
         )  # fmt: skip
         rows: list[tuple[Cell, ...]] = []
+        spread = spread_of(list(self.servers))
         for place in self.places:
             ideal = steps[place, IDEAL]
             for stack in self.stacks:
                 step, known = steps[place, stack], self._tabulated(place, stack)
                 error = step.graph_s / known.seconds - 1 if step and known else None
-                predicted = (len(step.kernels) if step else None, _rate(step), _rate(step, EAGER))
+                predicted = (len(step.kernels) if step else None, _rate(step), *_ends(step, spread), _rate(step, EAGER))
                 rows.append(
                     (place.model, place.node, stack, *predicted, 1 / known.seconds if known else None, error, _rate(ideal), ours.get(place))
                 )
         names = tuple(map(str, self.places))
-        series = [Series(stack, tuple(_rate(steps[place, stack]) for place in self.places)) for stack in self.stacks]
+        series = []
+        for stack in self.stacks:
+            low, high = zip(*(_ends(steps[place, stack], spread) for place in self.places), strict=True)
+            rates = tuple(_rate(steps[place, stack]) for place in self.places)
+            series.append(Series(stack, rates, *((low, high) if spread else ())))
         series.append(Series("kernels without loss", tuple(_rate(steps[place, IDEAL]) for place in self.places)))
         if ours:
             series.append(Series("resident kernel", tuple(ours.get(place) for place in self.places)))
@@ -102,7 +107,8 @@ class GraphEngines:
             f"One sequence, {self.context} cached positions",
             "Tokens per second of CUDA-graph engines, from their own measured kernels. Tabulated: what NVIDIA's AIConfigurator adds up "
             "from the same kernel measurements, so the error shows what is launched and counted, not how good the kernel times are. "
-            "Without loss: kernels that read memory at its ceiling between the borders of a graph. Resident: our monokernel, simulated.",
+            "Without loss: kernels that read memory at its ceiling between the borders of a graph. Resident: our monokernel, simulated. "
+            "p10 to p90: as if the prediction were as wrong here as for the servers below.",
             (Bars(names, tuple(series), "tokens/s"),),
             (Table("one-sequence", columns, tuple(rows)),),
         )
@@ -217,6 +223,13 @@ def _fits(fields: Fields, model: str, node: str, context: int) -> bool:
 
 def _rate(step: Step | None, execution: str = GRAPH) -> float | None:
     return step.tokens_per_s(execution) if step else None
+
+
+def _ends(step: Step | None, spread: tuple[float, float] | None) -> tuple[float | None, float | None]:
+    """The speed if the prediction is as wrong as those of the held-out servers."""
+    if step is None or spread is None:
+        return None, None
+    return step.tokens_per_s() * spread[0], step.tokens_per_s() * spread[1]
 
 
 def _listed(name: str, records: list[Record], *, terminal: bool = False) -> Table:

@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import load_node
@@ -20,6 +20,7 @@ from twin.serving.tables import stack_names
 COLUMNS = ("model", "node", "stack", "weights", "kv", "sequences", "context", "ms", "source")
 OTHER = "other"  # an engine whose kernels nobody tabulated
 MS = 1e-3
+FEWEST = 10  # records from which a spread is taken
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ class Errors:
     median: float  # signed: above 0 is predicted too slow
     median_size: float
     worst: float  # signed
+
+
+def spread_of(records: list[Record]) -> tuple[float, float] | None:
+    """10th and 90th percentile of published over predicted speed; None with fewer than FEWEST predicted records."""
+    factors = [1 + record.error for record in records if record.error is not None]
+    if len(factors) < FEWEST:
+        return None
+    low, *_, high = quantiles(factors, n=10, method="inclusive")
+    return low, high
 
 
 def errors_of(records: list[Record]) -> Errors | None:
