@@ -13,21 +13,29 @@ from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.hardware.types import Node
+from twin.models.load import load_model
+from twin.plan.defaults import plan_for
 from twin.plan.types import Plan
+from twin.plan.validate import validate
 from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.prompt import PromptTime, prompt_time
+from twin.sim.routing import read_routing, steps_differ
 from twin.sim.run import Result, simulate
+from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines
-from twin.units import format_quantity
+from twin.units import format_quantity, parse_quantity
 
 STEPS = 2
+DRAWN_STEPS = 9  # where steps differ by their routing
 SLOWEST = 6
 EXAMPLES = """\
   twin simulate laneformer-2b 8xmi300x
   twin simulate llama-3.1-8b 8xh200 --engines
-  twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json"""
+  twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json
+  twin simulate qwen3-30b-a3b 8xh200 --expert-ranks 8 --routing zipf:1.2 --steps 17
+  twin simulate llama-3.1-8b 1xh200 --batch 4 --draft 3 --acceptance 0.7 --draft-model llama-3.2-1b"""
 
 
 def add(commands: Subparsers) -> None:
@@ -38,7 +46,14 @@ def add(commands: Subparsers) -> None:
     )  # fmt: skip
     add_model(parser)
     add_node(parser)
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps to simulate, the first is cold (default %(default)s)")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps to simulate, the first is cold (default {STEPS}, or {DRAWN_STEPS} "
+                        "where steps differ by which experts they use)")  # fmt: skip
+    parser.add_argument("--routing", metavar="HOW", default="uniform", help="how tokens choose experts: uniform, zipf:EXPONENT, or a JSON "
+                        "file of recorded counts (default %(default)s)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the routing (default %(default)s)")
+    parser.add_argument("--acceptance", type=float, metavar="P", help="with --draft: how often a drafted token is accepted, 0 to 1")
+    parser.add_argument("--draft-model", metavar="MODEL", help="with --draft: what drafts, simulated on the same node")
+    parser.add_argument("--draft-time", metavar="TIME", help="with --draft, instead of a model: of one drafted token, such as 80us")
     parser.add_argument("--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes")
     parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of some blocks for ui.perfetto.dev")
@@ -49,11 +64,16 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     case = case_of(args)
     plan = case.plan()
-    if args.steps < STEPS:
-        raise ConfigError(f"--steps {args.steps}: at least {STEPS}, the first step starts with cold caches")
+    steps = args.steps if args.steps is not None else DRAWN_STEPS if steps_differ(plan) else STEPS
+    if steps < STEPS:
+        raise ConfigError(f"--steps {steps}: at least {STEPS}, the first step starts with cold caches")
+    speculation = speculation_of(args, plan, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
-    result = simulate(plan, case.node, steps=args.steps, trace=traced is not None, blocks=traced)
+    result = simulate(
+        plan, case.node, steps=steps, trace=traced is not None, blocks=traced, routing=read_routing(args.routing, args.seed),
+        speculation=speculation,
+    )  # fmt: skip
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
@@ -77,9 +97,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def speculation_of(args: argparse.Namespace, plan: Plan, node: Node) -> Speculation | None:
+    """What the arguments say about drafted tokens. Raises ConfigError when they contradict each other."""
+    given = [name for name in ("acceptance", "draft_model", "draft_time") if getattr(args, name) is not None]
+    if not plan.options.draft and not given:
+        return None
+    if not plan.options.draft or args.acceptance is None or len(given) != 2:
+        raise ConfigError("--draft N, --acceptance P and one of --draft-model or --draft-time belong together: give all three, or none")
+    if args.draft_time is not None:
+        return Speculation(acceptance=args.acceptance, draft_step_s=parse_quantity(args.draft_time, "s"))
+    drafting = plan_for(load_model(args.draft_model), node, context=plan.options.context, batch=plan.options.batch)
+    validate(drafting)
+    return Speculation(acceptance=args.acceptance, draft_step_s=simulate(drafting, node).step_s)
+
+
 def headline(result: Result) -> dict[str, Any]:
     return {
         "tokens_per_s": result.tokens_per_s,
+        "total_tokens_per_s": result.total_tokens_per_s,
         "step_s": result.step_s,
         "floor": result.floor_s,
         "floor_s": result.floor_s,
@@ -100,7 +135,9 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     head = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at {plan.options.context} positions"
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
+        *batch_facts(result),
         ("step", format_quantity(result.step_s, "s")),
+        *([("by routing", routing_text(result))] if result.routing else []),
         ("floor", f"{format_quantity(result.floor_s, 's')}, {count(1 / result.floor_s)} tokens/s"),
         ("stream fraction", percent(result.stream_fraction)),
         ("MBU", percent(result.mbu)),
@@ -122,6 +159,22 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             rests,
         ]
     )
+
+
+def batch_facts(result: Result) -> list[tuple[str, str]]:
+    """What several sequences and accepted drafts make of a step."""
+    found = []
+    if result.sequences > 1:
+        found.append(("of all sequences", f"{count(result.total_tokens_per_s)} tokens/s, {result.sequences} together"))
+    if result.tokens_per_step > 1:
+        found.append(("a step yields", f"{result.tokens_per_step:.3g} tokens, after {format_quantity(result.draft_s, 's')} of drafting"))
+    return found
+
+
+def routing_text(result: Result) -> str:
+    found = result.distribution
+    times = ", ".join(f"{name} {format_quantity(found[name], 's')}" for name in ("p10", "p50", "p90", "max"))
+    return f"{times} of {found['steps']} steps ({result.routing}); below is the median one"
 
 
 def prompt_text(prompt: PromptTime) -> str:
