@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from twin.plan.defaults import plan_for as default_plan
 from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
 from twin.sim import executor as executors
+from twin.sim import wiring
 from twin.sim.batch import planned, simulate_many
 from twin.sim.clock import SimulationError
 from twin.sim.compiled import library
@@ -33,7 +35,7 @@ from twin.sim.compiled.state import RECORDS, State, header
 from twin.sim.executor import Executor
 from twin.sim.machine import Machine
 from twin.sim.prepare import TIMED_BY_THE_MACHINE, prepare
-from twin.sim.program import compile_plan
+from twin.sim.program import Program, compile_plan
 from twin.sim.run import Result, simulate
 
 
@@ -287,6 +289,28 @@ def test_no_program_depends_on_what_the_machine_times(name: str) -> None:
         changed = apply_fit(device, {path: number(3 * numbers_of(device)[path].value) for path in paths})
         assert len(paths) > 12
         assert compile_plan(plan, changed) == before
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_blocks_share_work_only_where_each_would_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a program in which every block's work is found for itself."""
+    model, on, chosen = SHIPPED[name]
+    node = load_node(on)
+    plan = default_plan(shallow(model), node, **chosen)
+    shared = compile_plan(plan, node.device)
+    monkeypatch.setattr(wiring, "_first", lambda traits: list(range(len(traits))))
+    monkeypatch.setattr(wiring, "_kept", OrderedDict())
+    alone = compile_plan(plan, node.device)
+    assert len({id(work) for stages in shared.stages for work in stages}) < len({id(work) for stages in alone.stages for work in stages})
+    assert _without_unused(shared) == _without_unused(alone)
+
+
+def _without_unused(program: Program) -> Program:
+    """Where a loader runs ahead, nobody asks how many slots end with a stage."""
+    if program.borders:
+        return program
+    stages = [tuple(tuple(replace(work, last_slot=0) for work in block) for block in variant.stages) for variant in program.variants]
+    return replace(program, variants=tuple(replace(v, stages=s) for v, s in zip(program.variants, stages, strict=True)))
 
 
 def test_a_batch_gives_what_single_simulations_give() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twin.sim.block import Block
-from twin.sim.program import CAUSES
+from twin.sim.causes import CAUSES
 
 Table = list[list[int]]  # [stage][cause] ps
 

@@ -9,21 +9,10 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from twin.plan.types import StageKind
+from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, LAUNCH, OTHER, ROUTING, SAMPLING, STREAMING
 from twin.sim.clock import Clock
 from twin.sim.handoff import Binder
-from twin.sim.program import (
-    ATTENTION,
-    COLLECTIVE,
-    CONSUMER,
-    HAND_OFF,
-    LAUNCH,
-    OTHER,
-    ROUTING,
-    SAMPLING,
-    STREAMING,
-    ReadWork,
-    StageWork,
-)
+from twin.sim.program import ReadWork, StageWork
 from twin.sim.ring import Ring
 
 if TYPE_CHECKING:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import simpy
 
 from twin.hardware.types import Device
+from twin.sim.causes import COLLECTIVE, HAND_OFF
 from twin.sim.clock import Clock
 from twin.sim.links import Links
 from twin.sim.memory import Package
-from twin.sim.program import COLLECTIVE, HAND_OFF, Channel, Program, Publication
+from twin.sim.program import Program, Publication
+from twin.sim.wiring import Channel
 from twin.units import picoseconds
 
 if TYPE_CHECKING:

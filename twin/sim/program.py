@@ -6,7 +6,7 @@ Where a step's work depends on its routing there are variants: what a block does
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from twin.hardware.types import BlockUnit, Device
 from twin.plan.types import (
@@ -24,12 +24,12 @@ from twin.plan.types import (
     tiles_of,
 )
 from twin.sim import consume, cost
+from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, OTHER, ROUTING, SAMPLING
+from twin.sim.causes import CAUSES as CAUSES  # reports take it from here
 from twin.sim.routing import Chosen, Draw, Draws, Routing
+from twin.sim.wiring import Channel, Wiring, part_count, reset_words, wire
 from twin.units import picoseconds
 
-# Causes, in the order of reports. Plain integers: they are compared for every slot.
-STREAMING, HAND_OFF, COLLECTIVE, CONSUMER, LAUNCH, ATTENTION, SAMPLING, OTHER, ROUTING = range(9)
-CAUSES = ("streaming", "hand_off", "collective", "consumer", "launch", "attention", "sampling", "other", "routing")
 FP32_BYTES = 4
 ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
 VECTOR_KINDS = (  # gather whole vectors
@@ -41,19 +41,6 @@ FIXED_CAUSES = {
     StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION, StageKind.INDEX: ATTENTION,
     StageKind.DELTA: ATTENTION, StageKind.ROUTE: ROUTING,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A wait group: everybody who needs the same elements of a value from the same ranks."""
-
-    index: int
-    value: int
-    parts: Parts
-    producers: frozenset[int]  # blocks of a rank
-    arrivals: int  # publications that complete it
-    counted: bool  # arrivals queue at one counter
-    cause: int  # of waiting for the own rank's part
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +137,8 @@ class Program:
 
 def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Program:
     """Everything that does not depend on time. `routing` (uniform by default) is drawn for `steps` steps and the one after them."""
-    groups = _Channels(plan)
-    reads = [[groups.read(stage, read) for read in stage.reads] for stage in plan.stages]
-    channels = groups.done()
-    lowering = _Lowering(plan, device, reads, _feeds(channels))
+    wiring = wire(plan)
+    lowering = _Lowering(wiring, device)
     draws = Draws(plan, routing or Routing())
     known: dict[Draw, int] = {}
     choices = tuple(
@@ -163,7 +148,7 @@ def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, ste
     resident = plan.options.execution is Execution.RESIDENT
     return Program(
         plan=plan,
-        channels=channels,
+        channels=wiring.channels,
         variants=variants,
         barriers=resident and plan.options.handoff is HandOffKind.GRID,
         borders=not resident,
@@ -173,80 +158,12 @@ def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, ste
     )
 
 
-def tracked(plan: Plan, value: Value) -> bool:
-    """Is the value waited for by itself? Barriers and kernel borders cover the rest."""
-    if plan.options.execution is Execution.RESIDENT:
-        return plan.options.handoff is not HandOffKind.GRID
-    return value.pushed and plan.stages[value.stage].kind is not StageKind.COLLECTIVE
-
-
-def part_count(plan: Plan, value: Value, parts: Parts) -> int:
-    """Ranks whose parts a read takes."""
-    if not value.pushed:
-        return 1
-    return {Parts.OWN: 1, Parts.OTHERS: plan.ranks - 1, Parts.ALL: plan.ranks}[parts]
-
-
 def _fetch_ps(plan: Plan, device: Device) -> int:
     """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are loaded afterwards."""
     if plan.options.execution is Execution.RESIDENT and plan.options.handoff is HandOffKind.SENTINEL:
         return 0
     far = device.llc is not None and device.structure.dies.value > 1
     return picoseconds((device.llc if far and device.llc else device.l2).latency_s.value)
-
-
-class _Channels:
-    """Collects wait groups; equal ones are shared."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.known: dict[tuple[int, Parts, frozenset[int]], Channel] = {}
-        self.producers: dict[tuple[int, tuple[Span, ...]], frozenset[int]] = {}
-
-    def read(self, stage: Stage, read: Read) -> list[int]:
-        """Channel of each block, -1 for none."""
-        value = self.plan.values[read.value]
-        if not tracked(self.plan, value):
-            return [-1] * self.plan.blocks
-        parts = read.parts if value.pushed else Parts.OWN
-        return [self._channel(value, parts, spans) if spans else -1 for spans in read.spans]
-
-    def done(self) -> tuple[Channel, ...]:
-        return tuple(self.known.values())
-
-    def _channel(self, value: Value, parts: Parts, spans: tuple[Span, ...]) -> int:
-        plan = self.plan
-        counted = plan.options.handoff is not HandOffKind.SENTINEL
-        where = ((0, value.elements),) if counted else spans  # a counter knows only that all have written
-        producers = self._producers(value, where)
-        key = (value.id, parts, producers)
-        if key not in self.known:
-            sampled = plan.stages[value.stage].kind is StageKind.SAMPLE
-            self.known[key] = Channel(
-                index=len(self.known),
-                value=value.id,
-                parts=parts,
-                producers=producers,
-                arrivals=len(producers) * part_count(plan, value, parts),
-                counted=counted,
-                cause=SAMPLING if sampled else HAND_OFF,
-            )
-        return self.known[key].index
-
-    def _producers(self, value: Value, spans: tuple[Span, ...]) -> frozenset[int]:
-        key = (value.id, spans)
-        if key not in self.producers:
-            self.producers[key] = frozenset(
-                block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans)
-            )
-        return self.producers[key]
-
-
-def _feeds(channels: tuple[Channel, ...]) -> dict[int, list[Channel]]:
-    feeds: dict[int, list[Channel]] = {}
-    for channel in channels:
-        feeds.setdefault(channel.value, []).append(channel)
-    return feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +177,9 @@ class _Weights:
 class _Lowering:
     """Makes StageWorks. Blocks with equal shares and layers with equal matrices cost the same, and are worked out once."""
 
-    def __init__(self, plan: Plan, device: Device, channels: list[list[list[int]]], feeds: dict[int, list[Channel]]) -> None:
-        self.plan, self.device = plan, device
-        self.channels = channels  # [stage][read][block]
-        self.feeds = feeds
+    def __init__(self, wiring: Wiring, device: Device) -> None:
+        plan = wiring.plan
+        self.plan, self.device, self.wiring = plan, device, wiring
         self.weights: dict[object, _Weights] = {}
         self.gathers: dict[object, tuple[int, int]] = {}
         self.fixed: dict[object, int] = {}
@@ -274,24 +190,28 @@ class _Lowering:
 
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
         """`chosen` by stage that routed experts begin with: how many tokens chose each expert in use on the rank."""
-        plan = self.plan
-        works: list[list[StageWork]] = [[] for _ in range(plan.blocks)]
-        sizes: list[list[int]] = [[] for _ in range(plan.blocks)]
+        made = {block: self._stream(block, chosen) for block in sorted(set(self.wiring.kinds))}
+        return Variant(tuple(made[kind][0] for kind in self.wiring.kinds), tuple(made[kind][1] for kind in self.wiring.kinds))
+
+    def _stream(self, block: int, chosen: dict[int, Chosen]) -> tuple[tuple[StageWork, ...], tuple[int, ...]]:
+        """A block's stages, and the bytes of its slots."""
+        works: list[StageWork] = []
+        sizes: list[int] = []
         last: Chosen = ()
-        for stage in plan.stages:
+        for stage in self.plan.stages:
             last = chosen.get(stage.index, last)
             experts = last if stage.routed else ()
-            for block in range(plan.blocks):
-                weights = self._weights(stage, block, experts)
-                sizes[block] += weights.sizes
-                works[block].append(self._work(stage, block, experts, weights, len(sizes[block])))
-        return Variant(tuple(map(tuple, works)), tuple(map(tuple, sizes)))
+            first = self.wiring.alike[stage.index][block]
+            weights = self._weights(stage, first, experts)
+            sizes += weights.sizes
+            works.append(self._work(stage, first, experts, weights, len(sizes)))
+        return tuple(works), tuple(sizes)
 
     def _work(self, stage: Stage, block: int, experts: Chosen, weights: _Weights, last_slot: int) -> StageWork:
-        key = (stage.index, block, experts)
+        key = (stage.index, block, experts, last_slot if self.exact else 0)
         known = self.works.get(key)
         if known is not None:
-            return replace(known, last_slot=last_slot) if self.exact and known.last_slot != last_slot else known
+            return known
         plan, device = self.plan, self.device
         kv = self._scan(stage, block)
         lo, hi = stage.items[block] if stage.items else (0, 0)
@@ -324,7 +244,7 @@ class _Lowering:
         """Without those of which this block reads nothing."""
         if stage.kind is StageKind.COLLECTIVE:
             return ()
-        pairs = zip(stage.reads, self.channels[stage.index], strict=True)
+        pairs = zip(stage.reads, self.wiring.reads[stage.index], strict=True)
         return tuple(self._read(stage, read, channel[block], block, experts) for read, channel in pairs if read.spans[block])
 
     def _read(self, stage: Stage, read: Read, channel: int, block: int, experts: Chosen) -> ReadWork:
@@ -366,7 +286,7 @@ class _Lowering:
             return None
         divided = stage.routed is not None and not stage.matrices[0].owned
         words = self._shared_words(stage, block, experts) if divided else (hi - lo) * value.words
-        mine = [c for c in self.feeds.get(value.id, []) if block in c.producers]
+        mine = [c for c in self.wiring.feeds.get(value.id, []) if block in c.producers]
         return Publication(
             size=words * FP32_BYTES,
             own=tuple(c.index for c in mine if c.parts is not Parts.OTHERS),
@@ -380,7 +300,7 @@ class _Lowering:
         plan = self.plan
         value = None if stage.publishes is None else plan.values[stage.publishes]
         published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
-        resets = _resets(plan, stage, block)
+        resets = reset_words(plan, stage, block)
         key = (resets, stage.vector_elements, published)
         if key not in self.fixed:
             self.fixed[key] = cost.stage_cost(self.device.block, resets=resets, vector=stage.vector_elements, published=published).ps
@@ -426,11 +346,8 @@ class _Lowering:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
         team = cost.team_work(device.warps, matrix, rows=rows, size=size)
-        multiplied = consume.weights_ps(
-            device, dtype, matrix.format, size=team.size, weights=rows * cols * team.size // size, tokens=tokens
-        )
-        ends = consume.block_rows_ps(device.block, finished, tokens)
-        return multiplied + ends + tokens * team.reduction_ps, size
+        tile = consume.Tile(matrix.format, team.size, rows * cols * team.size // size, finished, team.reduction_ps)
+        return consume.tile_ps(device, dtype, tile, tokens), size
 
     def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
         """(bytes, consumer time) of each request for cached entries."""
@@ -479,16 +396,6 @@ def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
     if fence is None or plan.options.execution is not Execution.RESIDENT or handoff is HandOffKind.SENTINEL:
         return 0
     return picoseconds(fence.value) if handoff is HandOffKind.GRID or stage.publishes is not None else 0
-
-
-def _resets(plan: Plan, stage: Stage, block: int) -> int:
-    """Elements that this block sets back, of every part."""
-    count = 0
-    for reset in stage.resets:
-        value = plan.values[reset.value]
-        lo, hi = value.owned[block]
-        count += (hi - lo) * plan.buffers[value.buffer].parts * value.words
-    return count
 
 
 def _sample(plan: Plan, unit: BlockUnit, stage: Stage, block: int) -> int:

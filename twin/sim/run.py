@@ -14,11 +14,11 @@ from twin.hardware.override import assumed
 from twin.hardware.types import Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
+from twin.sim.causes import CAUSES
 from twin.sim.consume import judged
 from twin.sim.executor import Executor, run
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
-from twin.sim.program import CAUSES
 from twin.sim.routing import Routing
 from twin.sim.speculation import Speculation, gain
 from twin.sim.trace import Trace, collect

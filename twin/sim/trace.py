@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.sim.attribution import Piece
-from twin.sim.program import CAUSES, LAUNCH
+from twin.sim.causes import CAUSES, LAUNCH
 
 if TYPE_CHECKING:
     from twin.sim.block import Block, Segment

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.sim.program import CAUSES
+from twin.sim.causes import CAUSES
 from twin.sim.ring import SHARES
 
 Array = NDArray[Any]
@@ -129,7 +129,11 @@ def header() -> str:
     """layout.h: the records, the table of arrays in the order of State, and the names that both sides use."""
     causes = tuple(cause.upper() for cause in CAUSES)
     lines = ["// Generated from twin/sim/compiled/state.py.", "#pragma once", "#include <cstdint>"]
-    lines += ["namespace twin {", "using Int = int64_t;", f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS};"]
+    lines += [
+        "namespace twin {",
+        "using Int = int64_t;",
+        f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS};",
+    ]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
         fields = (dtype.fields or {}).items()
