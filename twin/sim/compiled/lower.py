@@ -73,26 +73,27 @@ class _Flattening:
         self.feeds: list[int] = []
         self.slot_costs: list[int] = []
         self.runs: list[tuple[int, int]] = []
+        self.slots: list[int] = []
 
     def done(self) -> FlatProgram:
         rows = [stages for variant in self.program.variants for stages in variant.stages]
-        variants = [self._number(work) for stages in rows for work in stages]
+        distinct = {id(stages): stages for stages in rows}
+        numbers = {known: [self._number(work) for work in stages] for known, stages in distinct.items()}
+        runs = {known: self._runs(stages) for known, stages in distinct.items()}
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
-        slots = [self._place(size) for size in chain.from_iterable(streamed)]
-        ends = list(accumulate(map(len, streamed)))
-        runs = [self._runs(stages) for stages in rows]
+        spans = self._stream({id(sizes): sizes for sizes in streamed})
         counters = [channel.arrivals if channel.counted else 0 for channel in self.program.channels]
         channels = [
             (channel.arrivals, channel.counted, channel.cause, start)
             for channel, start in zip(self.program.channels, accumulate(counters, initial=0), strict=False)
         ]
         return FlatProgram(
-            variants=np.array(variants, np.int64),
+            variants=np.array([numbers[id(stages)] for stages in rows], np.int64),
             works=np.array(self.works, state.WORK),
             reads=np.array(self.reads, state.READ),
             slot_costs=np.array(self.slot_costs, np.int64),
-            streams=np.array([(end - len(sizes), end, *run) for sizes, end, run in zip(streamed, ends, runs, strict=True)], state.STREAM),
-            slots=np.array(slots, np.int64),
+            streams=np.array([(*spans[id(z)], *runs[id(s)]) for z, s in zip(streamed, rows, strict=True)], state.STREAM),
+            slots=np.array(self.slots, np.int64),
             runs=np.array(self.runs, state.RUN_OF_SLOTS),
             kv=np.array(self.kv, state.ITEM),
             feeds=np.array(self.feeds, np.int64),
@@ -103,6 +104,15 @@ class _Flattening:
             kv_ahead=max(work.kv_ahead for work in rows[0]),
             segments=max(self._segments(variant) for variant in self.program.variants),
         )
+
+    def _stream(self, distinct: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, int]]:
+        """First slot and end of each stream; equal blocks share theirs."""
+        spans = {}
+        for known, sizes in distinct.items():
+            first = len(self.slots)
+            self.slots += [self._place(size) for size in sizes]
+            spans[known] = first, len(self.slots)
+        return spans
 
     def _segments(self, variant: Variant) -> int:
         reads = sum(len(work.reads) for stages in variant.stages for work in stages)
