@@ -12,7 +12,7 @@ import yaml
 from tests.command_line import Twin
 from twin.errors import TwinError
 from twin.study.kinds import KINDS, read_study
-from twin.study.outcome import Bars, Lines, Outcome, Waterfall
+from twin.study.outcome import Bars, Outcome, Waterfall
 from twin.study.runner import Runner
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
@@ -142,8 +142,8 @@ def test_ladder_ends_at_the_cell_itself(answer: Outcome) -> None:
     assert any(isinstance(chart, Waterfall) for part in answer.parts for chart in part.charts)
 
 
-def test_numeric_columns_make_a_line_chart_and_names_make_bars(answer: Outcome) -> None:
-    assert isinstance(answer.parts[0].charts[0], Lines)
+def test_few_columns_make_bars(answer: Outcome) -> None:
+    assert isinstance(answer.parts[0].charts[0], Bars)
     assert any(isinstance(chart, Bars) and chart.stacked for part in answer.parts for chart in part.charts)
 
 

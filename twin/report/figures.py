@@ -15,6 +15,7 @@ COLOURS = {
     "collective": "#b83280",
     "consumer": "#38a169",
     "attention": "#805ad5",
+    "routing": "#1a8a8a",
     "launch": "#c53030",
     "sampling": "#d69e2e",
     "other": "#8a94a6",

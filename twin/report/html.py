@@ -11,7 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-WIDE = 9  # columns from which a table is set smaller
+WIDE = 8  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 

@@ -33,7 +33,7 @@ def bars(chart: Bars) -> Figure:
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
     x_axis |= {"type": "log", "dtick": "D2"} if chart.log else {}
-    x_axis |= {"tickformat": ".0%"} if _fractions(chart) else {}
+    x_axis |= {"tickformat": ".0%" if _fractions(chart) else ",~r"}
     layout = {
         "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
         "scattermode": "group",

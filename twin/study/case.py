@@ -22,5 +22,5 @@ class Case:
         """Planned and proven. Raises PlanError or InvalidPlan."""
         return planned(self.spec, self.node, **self.chosen)
 
-    def simulate(self, *, steps: int = 2) -> Result:
-        return simulate(self.plan(), self.node, steps=steps)
+    def simulate(self) -> Result:
+        return simulate(self.plan(), self.node)

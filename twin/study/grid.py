@@ -60,6 +60,7 @@ class Grid:
     axes: tuple[Axis, ...]
     options: tuple[tuple[str, Plain], ...]
     settings: tuple[Setting, ...]
+    steps: int = 2  # simulated for each cell; more where steps differ by their routing
 
     def cells(self) -> Iterator[Cell]:
         """Models slowest, the last axis fastest."""
@@ -78,11 +79,11 @@ class Grid:
                 assert isinstance(value, str | int | float)
                 settings.append((axis.name, value))
         settings.sort(key=lambda setting: setting[0] != GPUS)  # another number of GPUs is another node: before its numbers change
-        return Point(model.name, node, tuple(sorted(options.items())), tuple(settings))
+        return Point(model.name, node, tuple(sorted(options.items())), tuple(settings), self.steps)
 
 
 def read_grid(fields: Fields) -> Grid:
-    """`models`, `nodes`, `options`, `settings`, `axes`. Each name and value is tried here, on every node; refusals name the field."""
+    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Each name and value is tried here, on every node; refusals name the field."""
     models = tuple(_model(fields, index, item) for index, item in enumerate(fields.items("models")))
     nodes = tuple(_node(fields, index, item) for index, item in enumerate(fields.items("nodes")))
     _distinct(fields, "models", [model.label for model in models])
@@ -93,7 +94,7 @@ def read_grid(fields: Fields) -> Grid:
     for axis in axes:
         if axis.name in dict(options) or axis.name in dict(settings):
             raise fields.error(f"axes.{axis.name}", "is set for all cells as well; remove one of the two")
-    return Grid(models, nodes, axes, options, settings)
+    return Grid(models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=1000))
 
 
 def _model(fields: Fields, index: int, item: object) -> Model:

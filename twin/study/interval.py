@@ -52,6 +52,7 @@ class Draws:
     count: int
     seed: int
     held_out: str = ""  # a device whose engine runs say how wrong the twin itself is
+    depths: tuple[int, ...] = ()  # two numbers of layers to simulate each draw with, instead of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,20 @@ def read_draws(fields: Fields) -> Draws | None:
     if "intervals" not in fields:
         return None
     one = fields.mapping("intervals")
-    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1), one.text("held_out", ""))
+    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1), one.text("held_out", ""), _depths(one))
     if draws.held_out:
         _known(one, draws.held_out)
     one.done()
     return draws
+
+
+def _depths(one: Fields) -> tuple[int, ...]:
+    """`depths: [4, 8]`: both multiples of what repeats in the model, or their difference says little."""
+    found = tuple(one.items("depths", ()))
+    whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in found)
+    if found and (len(found) != 2 or not whole or not 0 < found[0] < found[1]):
+        raise one.error("depths", f"{list(found)} must be two numbers of layers, the smaller first, such as [4, 8]")
+    return found
 
 
 def _known(fields: Fields, device: str) -> None:

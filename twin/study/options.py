@@ -1,4 +1,4 @@
-"""Engine options as a study file gives them: plain values with the name of an Options field."""
+"""What a study may choose about a run: the engine's options and the conditions of the simulation, as plain values by name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from twin.units import parse_quantity, unit_of
 
 ALIASES = {"dtype": "weight_dtype"}
 Plain = str | int | float | bool | None
+# Conditions of a simulation that are no part of the plan.
+CONDITIONS: dict[str, type] = {
+    "routing": str,  # which experts tokens choose: uniform, zipf:EXPONENT, or a JSON file of counts
+    "seed": int,  # of the routing
+    "acceptance": float,  # of a drafted token, with `draft`
+    "draft_step_s": float,  # one step of the draft model
+    "layers": int,  # only the model's first layers: what depth costs
+}
 
 
 def option_name(name: str) -> str | None:
-    """The Options field that `name` means ("ring-slots", "dtype"), or None."""
+    """The Options field or condition that `name` means ("ring-slots", "dtype"), or None."""
     field = name.replace("-", "_")
     field = ALIASES.get(field, field)
-    return field if field in FIELDS else None
+    return field if field in FIELDS or field in CONDITIONS else None
 
 
 def plain_option(name: str, value: object) -> Plain:
@@ -47,6 +55,8 @@ def option_value(name: str, value: object) -> Any:
             return value
         if kind is int and isinstance(value, str) and unit_of(name):
             return _bytes(name, value)
+        if kind is float and isinstance(value, str) and unit_of(name):
+            return _quantity(name, value)
         if kind is str and isinstance(value, str):
             return value
     raise ConfigError(f"{name}: {value!r} is not {' or '.join(_spoken(kind) for kind in kinds)}")
@@ -58,6 +68,8 @@ def _hints() -> dict[str, Any]:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
+    if name in CONDITIONS:
+        return (CONDITIONS[name],)
     hint = _hints()[name]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -69,11 +81,25 @@ def _member(name: str, kind: type[Enum], value: str) -> Enum:
     return kind(value)
 
 
-def _bytes(name: str, text: str) -> int:
+def text_value(name: str, text: str) -> Plain:
+    """A condition as the command line gives it."""
+    if CONDITIONS[name] is str or unit_of(name):
+        return plain_option(name, text)
     try:
-        size = parse_quantity(text, unit_of(name))
+        return plain_option(name, CONDITIONS[name](text))
+    except ValueError:
+        raise ConfigError(f"{name}: {text!r} is not {_spoken(CONDITIONS[name])}") from None
+
+
+def _quantity(name: str, text: str) -> float:
+    try:
+        return parse_quantity(text, unit_of(name))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _bytes(name: str, text: str) -> int:
+    size = _quantity(name, text)
     if size != int(size):
         raise ConfigError(f"{name}: {text!r} is not a whole number of bytes")
     return int(size)

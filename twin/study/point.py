@@ -10,19 +10,26 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import twin
 from twin.data import data_dir
-from twin.errors import TwinError
+from twin.errors import ConfigError, TwinError
 from twin.hardware.types import Node, Number
 from twin.models.load import load_model
+from twin.models.spec import ModelSpec
 from twin.plan.types import StageKind
+from twin.sim.routing import Routing, RoutingKind, read_routing
+from twin.sim.run import simulate
+from twin.sim.speculation import Speculation
 from twin.study.case import Case
 from twin.study.hardware import Setting, node_on_file, with_settings
-from twin.study.options import Plain, option_value
+from twin.study.options import CONDITIONS, Plain, option_value
 
-CODE = ("units.py", "hardware", "models", "plan", "sim", "study/point.py", "study/case.py", "study/hardware.py")  # what decides a result
+D = TypeVar("D")
+
+OWN = ("case.py", "hardware.py", "options.py", "point.py")  # of this package
+CODE = ("units.py", "hardware", "models", "plan", "sim", *(f"study/{name}" for name in OWN))  # what decides a result
 SOURCES = (".py", ".h", ".cpp")
 NATIVE = "simulator"  # and its compiled half, in native/
 
@@ -37,7 +44,7 @@ class Point:
 
     model: str
     node: str
-    options: tuple[tuple[str, Plain], ...] = ()  # values of Options fields, by name
+    options: tuple[tuple[str, Plain], ...] = ()  # values of Options fields and of CONDITIONS, by name
     settings: tuple[Setting, ...] = ()
     steps: int = 2
 
@@ -53,7 +60,31 @@ class Point:
 
     def case(self) -> Case:
         """Raises TwinError for whatever it names that does not exist."""
-        return Case(load_model(self.model), self.on_node(), {name: option_value(name, value) for name, value in self.options})
+        chosen = {name: option_value(name, value) for name, value in self.options if name not in CONDITIONS}
+        layers = self.condition("layers", 0)
+        spec = load_model(self.model)
+        return Case(first_layers(spec, layers) if layers else spec, self.on_node(), chosen)
+
+    def condition(self, name: str, default: D) -> D:
+        """A condition of the simulation, if it was chosen."""
+        return option_value(name, dict(self.options)[name]) if name in dict(self.options) else default
+
+    def routing(self) -> Routing:
+        return read_routing(self.condition("routing", RoutingKind.UNIFORM.value), self.condition("seed", 0))
+
+    def speculation(self) -> Speculation | None:
+        """None unless something was said about drafts."""
+        acceptance, draft_step_s = self.condition("acceptance", -1.0), self.condition("draft_step_s", 0.0)
+        if acceptance < 0 and not draft_step_s:
+            return None
+        return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s)
+
+
+def first_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+    """The model cut after some layers: embedding and head stay."""
+    if not 0 < layers <= spec.layers:
+        raise ConfigError(f"layers={layers}: {spec.name} has {spec.layers}; choose 1 to {spec.layers}")
+    return dataclasses.replace(spec, layers=layers, windows=spec.windows[:layers], layout=spec.layout[:layers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +101,16 @@ class Row:
     attribution: dict[str, float] = field(default_factory=dict)  # seconds of the critical path by cause
     kinds: dict[str, dict[str, float]] = field(default_factory=dict)  # the same by kind of stage
     assumed: tuple[str, ...] = ()  # paths of the assumed numbers it rests on
+    step_times_s: tuple[float, ...] = ()  # of every step after the first: they differ where experts are routed
+    tokens_per_step: float = 1.0  # of one sequence
+    draft_s: float = 0.0  # before each step
+    sequences: int = 1  # decoded together
     wall_s: float = field(default=0.0, compare=False)  # spent on it, by whoever computed it
 
     @property
     def tokens_per_s(self) -> float:
-        return 1 / self.step_s
+        """Of one sequence."""
+        return self.tokens_per_step / (self.step_s + self.draft_s)
 
     @property
     def stream_fraction(self) -> float:
@@ -87,7 +123,8 @@ def key_of(point: Point) -> str:
     Two points with the same key have the same result, whatever they are called; an edited file or a renewed fit gives another key.
     """
     case = point.case()
-    content = [code_version(), plain(case.spec), plain(case.node), {k: plain(v) for k, v in case.chosen.items()}, point.steps]
+    content: list[Any] = [code_version(), plain(case.spec), plain(case.node), {k: plain(v) for k, v in case.chosen.items()}, point.steps]
+    content += [plain(point.routing()), plain(point.speculation())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -110,7 +147,7 @@ def _row(key: str, point: Point) -> Row:
     if not point.steps:
         case.plan()
         return Row(key)
-    result = case.simulate(steps=point.steps)
+    result = simulate(case.plan(), case.node, steps=point.steps, routing=point.routing(), speculation=point.speculation())
     kinds: dict[str, dict[str, float]] = {kind.value: {} for kind in StageKind}
     for stage in result.stages:
         for cause, ps in stage.causes_ps.items():
@@ -126,6 +163,10 @@ def _row(key: str, point: Point) -> Row:
         attribution={cause: seconds for cause, seconds in result.attribution.items() if seconds},
         kinds={kind: causes for kind, causes in kinds.items() if causes},
         assumed=result.assumed,
+        step_times_s=result.step_times_s,
+        tokens_per_step=result.tokens_per_step,
+        draft_s=result.draft_s,
+        sequences=result.sequences,
         wall_s=result.wall_s,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from twin.errors import PlanError
 from twin.study import interval, ladder, on_chip, projection_parts
+from twin.study.depth import Depths, times
 from twin.study.fields import Fields
 from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
 from twin.study.interval import Draws
@@ -46,7 +47,7 @@ class Projection:
         answers = [self._answer(cell, rows[cell], runner) for cell in cells]
         looked = [
             Close(cell, [(name, row) for (name, _), row in zip(rungs, runner.rows([p for _, p in rungs]), strict=True) if not row.problem],
-                  effects(cell.point, trial, runner))
+                  effects(cell.point, trial, runner, self._depths))
             for cell, rungs, trial in zip(close, ladders, tried, strict=True)
         ]  # fmt: skip
         found = projection_parts.outcome(answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline)
@@ -71,23 +72,32 @@ class Projection:
         self, cells: Sequence[Cell], rows: dict[Cell, Row], ladders: list[list[tuple[str, Point]]], tried: list[list[Trial]], runner: Runner
     ) -> None:
         """Everything else in one go, so that no core waits between the parts."""
+        varied = [trial.ways[0][1] for trial_list in tried for trial in trial_list]
+        varied += [point for cell in cells if not rows[cell].problem for point in self._drawn(cell)]
+        depths = self._depths
         points = [point for rungs in ladders for _, point in rungs]
-        points += [trial.ways[0][1] for trial_list in tried for trial in trial_list]
-        for cell in cells:
-            if not rows[cell].problem:
-                points += self._drawn(cell)
+        points += [short for point in varied for short in depths.short(point)] if depths else varied
         runner.rows(points, "intervals and details")
 
     def _drawn(self, cell: Cell) -> list[Point]:
+        """The hardware as it is on file, then every draw."""
         if self.draws is None:
             return []
-        return [cell.point.with_settings(*settings) for settings in interval.settings(cell.point.on_node(), self.draws)]
+        return [cell.point, *(cell.point.with_settings(*one) for one in interval.settings(cell.point.on_node(), self.draws))]
+
+    @property
+    def _depths(self) -> Depths | None:
+        return Depths(*self.draws.depths) if self.draws and self.draws.depths else None
+
+    def _speeds(self, cell: Cell, row: Row, runner: Runner) -> list[float]:
+        """Tokens per second of every draw."""
+        base, *drawn = times(self._drawn(cell), runner, self._depths, "draws")
+        return [row.tokens_per_s * base.step_s / one.step_s for one in drawn]
 
     def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
         drawn = None
         if self.draws and not row.problem:
-            speeds = [found.tokens_per_s for found in runner.rows(self._drawn(cell))]
-            drawn = interval.summary(cell.point.on_node(), self.draws, speeds)
+            drawn = interval.summary(cell.point.on_node(), self.draws, self._speeds(cell, row, runner))
         published = tuple(figure for figure in self.published if figure.of(cell))
         return Answer(cell, row, drawn, published)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from twin.hardware.override import SPREAD, numbers
 from twin.hardware.override import interval as range_of
@@ -11,7 +14,7 @@ from twin.hardware.types import Kind
 from twin.models.load import load_model
 from twin.plan.defaults import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
-from twin.study.interval import WIDTHS, Draws, Interval, chance
+from twin.study.interval import LEVELS, WIDTHS, Draws, Interval, chance
 from twin.study.options import Plain, option_value
 from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
 from twin.study.outcome import Cell as Entry
@@ -22,6 +25,7 @@ from twin.units import format_quantity, unit_of
 
 US = 1e6
 STRONGEST = 15
+CURVE = 5  # numeric places on an axis from which a line says more than bars
 CARRIERS = 3  # named for each cell
 
 
@@ -83,14 +87,17 @@ class Close:
 def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, draws: Draws | None, roofline: Roofline | None) -> Outcome:
     """All parts."""
     possible = [answer for answer in answers if answer.possible]
-    parts = [_scaling(answers, columns, draws), _cells(answers, roofline), _time(possible)]
+    error = twin_error(draws.held_out) if draws and draws.held_out else None
+    parts = [_scaling(answers, columns, draws, error), _cells(answers, roofline), _time(possible)]
     if any(answer.published for answer in answers):
         parts.insert(1, _beside(answers, roofline))
+    if any(len(answer.row.step_times_s) > 1 for answer in possible):
+        parts.append(_steps(possible))
     parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
     if draws:
         parts.append(_carriers(possible, draws))
-    if draws and draws.held_out:
-        parts.insert(2, _with_twin_error(possible, twin_error(draws.held_out)))
+    if error:
+        parts.append(_with_twin_error(possible, error))
     parts.append(_rests_on(possible))
     return Outcome(tuple(parts), _headline(possible), tuple(_notes(answers, draws, roofline)))
 
@@ -114,6 +121,9 @@ def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | 
             f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time of the node; low..high is a number's "
             "central 90%. The twin's own error (what its model leaves out) is not in it: studies/h200-validation has its size."
         )
+        if draws.depths:
+            shallow, deep = draws.depths
+            yield f"Draws run on the first {shallow} and {deep} layers, extended to all by the difference; the prediction has all."
     if roofline:
         yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes that the model's definition streams; nothing simulated."
     for answer in answers:
@@ -121,9 +131,13 @@ def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | 
             yield f"{answer.cell}: not possible: {answer.row.problem}"
 
 
-def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None) -> Part:
+def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None, error: TwinError | None) -> Part:
+    tables = [_matrix(answers, columns, "predicted tokens/s (p10-p90)", "scaling", _speed)]
+    if error:
+        name = "with the twin's own error"
+        tables.append(_matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error)))
     text = "Predicted tokens per second for one user" + ("; the bar is the median draw, its line runs from p10 to p90." if draws else ".")
-    return Part("Tokens per second", text, (_chart(answers, columns),), (_matrix(answers, columns),))
+    return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables))
 
 
 def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
@@ -203,14 +217,19 @@ def step_bytes(cell: Cell) -> int:
     return int(spec.streamed_bytes + moved.read_bytes + moved.written_bytes)
 
 
-def _matrix(answers: Sequence[Answer], columns: str) -> Table:
+def _matrix(answers: Sequence[Answer], columns: str, corner: str, name: str, say: Callable[[Answer], str]) -> Table:
     """The same for people: speeds with their intervals, one axis across."""
     across = list(dict.fromkeys(answer.cell.value(columns) for answer in answers))
     lines: dict[str, dict[Plain, str]] = {}
     for answer in answers:
-        lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = _speed(answer)
-    head = (Column("predicted tokens/s (p10-p90)", Shown.TEXT), *(Column(_spoken(value), Shown.TEXT) for value in across))
-    return Table("scaling", head, tuple((name, *(found.get(value) for value in across)) for name, found in lines.items()))
+        lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = say(answer)
+    head = (Column(corner, Shown.TEXT), *(Column(_place(columns, value), Shown.TEXT) for value in across))
+    return Table(name, head, tuple((line, *(found.get(value) for value in across)) for line, found in lines.items()))
+
+
+def _place(axis: str, value: Plain) -> str:
+    """A value as the head of a column: models and nodes speak for themselves."""
+    return str(value) if axis in (MODEL, NODE) else f"{axis} {_spoken(value)}"
 
 
 def _speed(answer: Answer) -> str:
@@ -220,6 +239,13 @@ def _speed(answer: Answer) -> str:
     if answer.interval:
         return f"{answer.interval.p50:,.0f} ({answer.interval.p10:,.0f}-{answer.interval.p90:,.0f}){mark}"
     return f"{answer.row.tokens_per_s:,.0f}{mark}"
+
+
+def _speed_with(error: TwinError, answer: Answer) -> str:
+    if answer.interval is None:
+        return ""
+    low, middle, high = error.spread(answer.interval.speeds)
+    return f"{middle:,.0f} ({low:,.0f}-{high:,.0f})"
 
 
 def _line(cell: Cell, columns: str) -> str:
@@ -235,12 +261,12 @@ def _chart(answers: Sequence[Answer], columns: str) -> Chart:
     for answer in answers:
         if answer.possible:
             lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = answer
-    if len(across) > 1 and all(isinstance(value, int | float) for value in across):
+    if len(across) >= CURVE and all(isinstance(value, int | float) for value in across):
         series = tuple(_series(name, [found.get(value) for value in across]) for name, found in lines.items())
         x = tuple(value for value in across if isinstance(value, int | float))
         return Lines(x, series, columns, "tokens/s, predicted")
-    series = tuple(_series(_spoken(value), [found.get(value) for found in lines.values()]) for value in across)
-    figures = [_figures(value, [found.get(value) for found in lines.values()]) for value in across]
+    series = tuple(_series(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across)
+    figures = [_figures(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across]
     return Bars(tuple(lines), (*series, *(one for one in figures if any(one.values))), "tokens/s, predicted", log=_wide(answers))
 
 
@@ -259,9 +285,9 @@ def _series(label: str, answers: Sequence[Answer | None]) -> Series:
     return Series(label, tuple(found), low, high)
 
 
-def _figures(value: Plain, answers: Sequence[Answer | None]) -> Series:
+def _figures(label: str, answers: Sequence[Answer | None]) -> Series:
     found = tuple(a.published[0].tokens_per_s if a and a.published else None for a in answers)
-    return Series(f"{_spoken(value)}, published", found, marks=True)
+    return Series(f"{label}, published", found, marks=True)
 
 
 def _time(possible: Sequence[Answer]) -> Part:
@@ -275,6 +301,22 @@ def _time(possible: Sequence[Answer]) -> Part:
     rows = tuple((str(a.cell), *(sum(a.row.kinds[k].values()) if k in a.row.kinds else None for k in kinds)) for a in possible)
     text = "Each microsecond of a step on its critical path has one cause. The table has the same time by kind of stage."
     return Part("Where the time goes", text, (chart,), (Table("stages", head, rows, terminal=False),), long=True)
+
+
+def _steps(possible: Sequence[Answer]) -> Part:
+    """How much steps differ from each other."""
+    head = (
+        Column("cell", Shown.TEXT),
+        Column("steps"),
+        *(Column(name, Shown.MICROSECONDS) for name in ("p10, us", "p50, us", "p90, us", "slowest, us")),
+    )
+    rows = []
+    for answer in possible:
+        times = answer.row.step_times_s
+        levels = (float(value) for value in np.quantile(times, LEVELS))
+        rows.append((str(answer.cell), len(times), *levels, max(times)))
+    text = "Tokens choose their experts anew in every step, so steps take different times; the prediction above is the median step."
+    return Part("How steps differ", text, (), (Table("steps", head, tuple(rows)),), long=True)
 
 
 def _ladder(close: Close) -> Part:

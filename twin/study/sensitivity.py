@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Number
-from twin.study.point import Point, Row
+from twin.study.depth import Depths, Time, times
+from twin.study.point import Point
 from twin.study.runner import Runner
 from twin.units import unit_of
 
@@ -54,12 +55,14 @@ def sensitivity(point: Point, runner: Runner) -> list[Effect]:
     return effects(point, trials(point), runner)
 
 
-def effects(point: Point, tried: list[Trial], runner: Runner) -> list[Effect]:
-    """The effect of each trial against `point`."""
-    base, *rows = runner.rows([point, *(trial.ways[0][1] for trial in tried)], "sensitivity")
-    again = [trial for trial, row in zip(tried, rows, strict=True) if row.problem and len(trial.ways) > 1]
-    second = dict(zip((t.name for t in again), runner.rows([trial.ways[1][1] for trial in again], "lowered instead"), strict=True))
-    found = [_effect(base.tokens_per_s, trial, row, second.get(trial.name)) for trial, row in zip(tried, rows, strict=True)]
+def effects(point: Point, tried: list[Trial], runner: Runner, depths: Depths | None = None) -> list[Effect]:
+    """The effect of each trial against `point`; with depths from short models."""
+    speed = runner.rows([point])[0].tokens_per_s
+    base, *first = times([point, *(trial.ways[0][1] for trial in tried)], runner, depths, "sensitivity")
+    again = [trial for trial, one in zip(tried, first, strict=True) if one.problem and len(trial.ways) > 1]
+    lowered = times([trial.ways[1][1] for trial in again], runner, depths, "lowered instead") if again else []
+    second = dict(zip((trial.name for trial in again), lowered, strict=True))
+    found = [_effect(speed, base.step_s, trial, one, second.get(trial.name)) for trial, one in zip(tried, first, strict=True)]
     return sorted(found, key=lambda effect: (-abs(effect.effect), effect.name))
 
 
@@ -97,8 +100,9 @@ def _option_step(name: str, value: int) -> int:
     return max(grain, int(value * STEP) // grain * grain)
 
 
-def _effect(base: float, trial: Trial, row: Row, second: Row | None) -> Effect:
-    for (after, _), found in zip(trial.ways, (row, second), strict=False):
+def _effect(speed: float, base_s: float, trial: Trial, first: Time, second: Time | None) -> Effect:
+    for (after, _), found in zip(trial.ways, (first, second), strict=False):
         if found is not None and not found.problem:
-            return Effect(trial.name, trial.kind, trial.before, after, found.tokens_per_s, found.tokens_per_s / base - 1)
-    return Effect(trial.name, trial.kind, trial.before, trial.ways[0][0], None, 0.0, row.problem)
+            ratio = base_s / found.step_s
+            return Effect(trial.name, trial.kind, trial.before, after, speed * ratio, ratio - 1)
+    return Effect(trial.name, trial.kind, trial.before, trial.ways[0][0], None, 0.0, first.problem)

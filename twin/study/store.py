@@ -20,7 +20,7 @@ from twin.errors import ConfigError
 from twin.study.point import Point, Row, code_version
 
 VARIABLE = "MONOTWIN_POINTS"
-NESTED = ("attribution", "kinds", "assumed")  # JSON in their column
+NESTED = ("attribution", "kinds", "assumed", "step_times_s")  # JSON in their column
 SCHEMA = pa.schema(
     [
         ("key", pa.string()),
@@ -33,6 +33,10 @@ SCHEMA = pa.schema(
         ("attribution", pa.string()),
         ("kinds", pa.string()),
         ("assumed", pa.string()),
+        ("step_times_s", pa.string()),
+        ("tokens_per_step", pa.float64()),
+        ("draft_s", pa.float64()),
+        ("sequences", pa.int64()),
         ("wall_s", pa.float64()),
         # For readers of the files; the key says the same.
         ("code", pa.string()),
@@ -100,4 +104,4 @@ class Store:
 
 def _row(record: dict[str, Any]) -> Row:
     nested = {name: json.loads(record[name]) for name in NESTED}
-    return Row(**record | nested | {"assumed": tuple(nested["assumed"])})
+    return Row(**record | nested | {name: tuple(nested[name]) for name in ("assumed", "step_times_s")})

@@ -10,7 +10,7 @@ from twin.errors import ConfigError
 from twin.hardware.types import Node
 from twin.study.grid import Axis, Grid, Model
 from twin.study.hardware import GPUS, Setting, setting_path, with_setting
-from twin.study.options import Plain, option_name
+from twin.study.options import CONDITIONS, Plain, option_name, text_value
 from twin.study.point import Point
 
 ReadOption = Callable[[str, str], object]  # (field of Options, text) -> its value; raises ConfigError
@@ -72,7 +72,7 @@ def _split(flag: str, text: str, example: str) -> tuple[str, str]:
 def _change(name: str, value: str, node: Node, read_option: ReadOption) -> Change:
     option = option_name(name)
     if option is not None and option != GPUS:
-        typed = read_option(option, value)
+        typed = text_value(option, value) if option in CONDITIONS else read_option(option, value)
         plain = typed.value if isinstance(typed, Enum) else typed
         assert plain is None or isinstance(plain, str | int | float)
         return Change(option, plain, True)

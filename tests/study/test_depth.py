@@ -1,0 +1,44 @@
+"""Short models stand for deep ones: the time of a step grows with its layers, and a change of the hardware changes both alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from twin.errors import ConfigError
+from twin.models.load import load_model
+from twin.study.depth import Depths, times
+from twin.study.point import Point, first_layers
+from twin.study.runner import Runner
+
+# Few blocks make it cheap; Qwen3-30B-A3B routes experts, Qwen2.5 is dense.
+POINTS = (
+    Point("qwen2.5-coder-1.5b", "1xh200").with_options(blocks=8),
+    Point("qwen3-30b-a3b", "1xh200").with_options(blocks=16),
+)
+CHANGES = ((), (("memory.stream", "x0.5"), ("block.stage", "x2")), (("handoff.hop", "x3"), ("clock", "x0.6")))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.model)
+def test_extension_meets_the_full_simulation_within_a_percent(point: Point) -> None:
+    points = [point.with_settings(*change) for change in CHANGES]
+    runner = Runner.inline()
+    whole, short = (times(points, runner, depths, "") for depths in (None, Depths(4, 8)))
+    ratios = [(one.step_s / whole[0].step_s, other.step_s / short[0].step_s) for one, other in zip(whole, short, strict=True)]
+    for full, extended in ratios:
+        assert extended == pytest.approx(full, rel=0.01)
+    assert short[0].step_s == pytest.approx(whole[0].step_s, rel=0.02)
+
+
+def test_a_model_that_is_no_deeper_is_simulated_whole() -> None:
+    point = Point("laneformer-2b", "8xh200")
+    assert Depths(4, 15).short(point) == (point,)
+    assert len(Depths(4, 8).short(point)) == 2
+
+
+def test_first_layers_keep_what_each_layer_is() -> None:
+    spec = load_model("gpt-oss-20b")
+    short = first_layers(spec, 4)
+    assert [short.layer(i) for i in range(4)] == [spec.layer(i) for i in range(4)]
+    assert short.end_weights() == spec.end_weights()
+    with pytest.raises(ConfigError, match=r"layers=25: gpt-oss-20b has 24"):
+        first_layers(spec, 25)
