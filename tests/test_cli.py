@@ -183,7 +183,8 @@ def test_whatif_without_effect_is_zero(twin: Twin, tiny: str) -> None:
 
 
 def test_whatif_can_change_the_number_of_gpus(twin: Twin, tiny: str) -> None:
-    outcome = twin("whatif", tiny, *ONE, "--set", "gpus=2", "--set", "link.hop=x0.5", "--json")
+    assert twin("whatif", tiny, *ONE, "--set", "gpus=2", "--set", "link.hop=x0.5", "--json").code == 0
+    outcome = twin("whatif", tiny, *ONE, "--set", "link.hop=x0.5", "--json")
     assert outcome.code == 2  # one GPU has no link to change
     assert "link.hop" in outcome.err
     assert twin("whatif", tiny, "2xh200", "--blocks", "8", "--set", "gpus=1", "--json").code == 0

@@ -83,7 +83,7 @@ class Grid:
 
 
 def read_grid(fields: Fields) -> Grid:
-    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Each name and value is tried here, on every node; refusals name the field."""
+    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Names and values are tried on every node; refusals name the field."""
     models = tuple(_model(fields, index, item) for index, item in enumerate(fields.items("models")))
     nodes = tuple(_node(fields, index, item) for index, item in enumerate(fields.items("nodes")))
     _distinct(fields, "models", [model.label for model in models])

@@ -310,7 +310,7 @@ def _steps(possible: Sequence[Answer]) -> Part:
         Column("steps"),
         *(Column(name, Shown.MICROSECONDS) for name in ("p10, us", "p50, us", "p90, us", "slowest, us")),
     )
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for answer in possible:
         times = answer.row.step_times_s
         levels = (float(value) for value in np.quantile(times, LEVELS))
