@@ -80,6 +80,14 @@ def test_the_queue_of_single_nodes_is_held_to_theory(outcome: Outcome) -> None:
         assert row[3] == pytest.approx(row[4], rel=0.1)
 
 
+def test_resident_kernels_are_simulated_alone_and_in_batches(tmp_path: Path) -> None:
+    body = BODY.replace("stack: ideal,", "stack: resident, batch: 2,").replace("loads: [1, 4, 400]", "loads: [1]")
+    steps = table(read_study(study(tmp_path, body)).body.run(Runner.inline()), "steps").rows
+    resident = {row[2]: row for row in steps if row[0] == "resident"}
+    assert sorted(resident) == [1, 2]
+    assert resident[1][3] < resident[2][3]
+
+
 def test_same_seeds_same_answer(outcome: Outcome, tmp_path: Path) -> None:
     again = read_study(study(tmp_path, BODY)).body.run(Runner.inline())
     assert again == outcome
@@ -90,7 +98,7 @@ def test_same_seeds_same_answer(outcome: Outcome, tmp_path: Path) -> None:
     [
         ("serves: [short]", "serves: [long]", "exactly one group"),
         ("serves: [long, short]", "serves: [long, short, other]", "'other' is not a class"),
-        ("stack: ideal,", "stack: resident, batch: 4,", "one request at a time"),
+        ("stack: ideal,", "stack: resident, batch: 40,", "up to 16 sequences"),
         ("batch: 16", "batch: 500", "1 to 128"),
         ("loads: [1, 4, 400]", "loads: [0]", "numbers above 0"),
         ("seeds: [1]", "seeds: [a]", "whole numbers"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from twin.models.load import load_model
 from twin.serving.closed_forms import mean_wait_mmc
 from twin.serving.costs import Load
 from twin.serving.economics import HOUR_S, Bill, Prices
-from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, Traffic, serve
+from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
 from twin.serving.step import IDEAL, predict
 from twin.serving.tables import stack_names
 from twin.study.fields import Fields
@@ -31,6 +31,7 @@ PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
 SHORTEST_WAIT_S = 1e-3  # below it almost nobody waits and a run sees none of it
+LARGEST_SIMULATED = 16  # a step of more takes minutes to simulate
 LARGEST_BATCH = 128  # kernels were measured up to it
 
 
@@ -106,24 +107,26 @@ class MixedLoad:
 
     # ---- simulation ---------------------------------------------------------------------------------------
 
-    def _paces(self, runner: Runner) -> dict[Group, Callable[[int], float]]:
+    def _paces(self, runner: Runner) -> dict[Group, StepTime]:
         """Seconds of a step by sequences in the batch, of every group. Raises TwinError for what cannot be served."""
-        resident = sorted({group.node for policy in self.policies for group in policy.groups if group.stack == RESIDENT})
-        rows = (
-            runner.rows([Point(self.model, node, (("context", self.context),)) for node in resident], "resident kernels")
-            if resident
-            else []
-        )
-        alone = {}
-        for node, row in zip(resident, rows, strict=True):
+        groups = [group for policy in self.policies for group in policy.groups]
+        points = {point: None for group in groups if group.stack == RESIDENT for _, point in self._batches(group)}
+        rows = dict(zip(points, runner.rows(list(points), "resident kernels") if points else [], strict=True))
+        for point, row in rows.items():
             if row.problem:
-                raise TwinError(f"{self.model} as a resident kernel on {node}: {row.problem}")
-            alone[node] = row.step_s
-        return {group: self._pace(group, alone) for policy in self.policies for group in policy.groups}
+                raise TwinError(f"{self.model} as a resident kernel on {point.node}: {row.problem}")
+        return {group: self._pace(group, {point: row.step_s for point, row in rows.items()}) for group in groups}
 
-    def _pace(self, group: Group, alone: dict[str, float]) -> Callable[[int], float]:
+    def _batches(self, group: Group) -> list[tuple[int, Point]]:
+        """The batches that are simulated: powers of two, and the largest."""
+        sizes = sorted({2**power for power in range(group.batch.bit_length()) if 2**power < group.batch} | {group.batch})
+        alone = Point(self.model, group.node, (("context", self.context),))
+        return [(size, alone.with_options(batch=size) if size > 1 else alone) for size in sizes]
+
+    def _pace(self, group: Group, simulated: dict[Point, float]) -> StepTime:
         if group.stack == RESIDENT:
-            return lambda sequences: alone[group.node]
+            sizes, steps = zip(*((size, simulated[point]) for size, point in self._batches(group)), strict=True)
+            return lambda sequences: float(np.interp(sequences, sizes, steps))
         spec, node = load_model(self.model), load_node(group.node)
         return lru_cache(maxsize=None)(
             lambda sequences: predict(spec, node, group.stack, Load(sequences=sequences, context=self.context)).graph_s
@@ -137,12 +140,12 @@ class MixedLoad:
     def _traffic(self, group: Group, load: float) -> list[Traffic]:
         return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
 
-    def _utilisation(self, group: Group, load: float, pace: Callable[[int], float]) -> float:
+    def _utilisation(self, group: Group, load: float, pace: StepTime) -> float:
         """Offered tokens per second over what full batches generate."""
         offered = sum(traffic.per_s * traffic.tokens for traffic in self._traffic(group, load))
         return offered * pace(group.batch) / (group.batch * group.nodes)
 
-    def _cell(self, policy: Policy, load: float, paces: dict[Group, Callable[[int], float]]) -> Operation:
+    def _cell(self, policy: Policy, load: float, paces: dict[Group, StepTime]) -> Operation:
         used = max(self._utilisation(group, load, paces[group]) for group in policy.groups)
         if used >= 1:
             return Operation(policy, load, used, ())
@@ -209,7 +212,7 @@ class MixedLoad:
             (Table("cost", columns, tuple(rows)),),
         )
 
-    def _speeds(self, paces: dict[Group, Callable[[int], float]]) -> Part:
+    def _speeds(self, paces: dict[Group, StepTime]) -> Part:
         columns = (
             Column("engine", Shown.TEXT), Column("node", Shown.TEXT), Column("sequences"), Column("step", Shown.QUANTITY, "s"),
             Column("tokens/s of each"), Column("tokens/s of all"),
@@ -223,7 +226,7 @@ class MixedLoad:
             "How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table("steps", columns, rows, terminal=False),)
         )
 
-    def _check(self, cells: Sequence[Operation], paces: dict[Group, Callable[[int], float]]) -> Part:
+    def _check(self, cells: Sequence[Operation], paces: dict[Group, StepTime]) -> Part:
         """Where theory has an answer: one class of exponential lengths, one request a node. Longer runs, for waits are alike for long."""
         columns = (
             Column("policy", Shown.TEXT), Column("load"), Column("class", Shown.TEXT), Column("mean wait, simulated", Shown.QUANTITY, "s"),
@@ -322,8 +325,10 @@ def _policy(entry: Fields, classes: list[str]) -> Policy:
 def _group(entry: Fields, classes: list[str]) -> Group:
     stack = entry.choice("stack", [*stack_names(), IDEAL, RESIDENT])
     batch = entry.whole("batch", 1, low=1, high=LARGEST_BATCH)
-    if stack == RESIDENT and batch > 1:
-        raise entry.error("batch", f"{batch}: the resident kernel serves one request at a time; leave it out")
+    if stack == RESIDENT and batch > LARGEST_SIMULATED:
+        raise entry.error(
+            "batch", f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; take at most that many"
+        )
     serves = [str(name) for name in entry.items("serves")]
     for name in serves:
         if name not in classes:
