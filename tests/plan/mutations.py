@@ -241,7 +241,7 @@ def other_owners(plan: Plan, chance: random.Random) -> Plan | None:
     owned = _spans(value.owned, chance, value.elements)
     stage = plan.stages[value.stage]
     plan = _with_value(plan, replace(value, owned=owned))
-    if stage.matrix and chance.random() < 0.7:
+    if stage.matrix and stage.matrix.owned and chance.random() < 0.7:
         unit = stage.matrix.unit
         rows = tuple((unit * lo, unit * hi) for lo, hi in owned)
         plan = _with_stage(plan, replace(stage, matrix=replace(stage.matrix, owned=rows)))
@@ -252,7 +252,7 @@ def other_items(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.items and s.publishes is not None)
     if not stage:
         return None
-    count = plan.shard.kv_heads * plan.kv.splits
+    count = stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits
     items = _spans(stage.items, chance, count)
     plan = _with_stage(plan, replace(stage, items=items))
     if chance.random() < 0.7:
@@ -279,7 +279,7 @@ def swap_stages(plan: Plan, chance: random.Random) -> Plan | None:
 
 
 def other_matrix(plan: Plan, chance: random.Random) -> Plan | None:
-    stage = _some_stage(plan, chance, lambda s: s.matrix)
+    stage = _some_stage(plan, chance, lambda s: s.matrix and s.matrix.owned)
     if not stage or not stage.matrix:
         return None
     matrix: Matrix = stage.matrix
@@ -297,6 +297,25 @@ def other_matrix(plan: Plan, chance: random.Random) -> Plan | None:
 def other_window(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.kind is StageKind.ATTENTION)
     return _with_stage(plan, replace(stage, window=stage.window + 4)) if stage and plan.spec else None
+
+
+def other_gate(plan: Plan, chance: random.Random) -> Plan | None:
+    """Experts fetched too soon, too late, or at once."""
+    stage = _some_stage(plan, chance, lambda s: s.routed)
+    if not stage or stage.gate is None:
+        return None
+    return _with_stage(plan, replace(stage, gate=chance.choice((None, stage.gate - 1, stage.gate + 1, 0))))
+
+
+def other_kept(plan: Plan, chance: random.Random) -> Plan | None:
+    stage = _some_stage(plan, chance, lambda s: s.kept)
+    return _with_stage(plan, replace(stage, kept=False)) if stage else None
+
+
+def other_words(plan: Plan, chance: random.Random) -> Plan | None:
+    """Of a value alone."""
+    value = chance.choice(plan.values) if plan.values else None
+    return _with_value(plan, replace(value, words=value.words + 1)) if value else None
 
 
 def other_layer(plan: Plan, chance: random.Random) -> Plan | None:
@@ -356,7 +375,8 @@ READS: tuple[Mutation, ...] = (
 )
 VALUES: tuple[Mutation, ...] = (other_copy, other_copies, all_copies, other_buffer, other_pushed, other_owners, other_items)
 REST: tuple[Mutation, ...] = (
-    swap_stages, other_matrix, other_window, other_layer, other_publication, other_options, other_limits, other_dies,
+    swap_stages, other_matrix, other_window, other_gate, other_kept, other_words,
+    other_layer, other_publication, other_options, other_limits, other_dies,
 )  # fmt: skip
 # Reuse is where a mistake hides best, so its mutations come up more often.
 MUTATIONS: tuple[Mutation, ...] = (*RESETS, *RESETS, move_reset, move_reset, *READS, *VALUES, other_copies, other_owners, *REST)

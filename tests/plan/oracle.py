@@ -2,8 +2,9 @@
 
 Every poll, reset and store is an operation of its own; a store travels and lands whenever the scheduler likes. A word
 remembers who wrote it, when, and a number that stands for its content, so a stale read, a lost store and a wrong sum all
-show. Elements with the same owners and readers everywhere behave alike and are simulated as one word. Shares no code with
-twin.plan beyond the types.
+show. Elements with the same owners and readers everywhere behave alike and are simulated as one word. Of chosen experts' rows
+a block publishes as many as the step's routing gives it, and at least one. Stages that use parts of vectors (items, heads) are
+followed less closely: who wrote what they read, not what it sums up to. Shares no code with twin.plan beyond the types.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan,
 
 PRIME = (1 << 61) - 1
 KINDS = list(StageKind)
+ENTERING = (StageKind.HYPER, StageKind.LATENT, StageKind.DELTA_IN, StageKind.ROUTER)  # besides QKV and GATE_UP
+COMMON_KINDS = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.LM_HEAD, StageKind.SAMPLE)  # alike in every model
 
 
 class Fault(Exception):
@@ -76,6 +79,9 @@ class Compiled:
             for read in stage.reads:
                 cuts[plan.values[read.value].buffer].update(edge for spans in set(read.spans) for span in spans for edge in span)
             self._model_cuts(stage, cuts)
+            if divides(stage) and stage.publishes is not None:
+                buffer = plan.values[stage.publishes].buffer
+                cuts[buffer].update(range(plan.buffers[buffer].elements + 1))
         for stage in plan.stages:  # the library copies word by word
             if stage.kind is StageKind.COLLECTIVE and stage.reads and stage.publishes is not None:
                 pair = [plan.values[stage.reads[0].value].buffer, plan.values[stage.publishes].buffer]
@@ -94,11 +100,11 @@ class Compiled:
 
     def _model_cuts(self, stage: Stage, cuts: dict[int, set[int]]) -> None:
         plan, shard = self.plan, self.plan.shard
-        if stage.publishes is not None and stage.matrix:
+        if stage.publishes is not None and stage.matrix and not stage.more:
             rows = {edge // stage.matrix.unit for span in stage.matrix.owned for edge in span}
             buffer = plan.values[stage.publishes].buffer
             cuts[buffer].update(row for row in rows if row <= plan.buffers[buffer].elements)
-        if stage.kind is StageKind.ATTENTION and stage.reads:
+        if stage.kind is StageKind.ATTENTION and stage.reads and stage.scan is None:
             vectors = shard.heads + 2 * shard.kv_heads
             cuts[plan.values[stage.reads[0].value].buffer].update(i * shard.head_dim for i in range(vectors + 1))
             if stage.publishes is not None:
@@ -139,11 +145,26 @@ class Compiled:
             rows = range(*stage.matrix.owned[block])
             mine = sum(_weight(row, salt) for row in rows) if lo // 2 == block else 0
             return (mine if lo % 2 == 0 else 3 * mine) % PRIME
-        if stage.matrix and stage.publishes is not None:
+        if stage.matrix and stage.publishes is not None and not stage.more and stage.matrix.owned:
             first, last = (edge // stage.matrix.unit for edge in stage.matrix.owned[block])
             if not first <= lo < hi <= last:
                 return 0
         return sum(_weight(e, salt) for e in range(lo, hi)) % PRIME
+
+
+def divides(stage: Stage) -> bool:
+    """Do the blocks divide the rows of chosen experts?"""
+    return stage.routed is not None and stage.matrix is not None and not stage.matrix.owned
+
+
+def active(plan: Plan, value: int, rank: int, step: int, block: int) -> int:
+    """Elements from a block's first that it publishes in a step: its share of the chosen experts' rows, at least one."""
+    stage = plan.stages[plan.values[value].stage]
+    assert stage.routed
+    assert stage.matrix
+    used = _mix(rank, step, stage.layer) % (stage.routed.most + 1)
+    rows = used * stage.matrix.rows // stage.matrix.unit
+    return max(1, (block + 1) * rows // plan.blocks - block * rows // plan.blocks)
 
 
 def partial_width(plan: Plan) -> int:
@@ -169,6 +190,9 @@ class Block:
     pending: list[Op] = field(default_factory=list)
     seen: dict[tuple[int, int], int] = field(default_factory=dict)  # (read, word) -> content, parts summed
     residual: int = 0
+    entered: int = 0  # the input of the layer's router
+    route: tuple[int, int, int] = (-1, -1, 0)  # (step, stage, what it chose)
+    kept: int = 0
     token: int = 7
     trail: list[int] = field(default_factory=list)  # what it ended up with, step by step
     landing: int = 0  # own stores of the current stage that still travel
@@ -360,12 +384,21 @@ class Machine:
         before = (step, index - 1) if index else (step - 1, len(self.plan.stages) - 1)
         return len(self.finished[before]) == len(self.blocks)
 
+    def used(self, words: list[int], value: int, rank: int, step: int) -> list[int]:
+        """Of these words those that hold something in a step."""
+        plan = self.plan
+        if not divides(plan.stages[plan.values[value].stage]):
+            return words
+        spans = [(lo, lo + active(plan, value, rank, step, block)) for block, (lo, hi) in enumerate(plan.values[value].owned) if lo < hi]
+        held = self.compiled.words[plan.values[value].buffer]
+        return [word for word in words if any(lo <= held[word][0] and held[word][1] <= hi for lo, hi in spans)]
+
     def _polls(self, block: Block, stage: Stage) -> Iterator[Op]:
         for i, read in enumerate(stage.reads):
             if read.previous_step and block.step == 0:
                 continue
             value = self.plan.values[read.value]
-            words = self.compiled.reads[stage.index, i][block.block]
+            words = self.used(self.compiled.reads[stage.index, i][block.block], value.id, block.rank, block.step - read.previous_step)
             for part in self._parts(read.parts, block.rank, value.pushed):
                 for word in words:
                     yield Op("poll", block.rank, block.block, block.step, stage.index, (i, part, word))
@@ -382,7 +415,8 @@ class Machine:
                 continue
             value = self.plan.values[reset.value]
             for part in range(self.plan.buffers[value.buffer].parts):
-                for word in self.compiled.owned[value.id][block.block]:
+                written = block.step - reset.previous_step
+                for word in self.used(self.compiled.owned[value.id][block.block], value.id, block.rank, written):
                     about = (value.id, int(reset.previous_step), part, word)
                     yield Op("reset", block.rank, block.block, block.step, stage.index, about)
 
@@ -446,7 +480,7 @@ class Machine:
             self._gather(block, stage)
             return
         part = block.rank if value.pushed else 0
-        words = list(self.compiled.owned[value.id][block.block])
+        words = list(self.used(self.compiled.owned[value.id][block.block], value.id, block.rank, block.step))
         self.random.shuffle(words)
         for to in range(self.plan.ranks) if value.pushed else (block.rank,):
             queue: list[tuple[Op, int, tuple[int, ...], Word | None]] = []
@@ -512,6 +546,8 @@ class Machine:
             else:
                 plain = (plain + total) % PRIME
         value = stage.publishes
+        if self.plan.spec is not None and (self.plan.spec.layout or self.plan.tokens > 1) and stage.kind not in COMMON_KINDS:
+            return self._layered(block, stage, sums, plain)
         match stage.kind:
             case StageKind.EMBED:
                 token = plain if stage.reads and block.step else block.token
@@ -531,6 +567,37 @@ class Machine:
         )
         factor = _mix(block.residual) if takes_residual else _mix(plain)
         return lambda word: factor * compiled.weight(stage.index, value or 0, word, block.rank, block.block) % PRIME
+
+    def _layered(self, block: Block, stage: Stage, sums: list[int], plain: int) -> Callable[[int], int]:
+        """Stages of layers described one by one."""
+        whole = sums[0] if sums else 0
+        factor = _mix(stage.index)
+        match stage.kind:
+            case StageKind.ROUTE:
+                block.route = (block.step, stage.index, _mix(whole))
+            case StageKind.SHARED_DOWN if stage.kept:
+                block.kept = _mix(whole)
+            case StageKind.SHARED_UP:
+                factor = _mix(block.entered)
+            case StageKind.ROUTED_UP:
+                self._fetch(block, stage)
+                factor = _mix(block.entered, block.route[2])
+            case StageKind.ROUTED_DOWN:
+                self._fetch(block, stage)
+                factor = _mix(whole, block.kept, block.route[2])
+                block.kept = 0
+            case StageKind.O_PROJ | StageKind.DOWN:
+                factor = _mix(whole)
+            case kind if kind in ENTERING or kind in (StageKind.QKV, StageKind.GATE_UP):
+                factor = block.entered = _mix(block.residual, plain)
+        return lambda word: factor * self.compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block) % PRIME
+
+    def _fetch(self, block: Block, stage: Stage) -> None:
+        """The loader asks for experts once the block is past the gate."""
+        hashed = getattr(self.plan.spec.layer(stage.layer).feed, "hashed", False) if self.plan.spec else False
+        step, known, _ = block.route
+        if stage.gate is None or (not hashed and (step != block.step or stage.gate < known)):
+            raise Fault(f"blind fetch: {stage.name} behind stage {stage.gate}, chosen in stage {known} of step {step}")
 
     def _attend(self, block: Block, stage: Stage) -> Callable[[int], int]:
         compiled, plan = self.compiled, self.plan
@@ -556,10 +623,13 @@ def budget_faults(plan: Plan) -> list[str]:
     o, faults = plan.options, []
     faults += ["window"] if o.window_slots > o.ring_slots else []
     for stage in plan.stages:
-        if stage.matrix and stage.matrix.tile_rows * stage.matrix.tile_cols * o.weight_dtype.bytes > o.slot_bytes:
-            faults.append("tile")
-        if stage.matrix and sum(hi - lo for lo, hi in stage.matrix.owned) != stage.matrix.rows:
-            faults.append("rows")
+        for matrix in stage.matrices:
+            size = matrix.tile_rows * matrix.tile_cols * (matrix.format.bits / 8 if matrix.format else o.weight_dtype.bytes)
+            if size > o.slot_bytes:
+                faults.append("tile")
+            if matrix.owned and sum(hi - lo for lo, hi in matrix.owned) != matrix.rows:
+                faults.append("rows")
+    faults += ["ahead"] if o.ahead_slots >= o.ring_slots else []
     faults += ["memory"] if plan.memory_bytes() > plan.limits.memory_bytes else []
     faults += ["on chip"] if on_chip_bytes(plan) > plan.limits.on_chip_bytes else []
     faults += ["context"] if o.context > o.max_context else []
@@ -582,7 +652,7 @@ def operations(plan: Plan, step: int, rank: int = 0) -> list[Op]:
             if stage.publishes is not None:
                 value = plan.values[stage.publishes]
                 targets = range(plan.ranks) if value.pushed else (rank,)
-                for word in machine.compiled.owned[value.id][block.block]:
+                for word in machine.used(machine.compiled.owned[value.id][block.block], value.id, rank, step):
                     found += [Op("store", rank, block.block, step, stage.index, (to, word)) for to in targets]
     return found
 

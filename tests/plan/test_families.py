@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.plan.family_models import CHOSEN, DELTA, DENSE, EXPERTS, FEEDS, GROUPED, HASHED, LATENT, MIXERS, PACKED, SHARED, family
+from tests.plan.mutations import mutants
+from tests.plan.oracle import find_fault, meaning, schedules
 from tests.plan.tiny import LIMITS, plan_of, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.feeds import ExpertFeed
@@ -132,6 +137,44 @@ def test_blocks_divide_the_chosen_experts_rows_evenly(active: int, blocks: int) 
     assert sum(sizes) == active * 10
     assert max(sizes) - min(sizes) <= 1
     assert all(a[1] == b[0] for a, b in pairwise(shares))
+
+
+# ---- run word by word --------------------------------------------------------------------------------------------------
+
+
+def some_family_plan(seed: int) -> Plan:
+    """One or two layers of any kind on at most six blocks."""
+    chance = random.Random(seed)
+    while True:
+        layers = [(chance.choice(list(MIXERS.values())), chance.choice(list(FEEDS.values()))) for _ in range(chance.choice((1, 2, 2)))]
+        gpus = chance.choice((1, 1, 2))
+        options: dict[str, Any] = {
+            "gpus": gpus, "blocks": chance.choice((1, 2, 3)), "handoff": chance.choice((HandOffKind.SENTINEL, *HandOffKind)),
+            "copies": chance.choice((1, 2, 3, 3)), "batch": chance.choice((1, 1, 2)), "residual": chance.choice(list(Residual)),
+            "common": chance.choice(list(Common)), "sampling": chance.choice(list(Sampling)),
+            "execution": chance.choice((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)),
+            "collective": chance.choice((CollectiveKind.PUSH, CollectiveKind.LIBRARY)),
+            "expert_ranks": chance.choice((1, gpus)) if any(isinstance(feed, ExpertFeed) for _, feed in layers) else 1,
+        }  # fmt: skip
+        try:
+            return family_plan(family(*layers, hyper=chance.random() < 0.3), **options)
+        except PlanError:
+            continue
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**32 - 1))
+def test_what_the_validator_accepts_of_families_runs_without_a_fault(seed: int) -> None:
+    plan = some_family_plan(seed)
+    if violations(plan):
+        assert plan.options.copies < 3, "default copies are enough"
+        return
+    expected = meaning(plan, 2)
+    assert find_fault(plan, schedules(seed, plan, 3), expected, 2) is None
+    for name, mutant in mutants(plan, seed, 3):
+        if not violations(mutant):
+            fault = find_fault(mutant, schedules(seed, mutant, 2, plan), expected, 2)
+            assert fault is None, f"{name}: {fault}"
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------

@@ -146,6 +146,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
         yield f"its weights wait for stage {stage.gate}, which is not before it"
     if stage.routed and stage.gate is None:
         yield "its experts are chosen by no stage"
+    if stage.scan and stage.window:
+        yield f"window {stage.window}, although the entries that it scans are counted already"
     if stage.kept and (stage.publishes is not None or len(stage.matrices) != 1):
         yield "keeps its sums, so it has one matrix and publishes nothing"
     if (len(stage.items) != plan.blocks) if stage.kind in ITEM_KINDS else stage.items:
