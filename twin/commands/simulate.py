@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         plan, case.node, steps=steps, trace=traced is not None, blocks=traced, routing=read_routing(args.routing, args.seed),
         speculation=speculation,
     )  # fmt: skip
-    say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
+    why = f": {result.why_simpy}" if result.why_simpy else ""
+    say(f"{result.simulated_steps_per_s:.2g} simulated steps per second ({result.executor}{why})")
     data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
     if prompt:
