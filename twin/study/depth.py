@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twin.models.load import load_model
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
 
@@ -24,7 +23,7 @@ class Depths:
 
     def short(self, point: Point) -> tuple[Point, ...]:
         """The point at both depths; itself alone where it is not deeper than that."""
-        if load_model(point.model).layers <= self.deep:
+        if point.spec().layers <= self.deep:
             return (point,)
         return tuple(point.with_options(layers=layers) for layers in (self.shallow, self.deep))
 
@@ -32,7 +31,7 @@ class Depths:
         """Seconds of a step of all layers, from the rows of `short`."""
         if len(rows) == 1:
             return rows[0].step_s
-        layers = load_model(point.model).layers
+        layers = point.spec().layers
         slope = (rows[1].step_s - rows[0].step_s) / (self.deep - self.shallow)
         return rows[1].step_s + (layers - self.deep) * slope
 

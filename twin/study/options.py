@@ -13,7 +13,7 @@ from twin.plan.defaults import FIELDS
 from twin.plan.types import Options
 from twin.units import parse_quantity, unit_of
 
-ALIASES = {"dtype": "weight_dtype"}
+ALIASES = {"dtype": "weight_dtype", "draft_step": "draft_step_s"}
 Plain = str | int | float | bool | None
 # Conditions of a simulation that are no part of the plan.
 CONDITIONS: dict[str, type] = {
@@ -21,6 +21,7 @@ CONDITIONS: dict[str, type] = {
     "seed": int,  # of the routing
     "acceptance": float,  # of a drafted token, with `draft`
     "draft_step_s": float,  # one step of the draft model
+    "format": str,  # that the weights are stored in, instead of the model's own: fp8-128x128, mxfp4, int4-g32 ...
     "layers": int,  # only the model's first layers: what depth costs
 }
 

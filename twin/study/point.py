@@ -61,9 +61,13 @@ class Point:
     def case(self) -> Case:
         """Raises TwinError for whatever it names that does not exist."""
         chosen = {name: option_value(name, value) for name, value in self.options if name not in CONDITIONS}
-        layers = self.condition("layers", 0)
-        spec = load_model(self.model)
-        return Case(first_layers(spec, layers) if layers else spec, self.on_node(), chosen)
+        return Case(self.spec(), self.on_node(), chosen)
+
+    def spec(self) -> ModelSpec:
+        """The model in the chosen format, with as many layers as chosen."""
+        chosen, layers = self.condition("format", ""), self.condition("layers", 0)
+        spec = load_model(f"{self.model.partition('@')[0]}@{chosen}" if chosen else self.model)
+        return first_layers(spec, layers) if layers else spec
 
     def condition(self, name: str, default: D) -> D:
         """A condition of the simulation, if it was chosen."""
@@ -111,6 +115,11 @@ class Row:
     def tokens_per_s(self) -> float:
         """Of one sequence."""
         return self.tokens_per_step / (self.step_s + self.draft_s)
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Of all sequences."""
+        return self.sequences * self.tokens_per_s
 
     @property
     def stream_fraction(self) -> float:

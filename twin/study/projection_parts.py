@@ -10,8 +10,7 @@ import numpy as np
 
 from twin.hardware.override import SPREAD, numbers
 from twin.hardware.override import interval as range_of
-from twin.hardware.types import Kind
-from twin.models.load import load_model
+from twin.hardware.types import Kind, Number
 from twin.plan.defaults import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
 from twin.study.interval import LEVELS, WIDTHS, Draws, Interval, chance
@@ -26,6 +25,7 @@ from twin.units import format_quantity, unit_of
 US = 1e6
 STRONGEST = 15
 CURVE = 5  # numeric places on an axis from which a line says more than bars
+JUDGED = (Kind.ASSUMED.value, None, None, "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn")
 CARRIERS = 3  # named for each cell
 
 
@@ -147,8 +147,10 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     head += [Column("tokens/s, predicted")]
     drawn = any(answer.interval for answer in answers)
     head += [Column(name) for name in ("p10", "p50", "p90")] if drawn else []
+    several = any(answer.row.sequences > 1 for answer in answers)
+    head += [Column("all sequences, tokens/s")] if several else []
     head += [
-        Column("us a token", Shown.MICROSECONDS),
+        Column("us a step", Shown.MICROSECONDS),
         Column("bytes a step", Shown.QUANTITY, "B"),
         Column("floor, tokens/s"),
         Column("stream fraction", Shown.PERCENT),
@@ -156,14 +158,14 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
         Column("assumed numbers"),
     ]
     head += [Column(f"{roofline.utilisation:.0%} roofline")] if roofline else []
-    rows = tuple(_cell_row(answer, drawn, roofline, len(head)) for answer in answers)
+    rows = tuple(_cell_row(answer, drawn, several, roofline, len(head)) for answer in answers)
     text = (
         "Floor: all bytes of a step at the measured or published read bandwidth of all devices; stream fraction: floor over predicted time."
     )
     return Part("Every cell", text, (), (Table("cells", tuple(head), rows),), long=True)
 
 
-def _cell_row(answer: Answer, drawn: bool, roofline: Roofline | None, width: int) -> tuple[Entry, ...]:
+def _cell_row(answer: Answer, drawn: bool, several: bool, roofline: Roofline | None, width: int) -> tuple[Entry, ...]:
     cell, row = answer.cell, answer.row
     named: list[Entry] = [cell.model, cell.node, *(_spoken(value) for _, value in cell.at)]
     line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
@@ -174,6 +176,7 @@ def _cell_row(answer: Answer, drawn: bool, roofline: Roofline | None, width: int
     if drawn:
         one = answer.interval
         speeds += [one.p10, one.p50, one.p90] if one else [None, None, None]
+    speeds += [row.total_tokens_per_s] if several else []
     facts: list[Entry] = [row.step_s, row.bytes_per_step, 1 / row.floor_s, row.stream_fraction, _mostly(row), len(row.assumed)]
     return (*named, *speeds, *facts, *line)
 
@@ -208,7 +211,7 @@ def _figure_row(answer: Answer, figure: Published, roofline: Roofline | None) ->
 
 def step_bytes(cell: Cell) -> int:
     """Bytes that a step of the model reads and writes, by its definition alone: no plan, no alignment, no redundancy."""
-    spec = load_model(cell.point.model)
+    spec = cell.point.spec()
     options = dict(cell.point.options)
     element = option_value("kv_dtype", options["kv_dtype"]).bytes if "kv_dtype" in options else spec.dtype.bytes
     context = options.get("context", DEFAULT.context)
@@ -402,11 +405,8 @@ def _rests_on(possible: Sequence[Answer]) -> Part:
     for answer in possible:
         known = numbers(answer.cell.point.on_node())
         for path in answer.row.assumed:
-            number = known[path]
-            low, high = (_quantity(path, end) for end in range_of(number))
-            key = answer.cell.node, path
-            rows[key] = (answer.cell.node, path.removeprefix("device."), number.kind.value, _quantity(path, number.value),
-                         f"{low} .. {high}", number.source)  # fmt: skip
+            number = known.get(path)
+            rows[answer.cell.node, path] = _assumed(answer.cell.node, path, number) if number else (answer.cell.node, path, *JUDGED)
     widths = tuple((kind.value, SPREAD[kind] if kind is not Kind.ASSUMED else None, WIDTHS[kind]) for kind in Kind)
     kinds = Table("widths", (Column("kind", Shown.CHIP), Column("+-", Shown.PERCENT), Column("why", Shown.TEXT)), widths, terminal=False)
     resting = sum(bool(answer.row.assumed) for answer in possible)
@@ -415,6 +415,11 @@ def _rests_on(possible: Sequence[Answer]) -> Part:
         "(marked * in the scaling table). The second table says how wide a number is taken to be that states no range of its own."
     )
     return Part("What the cells rest on", text, (), (Table("assumed", head, tuple(rows.values()), terminal=False), kinds), long=True)
+
+
+def _assumed(node: str, path: str, number: Number) -> tuple[Entry, ...]:
+    low, high = (_quantity(path, end) for end in range_of(number))
+    return node, path.removeprefix("device."), number.kind.value, _quantity(path, number.value), f"{low} .. {high}", number.source
 
 
 def _mostly(row: Row) -> str:
