@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import SPREAD, apply_fit, interval, numbers
 from twin.hardware.types import Kind, Number
 from twin.study.hardware import drawable, with_settings
 from twin.study.interval import WIDTHS, Draws, chance, mechanism, settings, summary, uniforms
+from twin.study.twin_error import TwinError, twin_error
 
 DRAWS = Draws(64, 7)
 NODES = ("8xh200", "8xmi300x", "8xmi455x", "8xrubin-r200")
@@ -81,6 +83,19 @@ def test_carrier_is_found_and_chance_is_not() -> None:
     assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
     assert all(abs(value) > chance(DRAWS.count) for _, value in found.carried_by)
     assert summary(node, DRAWS, [5.0] * 64).carried_by == ()
+
+
+def test_twins_own_error_widens_and_moves_an_interval() -> None:
+    error = TwinError("h200-sxm", "a run", (0.5, 0.8, 1.0))
+    low, middle, high = error.spread([100.0] * 10)
+    assert (low, middle) == (50, 80)
+    assert high == 100
+    assert "80% of their prediction" in error.said()
+
+
+def test_a_device_without_engine_runs_says_so() -> None:
+    with pytest.raises(CalibrationError, match="no engine runs of mi300x on record"):
+        twin_error("mi300x")
 
 
 def test_a_number_known_exactly_is_not_drawn() -> None:

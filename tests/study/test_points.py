@@ -49,6 +49,22 @@ def test_key_sees_content_and_not_names(checkpoint: Path) -> None:
     assert len({key_of(one) for one in [base, *different]}) == 6
 
 
+def test_conditions_are_content_and_reach_the_simulation() -> None:
+    base = Point("qwen3-30b-a3b", "1xh200").with_options(blocks=8, layers=2)
+    dense = Point("qwen2.5-coder-1.5b", "1xh200").with_options(blocks=8, layers=2)
+    different = [base.with_options(routing="zipf:1.0"), base.with_options(seed=1), base.with_options(layers=3), replace(base, steps=5)]
+    assert len({key_of(one) for one in [base, *different]}) == 5
+    rows = Runner.inline().rows([replace(base, steps=5), dense, dense.with_options(format="fp8-128x128"), dense.with_options(batch=4)])
+    assert len(rows[0].step_times_s) == 4
+    assert rows[2].bytes_per_step < rows[1].bytes_per_step
+    assert rows[3].sequences == 4
+    assert rows[3].total_tokens_per_s == pytest.approx(4 * rows[3].tokens_per_s)
+    draft = dense.with_options(draft=2, acceptance=0.5, draft_step_s="20 us")
+    drafted = Runner.inline().rows([draft])[0]
+    assert drafted.tokens_per_step == pytest.approx(1 + 0.5 + 0.25)
+    assert drafted.tokens_per_s == pytest.approx(1.75 / (drafted.step_s + 2 * 20e-6))
+
+
 def test_key_changes_with_the_simulators_code(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = points(checkpoint, 1)[0]
     before = key_of(base)

@@ -1,0 +1,89 @@
+"""A study's outcome in every form says the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+from twin.report import outcome as report
+from twin.report.study_figures import figure
+from twin.study.kinds import Study
+from twin.study.outcome import Bars, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
+from twin.study.runner import Runner
+
+TABLE = Table(
+    "cells",
+    (Column("model", Shown.TEXT), Column("tokens/s"), Column("us a step", Shown.MICROSECONDS), Column("kind", Shown.CHIP),
+     Column("gain", Shown.CHANGE), Column("bytes", Shown.QUANTITY, "B")),
+    (("a | b", 1234.5678, 0.00081, "vendor", 0.125, 4.4e9), ("<c>", None, None, None, None, None)),
+)  # fmt: skip
+HIDDEN = Table("widths", (Column("kind", Shown.CHIP),), (("assumed",),), terminal=False)
+OURS = Series("8xh200", (2.0, None), (1.0, None), (3.0, None))
+THEIRS = Series("8xh200, published", (5.0, None), marks=True)
+BARS = Bars(("x", "y"), (OURS, THEIRS), "tokens/s")
+OUTCOME = Outcome(
+    (Part("Speeds", "What to see.", (BARS, Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s")), (TABLE, HIDDEN)),
+     Part("Lines", "", (Lines((1, 2), (Series("s", (1.0, 2.0), (0.5, 1.5), (2.0, 3.0)),), "GPUs", "tokens/s"),))),
+    (("1,234", "tokens/s"),), ("a note & a limit",),
+)  # fmt: skip
+
+
+class Answered:
+    def run(self, runner: Runner) -> Outcome:
+        return OUTCOME
+
+
+STUDY = Study("demo", "projection", "A title", "A question?", "A prediction.", Answered())
+
+
+def test_terminal_shows_rounded_cells_and_leaves_out_what_is_for_files() -> None:
+    text = report.text(STUDY, OUTCOME)
+    assert re.search(r"a \| b +1,235 +810\.0 +vendor +\+12\.5% +4\.4 GB", text)
+    assert "predicted before it ran: A prediction." in text
+    assert "- a note & a limit" in text
+    assert "assumed" not in text
+
+
+def test_csv_keeps_full_numbers_in_base_units() -> None:
+    rows = list(csv.reader(io.StringIO(report.to_csv(TABLE))))
+    assert rows[0] == ["model", "tokens/s", "a step (s)", "kind", "gain", "bytes (B)"]
+    assert rows[1] == ["a | b", "1234.5678", "0.00081", "vendor", "0.125", "4400000000.0"]
+    assert rows[2] == ["<c>", "", "", "", "", ""]
+
+
+def test_markdown_escapes_and_aligns() -> None:
+    text = report.markdown(STUDY, OUTCOME)
+    assert "| a \\| b | 1,235 |" in text
+    assert "| --- | ---: | ---: | --- | ---: | ---: |" in text
+    assert "**Predicted before it ran.** A prediction." in text
+
+
+def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
+    written = report.write(STUDY, OUTCOME, tmp_path / "new")
+    assert {path.name for path in written} == {"report.html", "result.json", "tables.md", "cells.csv", "widths.csv"}
+    html = (tmp_path / "new" / "report.html").read_text()
+    assert "&lt;c&gt;" in html
+    assert "a note &amp; a limit" in html
+    assert "<span class='chip vendor'>vendor</span>" in html
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", html)
+    assert html.count("data-figure=") == 3
+    data = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert data["tables"]["cells"][0]["tokens/s"] == 1234.5678
+    assert data["charts"][0]["kind"] == "Bars"
+
+
+def test_published_figures_stand_in_their_bars_place() -> None:
+    bar, mark = figure(BARS)["data"]
+    assert mark["type"] == "scatter"
+    assert mark["offsetgroup"] == bar["offsetgroup"]
+    assert bar["error_x"]["array"] == [1.0, None]
+    assert bar["error_x"]["arrayminus"] == [1.0, None]
+
+
+def test_waterfall_ends_with_the_whole() -> None:
+    data = figure(Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s"))["data"][0]
+    assert data["y"] == [1.0, 2.0, 3.0]
+    assert data["measure"] == ["absolute", "relative", "total"]
