@@ -60,14 +60,20 @@ def assert_equal(plan: Plan, node: Node, **options: Any) -> None:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Node:
-    """As in machines.py, and besides: blocks of warps, loading on demand, fences, caches that keep a share, links that are slow
-    or as quick as the dies, and machines of round numbers, where much happens at the same picosecond."""
+    """As in machines.py, and besides machines of round numbers, where much happens at the same picosecond."""
     node = draw(nodes(caches=True))
-    device = node.device
     if draw(st.integers(0, 3)) == 0:
-        rates = {path: number(value) for path, value in (("memory.stream_bytes_per_s", 1e12), ("l2.bytes_per_s", 1e12))}
-        device = replace(apply_fit(ideal(dies=2, per_die=draw(st.integers(1, 2))), rates), sharing=device.sharing)
-    if draw(st.integers(0, 2)) == 0:
+        rates = dict.fromkeys(("memory.stream_bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s"), number(1e12))
+        round_numbers = apply_fit(ideal(dies=2, per_die=draw(st.integers(1, 2))), rates)
+        node = replace(node, device=replace(round_numbers, sharing=node.device.sharing))
+    return draw(variations(node))
+
+
+@st.composite
+def variations(draw: st.DrawFn, node: Node) -> Node:
+    """Blocks of warps, loading on demand, fences, caches that keep a share or all, far memory, slow links or quick ones."""
+    device = node.device
+    if draw(st.booleans()):
         costs = {"copy_s": draw(st.sampled_from((0.0, 5e-9))), "reduction_s": 2e-8, "item_s": 3e-7, "round_s": 1e-7}
         device = replace(device, warps=Warps(**numbers(pair_bytes_per_s=3e11, **costs)))
     if draw(st.booleans()):
@@ -75,8 +81,10 @@ def machines(draw: st.DrawFn) -> Node:
     if draw(st.booleans()):
         device = replace(device, handoff=replace(device.handoff, fence_s=number(2e-7)))
     if draw(st.integers(0, 3)) == 0:
-        llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
+        llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5, 1e7))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
         device = replace(device, llc=llc)
+    if draw(st.integers(0, 3)) == 0:
+        device = replace(device, memory=replace(device.memory, latency_s=number(5e-6)))
     return replace(node, device=device, link=node.link and draw(links(device, node.link)))
 
 
@@ -114,15 +122,14 @@ def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int)
     assert_equal(plan, node, steps=steps)
 
 
-@equal(60)
-@given(families(), st.booleans(), st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)), st.integers(1, 3))
+@equal(80)
+@given(st.data(), families(), st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)), st.integers(1, 3))
 def test_both_executors_give_the_same_trace_of_experts_and_states(
-    case: tuple[Node, Plan, Routing], on_demand: bool, execution: Execution, steps: int
+    data: st.DataObject, case: tuple[Node, Plan, Routing], execution: Execution, steps: int
 ) -> None:
     """Draws by step and rank, gates, slots requested beyond a gate, caches written."""
     node, plan, routing = case
-    if on_demand:
-        node = replace(node, device=replace(node.device, block=replace(node.device.block, loading="on-demand")))
+    node = data.draw(variations(node))
     plan = replace(plan, options=replace(plan.options, execution=execution))
     drafts = Speculation(acceptance=0.5, draft_step_s=0.0) if plan.options.draft else None
     assert_equal(plan, node, steps=steps, routing=routing, speculation=drafts)
