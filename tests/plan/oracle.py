@@ -82,12 +82,9 @@ class Compiled:
             if divides(stage) and stage.publishes is not None:
                 buffer = plan.values[stage.publishes].buffer
                 cuts[buffer].update(range(plan.buffers[buffer].elements + 1))
-        for stage in plan.stages:  # the library copies word by word
-            if stage.kind is StageKind.COLLECTIVE and stage.reads and stage.publishes is not None:
-                pair = [plan.values[stage.reads[0].value].buffer, plan.values[stage.publishes].buffer]
-                both = cuts[pair[0]] | cuts[pair[1]]
-                for buffer in pair:
-                    cuts[buffer] = {edge for edge in both if edge <= plan.buffers[buffer].elements}
+        before = -1
+        while before != (before := sum(len(edges) for edges in cuts.values())):  # the library copies word by word
+            self._equal_cuts(cuts)
         self.words = {b: list(zip(s := sorted(edges), s[1:], strict=False)) for b, edges in cuts.items()}
         self.owned = {v.id: [self.inside(v.buffer, (span,)) for span in v.owned] for v in plan.values}
         self.reads = {
@@ -97,6 +94,16 @@ class Compiled:
         }
         self.skip = self._targets()
         self.sums: dict[Any, int] = {}
+
+    def _equal_cuts(self, cuts: dict[int, set[int]]) -> None:
+        """The same words in both buffers of a library call; a buffer may belong to several."""
+        plan = self.plan
+        for stage in plan.stages:
+            if stage.kind is StageKind.COLLECTIVE and stage.reads and stage.publishes is not None:
+                pair = [plan.values[stage.reads[0].value].buffer, plan.values[stage.publishes].buffer]
+                both = cuts[pair[0]] | cuts[pair[1]]
+                for buffer in pair:
+                    cuts[buffer] = {edge for edge in both if edge <= plan.buffers[buffer].elements}
 
     def _model_cuts(self, stage: Stage, cuts: dict[int, set[int]]) -> None:
         plan, shard = self.plan, self.plan.shard

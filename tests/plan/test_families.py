@@ -31,7 +31,7 @@ from twin.plan.types import (
     Sampling,
     Stage,
     StageKind,
-    routed_shares,
+    routed_share,
 )
 from twin.plan.validate import validate, violations
 
@@ -132,7 +132,7 @@ def test_a_dense_model_for_one_token_is_planned_as_before() -> None:
 
 @pytest.mark.parametrize(("active", "blocks"), list(product((0, 1, 3), (1, 4, 7))))
 def test_blocks_divide_the_chosen_experts_rows_evenly(active: int, blocks: int) -> None:
-    shares = routed_shares(active * 10, blocks)
+    shares = [routed_share(active * 10, blocks, block) for block in range(blocks)]
     sizes = [hi - lo for lo, hi in shares]
     assert sum(sizes) == active * 10
     assert max(sizes) - min(sizes) <= 1

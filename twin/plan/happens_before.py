@@ -61,8 +61,17 @@ class _Machine:
     published: dict[tuple[int, int], tuple[Times, Times]] = field(default_factory=dict)
     masks: dict[tuple[int, int], Mask] = field(default_factory=dict)
     overlaps: dict[tuple[int, int], Mask] = field(default_factory=dict)
+    last_reads: dict[int, list[tuple[int, bool]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # [stage] values read for the last time
 
     def __post_init__(self) -> None:
+        last: dict[int, tuple[int, bool]] = {}
+        for stage in self.plan.stages:
+            for read in stage.reads:
+                last[read.value] = max(last.get(read.value, (-1, False)), (stage.index, read.previous_step), key=lambda at: (at[1], at[0]))
+        for value, (index, previous) in last.items():
+            self.last_reads[index].append((value, previous))
         blocks = self.plan.blocks
         self.own = np.full((blocks, blocks), NEVER, np.int32)
         self.foreign = np.full((blocks, blocks), NEVER, np.int32)
@@ -87,7 +96,8 @@ class _Machine:
         self._check(self.after_reads.pop(now, []))
         if stage.publishes is not None:
             self.published[stage.publishes, step] = (self.own.copy(), self.foreign.copy())
-            self.published.pop((stage.publishes, step - 2), None)
+        for value, previous in self.last_reads.get(stage.index, ()):
+            self.published.pop((value, step - previous), None)
         self._barrier(stage, now)
 
     def _check(self, checks: list[Check]) -> None:

@@ -448,6 +448,6 @@ def expected_experts(routed: Routed, tokens: int) -> float:
     return routed.total * (1.0 - (1.0 - routed.top_k / routed.total) ** tokens)
 
 
-def routed_shares(total: int, blocks: int) -> tuple[Span, ...]:
-    """How the blocks of a rank divide the rows of all chosen experts, stacked: evenly and in block order."""
-    return tuple((block * total // blocks, (block + 1) * total // blocks) for block in range(blocks))
+def routed_share(total: int, blocks: int, block: int) -> Span:
+    """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them evenly and in order."""
+    return block * total // blocks, (block + 1) * total // blocks

@@ -27,7 +27,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
     Value,
-    routed_shares,
+    routed_share,
 )
 from twin.plan.violation import Violation
 
@@ -195,8 +195,9 @@ def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> I
     if stage.publishes is None or not 0 <= stage.publishes < len(plan.values):
         yield "divides the rows of chosen experts but publishes nothing"
         return
-    most = routed_shares(routed.most * matrix.rows // max(1, matrix.unit), plan.blocks)
-    for block, ((lo, hi), (low, high)) in enumerate(zip(plan.values[stage.publishes].owned, most, strict=False)):
+    rows = routed.most * matrix.rows // max(1, matrix.unit)
+    for block, (lo, hi) in enumerate(plan.values[stage.publishes].owned):
+        low, high = routed_share(rows, plan.blocks, block)
         if hi - lo < max(1, high - low):
             yield f"block {block} owns {hi - lo} elements for up to {high - low} of the chosen experts"
             return

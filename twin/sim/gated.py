@@ -14,6 +14,33 @@ Gate = tuple[int, int]  # (step, stage that the block must have finished)
 KNOWN: Gate = (-1, -1)
 
 
+class Stream:
+    """The slots of a block for several steps, and behind which gates they lie. Ranks that do the same share one."""
+
+    def __init__(self, steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]]) -> None:
+        """`steps[step]`: works and slot sizes, of one step more than the block walks."""
+        self.first = steps[0][1]  # sizes of the first step
+        self.starts = list(accumulate((len(sizes) for _, sizes in steps), initial=0))  # first slot of each step
+        self.slots = [size for _, sizes in steps for size in sizes]  # bytes
+        self.bounds: list[int] = []  # where runs of slots with one gate end
+        self.gates: list[Gate] = []  # of each run
+        for step, (works, _) in enumerate(steps):
+            self._add_runs(step, works)
+
+    def _add_runs(self, step: int, works: Sequence[StageWork]) -> None:
+        end = self.starts[step]
+        for work in works:
+            if not work.slots:
+                continue
+            end += len(work.slots)
+            gate = KNOWN if work.gate < 0 else (step, work.gate)
+            if self.gates and self.gates[-1] == gate:
+                self.bounds[-1] = end
+            else:
+                self.bounds.append(end)
+                self.gates.append(gate)
+
+
 class GatedRing(Ring):
     """A ring whose slots keep the order of consumption, but need not be requested in it.
 
@@ -24,19 +51,14 @@ class GatedRing(Ring):
     __slots__ = ("ahead", "beyond", "bounds", "finished", "gates", "head", "order", "run", "slots", "starts", "there")
 
     def __init__(
-        self, env: Clock, steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]], *, ahead: int, capacity: int, window: int,
-        memory: Path, cached: tuple[Path, float] | None, open_from_start: bool, pace: int,
+        self, env: Clock, stream: Stream, *, ahead: int, capacity: int, window: int, memory: Path, cached: tuple[Path, float] | None,
+        open_from_start: bool, pace: int,
     ) -> None:  # fmt: skip
-        """`steps[step]`: works and slot sizes, of one step more than the block walks. `open_from_start`: no border opens the stream."""
-        super().__init__(env, steps[0][1], capacity=capacity, window=window, memory=memory, cached=cached, limit=0, pace=pace)
-        self.starts = list(accumulate((len(sizes) for _, sizes in steps), initial=0))  # first slot of each step
-        self.slots = [size for _, sizes in steps for size in sizes]  # bytes
+        """`open_from_start`: no border opens the stream."""
+        super().__init__(env, stream.first, capacity=capacity, window=window, memory=memory, cached=cached, limit=0, pace=pace)
+        self.starts, self.slots, self.bounds, self.gates = stream.starts, stream.slots, stream.bounds, stream.gates
         self.warm = self.starts[1]
         self.limit = self.starts[-1] if open_from_start else 0
-        self.bounds: list[int] = []  # where runs of slots with one gate end
-        self.gates: list[Gate] = []  # of each run
-        for step, (works, _) in enumerate(steps):
-            self._add_runs(step, works)
         self.ahead = ahead
         self.finished: dict[Gate, int] = {KNOWN: 0}  # open gates, and since when
         self.head = 0  # the first slot that is not requested
@@ -90,19 +112,6 @@ class GatedRing(Ring):
 
     def consumed_bytes(self) -> int:
         return sum(self.slots[: self.freed])
-
-    def _add_runs(self, step: int, works: Sequence[StageWork]) -> None:
-        end = self.starts[step]
-        for work in works:
-            if not work.slots:
-                continue
-            end += len(work.slots)
-            gate = KNOWN if work.gate < 0 else (step, work.gate)
-            if self.gates and self.gates[-1] == gate:
-                self.bounds[-1] = end
-            else:
-                self.bounds.append(end)
-                self.gates.append(gate)
 
     def _next(self) -> int | None:
         """The slot to request next, if there is one and a place for it."""

@@ -12,7 +12,7 @@ from twin.plan.types import Execution, Plan, StageKind
 from twin.sim import cost
 from twin.sim.block import Block, Core
 from twin.sim.clock import Clock, SimulationError
-from twin.sim.gated import GatedRing
+from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
 from twin.sim.links import Links
 from twin.sim.memory import Package, Path, Pipe
@@ -65,6 +65,7 @@ class Machine:
         self.on_demand = self.resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
+        self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}  # by the variants of the steps, and block
         self.borders: dict[tuple[int, int, int], Border] = {}
         self.barriers: dict[tuple[int, int], Barrier] = {}
         self.blocks = [self._block(rank, index) for rank in range(plan.ranks) for index in range(plan.blocks)]
@@ -157,10 +158,9 @@ class Machine:
         pace = picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
-            variants = [program.variant(step, rank) for step in range(self.steps + 1)]
             return GatedRing(
                 self.env,
-                [(variant.stages[index], variant.sizes[index]) for variant in variants],
+                self._stream(rank, index),
                 ahead=options.ahead_slots,
                 capacity=options.ring_slots,
                 window=options.window_slots,
@@ -180,6 +180,14 @@ class Machine:
             limit=(self.steps + 1) * len(sizes) if ahead else 0,
             pace=pace,
         )
+
+    def _stream(self, rank: int, index: int) -> Stream:
+        program = self.program
+        chosen = tuple(row[rank] for row in program.choices[: self.steps + 1])
+        if (chosen, index) not in self.streams:
+            variants = [program.variant(step, rank) for step in range(self.steps + 1)]
+            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants])
+        return self.streams[chosen, index]
 
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
         """A block's core, and the pipe of what one core can load."""

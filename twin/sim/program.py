@@ -20,7 +20,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
     Value,
-    routed_shares,
+    routed_share,
     tiles_of,
 )
 from twin.sim import consume, cost
@@ -369,7 +369,7 @@ _NOTHING = _Weights()
 
 def _shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:
     """A block's rows of each chosen expert when all blocks divide them, stacked; and the tokens that chose it."""
-    lo, hi = routed_shares(width * len(experts), blocks)[block]
+    lo, hi = routed_share(width * len(experts), blocks, block)
     for expert in range(lo // width, -(-hi // width)) if lo < hi else ():
         yield (max(lo - expert * width, 0), min(hi - expert * width, width)), experts[expert]
 
