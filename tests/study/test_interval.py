@@ -77,12 +77,18 @@ def test_each_stratum_is_drawn_once() -> None:
 def test_carrier_is_found_and_chance_is_not() -> None:
     node = load_node("8xh200")
     hops = uniforms(f"{node.device.name} link.hop_s", DRAWS)
-    found = summary(node, DRAWS, list(1000 - 100 * hops))
+    found = summary(node, DRAWS, list(1000 - 100 * hops), numbers(node))
     assert found.p10 < found.p50 < found.p90
     name, correlation = found.carried_by[0]
     assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
-    assert all(abs(value) > chance(DRAWS.count) for _, value in found.carried_by)
-    assert summary(node, DRAWS, [5.0] * 64).carried_by == ()
+    assert len(found.carried_by) == 1
+    assert summary(node, DRAWS, [5.0] * 64, numbers(node)).carried_by == ()
+    assert summary(node, DRAWS, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by == ()
+
+
+def test_more_numbers_and_fewer_draws_make_chance_larger() -> None:
+    assert chance(64, 1) < chance(64, 20) < chance(16, 20) < chance(8, 20) < 1
+    assert chance(100, 1) == pytest.approx(0.197, abs=0.001)  # tables of Spearman's rho, two-sided 5%
 
 
 def test_twins_own_error_widens_and_moves_an_interval() -> None:

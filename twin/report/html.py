@@ -49,7 +49,8 @@ ul { margin: 4px 0; padding-left: 20px; max-width: 100ch; }
   table, table.wide { font-size: 9.5px; }
   th, td { padding: 3px 7px 3px 0; }
   td.short { white-space: normal; }
-  tr { break-inside: avoid; }
+  tr, .figure { break-inside: avoid; }
+  h2, section > p { break-after: avoid; }
   .scroll { overflow: visible; }
   main { max-width: none; padding: 0; }
   section, .card { border-color: #bbb; break-inside: avoid; }

@@ -42,12 +42,13 @@ class Time:
 
     step_s: float
     problem: str = ""
+    assumed: tuple[str, ...] = ()  # numbers that it rests on and nobody measured; what a draw sets is among them
 
 
 def times(points: Sequence[Point], runner: Runner, depths: Depths | None, what: str) -> list[Time]:
     """A step of each point: simulated whole, or with depths extended from short models."""
     if depths is None:
-        return [Time(row.step_s + row.draft_s, row.problem) for row in runner.rows(points, what)]
+        return [Time(row.step_s + row.draft_s, row.problem, row.assumed) for row in runner.rows(points, what)]
     short = [depths.short(point) for point in points]
     rows = iter(runner.rows([one for shorts in short for one in shorts], what))
     return list(_extended(points, short, rows, depths))
@@ -57,4 +58,4 @@ def _extended(points: Sequence[Point], short: Sequence[tuple[Point, ...]], rows:
     for point, shorts in zip(points, short, strict=True):
         found = tuple(next(rows) for _ in shorts)
         problem = next((row.problem for row in found if row.problem), "")
-        yield Time(0.0, problem) if problem else Time(depths.extended(point, found) + found[0].draft_s)
+        yield Time(0.0, problem) if problem else Time(depths.extended(point, found) + found[0].draft_s, "", found[0].assumed)

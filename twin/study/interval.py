@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import spearmanr
+from scipy.stats import t as student
 
 from twin.errors import TwinError
 from twin.hardware.load import load_device
@@ -120,24 +121,27 @@ def uniforms(name: str, draws: Draws) -> Floats:
     return np.asarray((generator.permutation(draws.count) + within) / draws.count, dtype=np.float64)
 
 
-def summary(node: Node, draws: Draws, speeds: Sequence[float]) -> Interval:
-    """The interval of a cell from the speeds of its draws, in order."""
+def summary(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Interval:
+    """The interval of a cell from the speeds of its draws, in order; `touched` are the paths that its plan uses."""
     p10, p50, p90 = (float(value) for value in np.quantile(speeds, LEVELS))
-    return Interval(p10, p50, p90, tuple(speeds), tuple(_carriers(node, draws, speeds)))
+    return Interval(p10, p50, p90, tuple(speeds), tuple(_carriers(node, draws, speeds, touched)))
 
 
-def chance(count: int) -> float:
-    """The rank correlation that unrelated numbers exceed once in twenty, by the normal approximation."""
-    return 1.96 / math.sqrt(count - 1)
+def chance(count: int, tried: int) -> float:
+    """The rank correlation that the strongest of `tried` unrelated numbers exceeds once in twenty, by Student's t (Bonferroni)."""
+    quantile = float(student.ppf(1 - 0.05 / 2 / tried, count - 2))
+    return quantile / math.sqrt(count - 2 + quantile**2)
 
 
-def _carriers(node: Node, draws: Draws, speeds: Sequence[float]) -> Iterator[tuple[str, float]]:
-    if max(speeds) == min(speeds):
+def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Iterator[tuple[str, float]]:
+    names = dict.fromkeys(
+        mechanism(path) for path, number in numbers(node).items() if path in touched and drawable(path) and _width(number)
+    )
+    if max(speeds) == min(speeds) or not names:
         return
-    names = dict.fromkeys(mechanism(path) for path, number in numbers(node).items() if drawable(path) and _width(number))
     found = {name: float(spearmanr(uniforms(f"{node.device.name} {name}", draws), speeds).statistic) for name in names}
     for name, correlation in sorted(found.items(), key=lambda item: -abs(item[1])):
-        if abs(correlation) > chance(draws.count):
+        if abs(correlation) > chance(draws.count, len(names)):
             yield name, correlation
 
 

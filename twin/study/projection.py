@@ -11,7 +11,7 @@ from twin.study import interval, ladder, on_chip, projection_parts
 from twin.study.depth import Depths, times
 from twin.study.fields import Fields
 from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
-from twin.study.interval import Draws
+from twin.study.interval import Draws, Interval
 from twin.study.options import Plain
 from twin.study.outcome import Outcome
 from twin.study.point import Point, Row
@@ -89,15 +89,13 @@ class Projection:
     def _depths(self) -> Depths | None:
         return Depths(*self.draws.depths) if self.draws and self.draws.depths else None
 
-    def _speeds(self, cell: Cell, row: Row, runner: Runner) -> list[float]:
-        """Tokens per second of every draw."""
+    def _interval(self, cell: Cell, row: Row, draws: Draws, runner: Runner) -> Interval:
         base, *drawn = times(self._drawn(cell), runner, self._depths, "draws")
-        return [row.tokens_per_s * base.step_s / one.step_s for one in drawn]
+        speeds = [row.tokens_per_s * base.step_s / one.step_s for one in drawn]
+        return interval.summary(cell.point.on_node(), draws, speeds, drawn[0].assumed)
 
     def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
-        drawn = None
-        if self.draws and not row.problem:
-            drawn = interval.summary(cell.point.on_node(), self.draws, self._speeds(cell, row, runner))
+        drawn = self._interval(cell, row, self.draws, runner) if self.draws and not row.problem else None
         published = tuple(figure for figure in self.published if figure.of(cell))
         return Answer(cell, row, drawn, published)
 

@@ -137,7 +137,7 @@ def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None, error
         name = "with the twin's own error"
         tables.append(_matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error)))
     text = "Predicted tokens per second for one user" + ("; the bar is the median draw, its line runs from p10 to p90." if draws else ".")
-    return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables))
+    return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables), long=True)
 
 
 def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
@@ -391,8 +391,9 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
         named = [f"{name.removeprefix('device.')} {correlation:+.2f}" for name, correlation in one.carried_by[:CARRIERS]]
         rows.append((str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named)))))
     text = (
-        f"Rank correlation of each number with the speed over {draws.count} draws; below {chance(draws.count):.2f} it may be chance "
-        "and is not shown. Numbers of one mechanism (idle and loaded hop, arithmetic on each format, launches) vary together."
+        f"Rank correlation of each number that the plan uses with the speed over {draws.count} draws; what may be chance is not shown "
+        f"(among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one mechanism vary together: idle and loaded hop, arithmetic "
+        "on each format."
     )
     return Part("What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True)
 
