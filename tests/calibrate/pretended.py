@@ -99,6 +99,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
 
     for module in (measure, engine_runs):
         monkeypatch.setattr(module, "compile_all", lambda *args, **chosen: {})
+        monkeypatch.setattr(module, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))
     monkeypatch.setattr(measure, "check_present", lambda device: None)
     monkeypatch.setattr(measure, "open_engine", open_engine)
-    monkeypatch.setattr(engine_runs, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))

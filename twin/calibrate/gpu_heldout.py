@@ -14,8 +14,8 @@ from twin.plan.defaults import default_options
 from twin.plan.types import Execution, HandOffKind
 
 TOKENS = 160  # decoded and timed per repeat
-REPEATS = 3
-BLOCKS = 128  # and rings of what a block holds: written out, so that a run means the same when defaults change
+REPEATS = 2
+WINDOW = 3  # slots in flight, and rings of what a block holds: written out, so that a run means the same when defaults change
 ROOM = 16  # positions for the steps that are not counted
 SHORT = 48  # positions before them
 LONG = 4096  # prompts from this length on are read once
@@ -28,36 +28,31 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
     llama, qwen, lanes = load_model("llama-3.2-1b"), load_model("qwen3-8b"), load_model("laneformer-2b")
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
 
-    def run(
-        name: str, spec: ModelSpec, ring: int, prompt: int = SHORT, *, traced: bool = False, half_ring: bool = False, **chosen: Any
-    ) -> HeldOut:
-        slots = ring // 2 if half_ring else ring
-        chosen = {"blocks": BLOCKS, "ring_slots": slots, "window_slots": slots, **chosen}
+    def run(name: str, spec: ModelSpec, ring: int, splits: int, prompt: int = SHORT, *, traced: bool = False, **chosen: Any) -> HeldOut:
+        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, **chosen}
         chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
         return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
 
+    few = blocks // 8 * 8  # a multiple of the lanes
     return [
-        run("llama-1b", llama, 11, traced=True),
-        run("llama-1b-counter", llama, 11, handoff=HandOffKind.COUNTER),
-        run("llama-1b-grid", llama, 11, handoff=HandOffKind.GRID),
-        run("llama-1b-graph", llama, 11, execution=Execution.GRAPH),
-        run("llama-1b-b96", llama, 11, blocks=96),
-        run("llama-1b-b132", llama, 11, blocks=blocks),
-        run("llama-1b-slot8K", llama, 23, slot_bytes=8 * KIB),
-        run("llama-1b-half-ring", llama, 11, half_ring=True),
-        run("llama-1b-1500", llama, 11, 1500),
-        run("llama-1b-1500-s8", llama, 11, 1500, attention_splits=8),
-        run("llama-1b-4k", llama, 11, LONG),
-        run("laneformer-2b", lanes, 12, traced=True),
-        run("laneformer-2b-grid", lanes, 12, handoff=HandOffKind.GRID),
-        run("laneformer-2b-graph", lanes, 12, execution=Execution.GRAPH),
-        run("laneformer-2b-b104", lanes, 12, blocks=min(104, blocks)),
-        run("qwen3-8b-1k", qwen, 10, 1024 - TOKENS // 2, traced=True),
-        run("qwen3-8b-b124", qwen, 10, blocks=124),
-        run("qwen2.5-1.5b", coder, 11),
-        run("qwen2.5-1.5b-1k", coder, 11, 1024, traced=True),
-        run("qwen2-0.5b", half, 12),
-        run("qwen2-0.5b-16k", half, 12, 16 * KIB),
+        run("llama-1b", llama, 12, 8, traced=True),
+        run("llama-1b-counter", llama, 12, 8, handoff=HandOffKind.COUNTER),
+        run("llama-1b-grid", llama, 12, 8, handoff=HandOffKind.GRID),
+        run("llama-1b-graph", llama, 12, 8, execution=Execution.GRAPH),
+        run("llama-1b-b96", llama, 12, 8, blocks=96),
+        run("llama-1b-window12", llama, 12, 8, window_slots=12),
+        run("llama-1b-slot8K", llama, 24, 8, slot_bytes=8 * KIB, window_slots=2 * WINDOW),
+        run("llama-1b-half-ring", llama, 6, 8),
+        run("llama-1b-1500-s2", llama, 12, 2, 1500),
+        run("llama-1b-4k", llama, 12, 8, LONG),
+        run("laneformer-2b", lanes, 11, 8, traced=True, blocks=few),
+        run("laneformer-2b-grid", lanes, 11, 8, blocks=few, handoff=HandOffKind.GRID),
+        run("laneformer-2b-b104", lanes, 11, 8, blocks=104),
+        run("qwen3-8b-1k", qwen, 11, 16, 1024 - TOKENS // 2, traced=True),
+        run("qwen3-8b-b124", qwen, 11, 8, blocks=124),
+        run("qwen2.5-1.5b-1k", coder, 11, 16, 1024, traced=True),
+        run("qwen2-0.5b", half, 12, 8),
+        run("qwen2-0.5b-1k", half, 12, 16, 1024),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from twin.calibrate.gpu_layers import TOKENS, chains
 from twin.calibrate.probes import Probe
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe, turns_probe
@@ -20,8 +21,11 @@ COLS = 2048
 LINE = 16  # floats of a block's share in the exchanges: 64 bytes
 FEW = 8  # blocks that L2 serves as fast as they can consume
 STAGES = 15
+WINDOWS = (1, 2, 3, 4, 10)  # slots in flight, from what a latency needs to all of a ring
+WIDE_RING = 7  # slots beside vectors of 64 elements a block
+HOP_ROWS = 40  # of each block in eight hops: as many as memory delivers meanwhile
 
-RUN_S = 0.04  # of one repeat of a probe; steps are counted for these speeds:
+RUN_S = 0.03  # of one repeat of a probe; steps are counted for these speeds:
 BYTES_PER_S = 4e12  # all blocks together
 BLOCK_BYTES_PER_S = 40e9
 KV_BYTES_PER_S = 10e9  # a block
@@ -34,17 +38,18 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
     """All probes of a GPU. `quick` keeps one of each question."""
     found = [
         *_memory(limits), *_cache(limits), *_consumers(limits), *_stages(limits), *_exchanges(limits), *_hops(limits),
-        *_attention(limits), *_launches(limits), *_samples(limits), *_loaded(limits),
+        *_attention(limits), *_launches(limits), *_samples(limits), *_loaded(limits), *chains(limits),
     ]  # fmt: skip
-    probes = [Probe(name, group, plan, steps_of(plan)) for name, group, plan in found]
+    probes = [Probe(name, group, plan, steps_of(plan) if plan.spec is None else TOKENS) for name, group, plan in found]
     return [p for p in probes if p.name in QUICK] if quick else probes
 
 
 QUICK = (
     "short-4", "short-64", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132",
     "exchange-sentinel-16-b1", "exchange-sentinel-64-b1", "hop-0-1", "stream-slot4K", "stream-slot16K", "stream-b96",
-    "lone-window1", "lone-window10", "cached-b132", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot32K",
-    "attention-512-h64-s16", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000", "turns-sentinel-64K",
+    "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot32K",
+    "attention-512-h64-s16", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000",
+    "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle",
 )  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan
@@ -71,15 +76,21 @@ def _idle(blocks: int, **changes: Any) -> Options:
 
 def _stages(limits: Limits) -> Iterator[Question]:
     """Stages of almost no bytes and no hand-off: a lone tile's way through the block is longer than its share of many."""
-    for blocks in (1, FEW, limits.blocks):
+    for blocks in (1, limits.blocks):
         yield f"stages-b{blocks}", "checked", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
 
 
 def _exchanges(limits: Limits) -> Iterator[Question]:
     """Hand-offs by protocol, by elements of a block, by blocks. One block alone shows the work of a stage without any waiting."""
     every = limits.blocks
-    shapes = [(kind, share, every) for kind in HandOffKind for share in (1, LINE, 4 * LINE)]
-    shapes += [(HandOffKind.SENTINEL, LINE, FEW), (HandOffKind.SENTINEL, LINE, every // 2), (HandOffKind.COUNTER, LINE, every // 2)]
+    shapes = [(HandOffKind.SENTINEL, share, every) for share in (1, LINE, 4 * LINE)]
+    shapes += [
+        (HandOffKind.COUNTER, LINE, every),
+        (HandOffKind.GRID, LINE, every),
+        (HandOffKind.SENTINEL, LINE, FEW),
+        (HandOffKind.SENTINEL, LINE, every // 2),
+        (HandOffKind.COUNTER, LINE, every // 2),
+    ]
     for kind, share, blocks in shapes:
         plan = exchange_probe(_idle(blocks, handoff=kind), limits, elements=share * blocks, stages=STAGES)
         yield f"exchange-{kind.value}-{share}-b{blocks}", "exchange", plan
@@ -89,13 +100,13 @@ def _exchanges(limits: Limits) -> Iterator[Question]:
 
 
 def _hops(limits: Limits) -> Iterator[Question]:
-    """One word between two blocks: neighbours, and blocks further and further apart; then while the others stream."""
+    """One word between two blocks, neighbours and far apart (which pairs made no difference); then while the others stream."""
     last = limits.blocks - 1
-    for a, b in ((0, 1), (0, 2), (0, last // 2), (0, last), (last // 3, last - 1)):
-        yield f"hop-{a}-{b}", "exchange", hop_probe(_idle(limits.blocks), limits, pair=(a, b), hops=12)
     for a, b in ((0, 1), (0, last)):
-        rows = 24 * (limits.blocks - 2)
-        yield f"hop-loaded-{a}-{b}", "loaded", hop_probe(_options(limits.blocks), limits, pair=(a, b), hops=12, rows=rows, cols=COLS)
+        yield f"hop-{a}-{b}", "exchange", hop_probe(_idle(limits.blocks), limits, pair=(a, b), hops=12)
+    for window in WINDOWS:
+        rows, options = HOP_ROWS * (limits.blocks - 2), _options(limits.blocks, window_slots=window)
+        yield f"hop-loaded-window{window}", "loaded", hop_probe(options, limits, pair=(0, last), hops=12, rows=rows, cols=COLS)
 
 
 def _stream(limits: Limits, options: Options, footprint: int = FROM_MEMORY, *, cols: int = COLS, stages: int = 1) -> Plan:
@@ -111,8 +122,9 @@ def _memory(limits: Limits) -> Iterator[Question]:
     for blocks in (FEW, every // 4, every // 2, 96, 128):
         group = "memory" if 2 * blocks > every else "checked"  # fewer are held up by what they consume
         yield f"stream-b{blocks}", group, _stream(limits, _options(blocks))
-    for window in (1, 2, 4):
-        yield f"stream-window{window}", "checked", _stream(limits, _options(every, window_slots=window))
+    for window in WINDOWS[:-1]:
+        yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
+    yield "stream-b96-window3", "checked", _stream(limits, _options(96, window_slots=3))
     for window in (1, 2, 4, RING_BYTES // SLOT):
         group = "checked" if window in (2, 4) else "memory"  # a loader that looks at its window takes longer
         yield f"lone-window{window}", group, _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
@@ -121,17 +133,15 @@ def _memory(limits: Limits) -> Iterator[Question]:
 
 
 def _cache(limits: Limits) -> Iterator[Question]:
-    for blocks in (1, limits.blocks // 4, limits.blocks):
-        group = "consumer" if blocks < limits.blocks else "checked"  # all together end a step too soon: its border would be fitted
-        yield f"cached-b{blocks}", group, _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
-    for window in (1, 2):
-        yield f"cached-window{window}", "checked", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32), IN_CACHE)
+    for blocks in (1, limits.blocks // 4):
+        yield f"cached-b{blocks}", "consumer", _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
+    yield "cached-window1", "checked", _stream(limits, _options(1, window_slots=1, weight_dtype=DType.FP32), IN_CACHE)
 
 
 def _consumers(limits: Limits) -> Iterator[Question]:
     """Weights that stay in L2, by type and by the tile's shape; short matrices show what a stage costs beside its bytes."""
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
-        for cols in (512, 896, COLS, 4096, 12288) if dtype is DType.BF16 else (COLS, 4096):
+        for cols in (512, 896, COLS, 4096, 12288) if dtype is DType.BF16 else (COLS,):
             yield f"rows-{dtype.value}-{cols}", "consumer", _stream(limits, _options(FEW, weight_dtype=dtype), IN_CACHE, cols=cols)
     for slot in (8, 32):
         yield f"rows-slot{slot}K", "consumer", _stream(limits, _options(FEW, slot * KIB), IN_CACHE, cols=4096)
@@ -150,11 +160,13 @@ def _attention(limits: Limits) -> Iterator[Question]:
         alone = f"-kv{kv_heads}g{group}-b{blocks}" if (kv_heads, group) != (8, 4) else ""
         return f"attention-{context}-h{head_dim}-s{splits}{alone}", "attention", plan
 
-    for head_dim in (64, 96, 128):
+    for head_dim in (64, 128):
         for context in (512, 4096, 32768):
             yield ask(context, head_dim, 16)
-    for head_dim, splits in ((64, 1), (64, 4), (128, 4)):
-        yield ask(4096, head_dim, splits)
+    for context, head_dim, splits in ((4096, 96, 16), (4096, 64, 1), (4096, 128, 4), (128, 64, 8)):
+        yield ask(context, head_dim, splits)
+    for context in (1024, 4096):
+        yield ask(context, 64, 16, kv_heads=2, group=7)
     yield ask(4096, 64, 16, group=1)
     yield ask(4096, 128, 1, kv_heads=1, blocks=1)
 
@@ -168,16 +180,22 @@ def _launches(limits: Limits) -> Iterator[Question]:
 
 
 def _samples(limits: Limits) -> Iterator[Question]:
-    for vocab in (32000, 128256, 151936):
+    for vocab in (32000, 128256):
         yield f"sample-{vocab}", "sample", sample_probe(_idle(1, sampling=Sampling.FULL), limits, vocab=vocab)
     yield "sample-greedy", "checked", sample_probe(_idle(1), limits, vocab=2 * limits.blocks)
 
 
 def _loaded(limits: Limits) -> Iterator[Question]:
-    """Hand-offs while the loaders stream: from a ring that the hand-off outlasts to one that never dries."""
-    shapes = [(HandOffKind.SENTINEL, size) for size in (32, 64, 128, 256)] + [(HandOffKind.COUNTER, 64), (HandOffKind.GRID, 64)]
-    for kind, size in shapes:  # KiB of weights a block and hand-off
+    """Hand-offs while the loaders stream: from a ring that the hand-off outlasts to one that never dries, and by the bytes in flight."""
+    shapes = [(HandOffKind.SENTINEL, 64, LINE, window) for window in WINDOWS]
+    shapes += [(HandOffKind.SENTINEL, size, LINE, 3) for size in (32, 128, 256)] + [(HandOffKind.SENTINEL, 256, LINE, 10)]
+    shapes += [(HandOffKind.SENTINEL, size, 4 * LINE, 3) for size in (64, 128)] + [(HandOffKind.SENTINEL, 64, 4 * LINE, 7)]
+    shapes += [(HandOffKind.COUNTER, 64, LINE, 3), (HandOffKind.GRID, 64, LINE, 3), (HandOffKind.COUNTER, 64, LINE, 10)]
+    for kind, size, share, window in shapes:  # KiB of weights a block and hand-off, elements a block, slots in flight
         rows = limits.blocks * size * KIB // (2 * COLS)
-        options = _options(limits.blocks, handoff=kind)
-        plan = turns_probe(options, limits, elements=LINE * limits.blocks, rows=rows, cols=COLS, stages=STAGES)
-        yield f"turns-{kind.value}-{size}K", "loaded" if kind is HandOffKind.SENTINEL else "checked", plan
+        options = _options(limits.blocks, handoff=kind, window_slots=window)
+        if share > LINE:  # what is gathered takes a part of the ring
+            options = replace(options, ring_slots=WIDE_RING)
+        plan = turns_probe(options, limits, elements=share * limits.blocks, rows=rows, cols=COLS, stages=STAGES)
+        wide = f"-{share}" if share != LINE else ""
+        yield f"turns-{kind.value}-{size}K{wide}-window{window}", "loaded", plan

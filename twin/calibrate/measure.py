@@ -6,10 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twin.calibrate import store
 from twin.calibrate.probes import Probe
 from twin.calibrate.recipe import recipe_of
-from twin.engine.choose import check_present, compile_all, open_engine
+from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Device, Node
@@ -54,9 +57,8 @@ def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = 
                 progress(f"probing {device.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
                 try:
                     if probe.name not in engines:
-                        engines[probe.name] = stack.enter_context(open_engine(device, probe.plan, None))
-                        engines[probe.name].fill_random(SEED)
-                    seconds = engines[probe.name].step_seconds(steps=probe.steps, warmup=_warmup(probe))
+                        engines[probe.name] = stack.enter_context(_open(device, probe))
+                    seconds = _step_seconds(engines[probe.name], probe)
                 except TwinError as error:
                     if str(error).startswith("cancelled"):  # the engine turns Ctrl-C into the end of its run
                         raise KeyboardInterrupt from error
@@ -77,6 +79,26 @@ def require(device: Device) -> None:
         check_present(device)
     except TwinError as error:
         raise CalibrationError(f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this CPU") from error
+
+
+def _open(device: Device, probe: Probe) -> Session:
+    """An engine with random weights."""
+    if probe.plan.spec is not None:
+        return open_random(device, probe.plan, SEED)
+    engine = open_engine(device, probe.plan, None)
+    engine.fill_random(SEED)
+    return engine
+
+
+def _step_seconds(engine: Session, probe: Probe) -> NDArray[np.floating[Any]]:
+    """Of each step that counts; a chain of layers decodes after a prompt, as long as its plan's context says."""
+    if probe.plan.spec is None:
+        return engine.step_seconds(steps=probe.steps, warmup=_warmup(probe))
+    prompt = [7 + position % 97 for position in range(probe.plan.options.context - probe.steps // 2)]
+    made = engine.generate(prompt, max_tokens=_warmup(probe) + probe.steps)
+    if made.stop_reason == "cancelled":
+        raise KeyboardInterrupt
+    return made.step_ns[_warmup(probe) :] * 1e-9
 
 
 def _warmup(probe: Probe) -> int:

@@ -82,7 +82,7 @@ HOST_RECIPE = Recipe(
 )  # fmt: skip
 GPU_RECIPE = Recipe(
     probes=lambda limits, quick: gpu_probes(limits, quick=quick),
-    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=5, quick_repeats=3, enough=1e-5, outlier=0.05,
+    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=3, quick_repeats=3, enough=1e-5, outlier=0.05,
 )  # fmt: skip
 
 
