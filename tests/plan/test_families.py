@@ -219,6 +219,13 @@ def _no_room(plan: Plan) -> Plan:
     return replace(plan, values=tuple(small if v.id == value.id else v for v in plan.values))
 
 
+def _exchanged_shares(plan: Plan) -> Plan:
+    """Readers would take one block's rows for another's."""
+    value = plan.values[first(plan, StageKind.ROUTED_UP).publishes or 0]
+    swapped = replace(value, owned=(value.owned[1], value.owned[0], *value.owned[2:]))
+    return replace(plan, values=tuple(swapped if v.id == value.id else v for v in plan.values))
+
+
 def _blind_route(plan: Plan) -> Plan:
     return with_stage(plan, replace(first(plan, StageKind.ROUTE), reads=()))
 
@@ -250,7 +257,8 @@ def _wrong_words(plan: Plan) -> Plan:
 REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
     (_earlier_gate, "fetches experts behind stage"), (_no_gate, "chosen by no stage"), (_late_gate, "is not before it"),
     (_thrown_away, "throws the shared experts' sums away"), (_other_rows, "blocks do not own the rows whose sums they kept"),
-    (_fewer_experts, "its experts are"), (_no_room, "elements for up to"), (_blind_route, "does not read router"),
+    (_fewer_experts, "its experts are"), (_no_room, "elements for up to"),
+    (_exchanged_shares, "in block order"), (_blind_route, "does not read router"),
     (_other_format, "is stored as"), (_shorter_scan, "the model has"), (_hasty_attention, "chosen by scores"),
     (_wrong_words, "words an element"),
 ]  # fmt: skip

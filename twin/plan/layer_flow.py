@@ -215,6 +215,8 @@ class _Layer:
         self._chosen(up, kind, known)
         most = -(-min(kind.experts // self.options.expert_ranks, self.options.tokens * kind.top_k) * width // self.plan.blocks)
         value = walk.take(StageKind.ROUTED_UP, self.index, [], elements=self.plan.blocks * most, matrix=[(2 * width, hidden, 2)])
+        if value.owned != tuple((block * most, (block + 1) * most) for block in range(self.plan.blocks)):
+            walk.say(up, f"blocks do not publish their shares of the chosen experts' rows in block order, {most} elements each")
         down = walk.peek(StageKind.ROUTED_DOWN, self.index)
         self._chosen(down, kind, known)
         if kept is not None and [m.owned for m in kept.matrices] != [m.owned for m in down.matrices]:
