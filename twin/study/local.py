@@ -49,7 +49,7 @@ def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[R
     before = set(multiprocessing.active_children())
     # Not fork: the threads of Arrow and of a cluster's client do not survive it.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_die_at_once) as pool:
-        futures = {pool.submit(compute, batch): index for index, batch in left.items()}
+        futures = {pool.submit(_compute, batch): index for index, batch in left.items()}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -58,6 +58,17 @@ def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[R
             for worker in set(multiprocessing.active_children()) - before:
                 worker.terminate()  # else leaving would wait for what they are doing
             raise
+
+
+def _compute(batch: Batch) -> list[Row]:
+    """A worker whose parent was killed has nobody to work for: it ends after the point that it is at."""
+    rows: list[Row] = []
+    parent = multiprocessing.parent_process()
+    for point in batch:
+        if parent is not None and not parent.is_alive():
+            os._exit(1)
+        rows += compute([point])
+    return rows
 
 
 def _die_at_once() -> None:
