@@ -9,6 +9,7 @@ import numpy as np
 
 from twin.calibrate import store
 from twin.calibrate.gpu_heldout import gpu_held_out
+from twin.calibrate.gpu_layers import traced_chains
 from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
@@ -17,7 +18,7 @@ from twin.engine.choose import HOST, compile_all, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Node
-from twin.plan.types import Plan
+from twin.plan.defaults import limits_of
 
 WARMUP_TOKENS = 4
 TRACED_TOKENS = 48
@@ -65,7 +66,8 @@ def measure_held_out(node: Node, progress: Progress, keep: Keep) -> tuple[store.
     if not samples:
         raise CalibrationError(f"no held-out run of {device.name} ran; the first one: {next(iter(failed.values()))}")
     traced = [run for run in runs if run.traced and run.name not in failed]
-    stages = _trace(node, traced, plans, progress)
+    traced += [] if device.isa == HOST else traced_chains(limits_of(node))
+    stages = _trace(node, traced, failed, progress)
     keep(meta | {"after": recipe.conditions()}, samples)
     return stages
 
@@ -81,15 +83,21 @@ def _step_seconds(run: HeldOut, engine: Session) -> Any:
     return made.step_ns[WARMUP_TOKENS:] * 1e-9
 
 
-def _trace(node: Node, runs: list[HeldOut], plans: dict[str, Plan], progress: Progress) -> tuple[store.StageTimes, ...]:
+def _trace(node: Node, runs: list[HeldOut], failed: dict[str, str], progress: Progress) -> tuple[store.StageTimes, ...]:
     """Every traced run once, by a kernel that marks the time at each stage."""
+    plans = {run.name: run.plan(node.device.name) for run in runs}
     compile_all(node.device, [plans[run.name] for run in runs], progress, trace=True)
     found: list[store.StageTimes] = []
     for run in runs:
         progress(f"held-out runs of {node.device.name}: tracing {run.name}")
-        with open_random(node.device, plans[run.name], SEED, trace=True) as engine:
-            # as many tokens as were timed, of which the middle ones count: the same positions are attended
-            made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+        try:
+            with open_random(node.device, plans[run.name], SEED, trace=True) as engine:
+                # as many tokens as were timed, of which the middle ones count: the same positions are attended
+                made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+        except TwinError as error:
+            failed[f"{run.name}, traced"] = str(error)
+            progress(f"tracing {run.name} failed: {error}")
+            continue
         assert made.trace is not None
         middle, half = len(made.trace) - run.tokens // 2, min(TRACED_TOKENS, run.tokens - 2) // 2
         found += stage_times(run.name, plans[run.name], made.trace[middle - half : middle + half].astype(np.float64) * 1e-9)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from twin.calibrate.heldout import HeldOut
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
@@ -24,7 +25,15 @@ WINDOW = 3  # slots in flight, as the engine's default
 SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
+TRACED = ("chain-small", "chain-middle", "chain-large", "chain-head128", "chain-lanes")
+
 Question = tuple[str, str, Plan]  # name, group, plan
+
+
+def traced_chains(limits: Limits) -> list[HeldOut]:
+    """Those whose stages are timed one by one, to be looked at beside the engine's; nothing is fitted to the times of stages."""
+    plans = {name: plan for name, _, plan in chains(limits) if name in TRACED}
+    return [HeldOut(name, plan.spec, plan.options, PROMPT, TOKENS, traced=True) for name, plan in plans.items() if plan.spec]
 
 
 def chains(limits: Limits) -> Iterator[Question]:
