@@ -176,7 +176,7 @@ def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path
         "        if not killed and not message.startswith('points: 0'):\n"
         "            killed.append(multiprocessing.active_children()[0].pid)\n"
         "            os.kill(killed[0], signal.SIGKILL)\n"
-        "    points = [Point(sys.argv[1], '1xh200').with_options(blocks=4, context=16 + i) for i in range(12)]\n"
+        "    points = [Point(sys.argv[1], '1xh200').with_options(blocks=4, context=16 + i) for i in range(8)]\n"
         "    runner = Runner.local(Store(Path(sys.argv[2])), show, 2)\n"
         "    rows = runner.rows(points)\n"
         "    print(len(killed), len(rows), all(row.step_s > 0 for row in rows), Store(Path(sys.argv[2])).count())\n"
@@ -187,7 +187,7 @@ def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path
         [sys.executable, file, checkpoint, tmp_path / "points"], capture_output=True, text=True, check=False, timeout=100,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert done.stdout.split() == ["1", "12", "True", "12"], done.stderr
+    assert done.stdout.split() == ["1", "8", "True", "8"], done.stderr
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(checkpoint: Path, tmp_path: Path, twin: Twin) -> None:
