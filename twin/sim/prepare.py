@@ -13,7 +13,8 @@ from twin.sim.compiled.lower import FlatProgram, flatten
 from twin.sim.program import Program, compile_plan
 from twin.sim.routing import Routing, steps_differ
 
-KEPT = 8  # programs; the largest takes 100 MB
+KEPT = 8  # programs
+KEPT_VARIANTS = 64  # and variants of them together: one takes about 10 MB
 TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compile_plan never looks at
     "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
     "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
@@ -41,7 +42,7 @@ def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: i
     key = (id(plan), device.block.loading, *drawn, *costs)
     if key not in _kept:
         _kept[key] = Prepared(plan, compile_plan(plan, device, routing, steps))
-        if len(_kept) > KEPT:
+        while len(_kept) > 1 and (len(_kept) > KEPT or sum(len(kept.program.variants) for kept in _kept.values()) > KEPT_VARIANTS):
             _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]

@@ -186,6 +186,8 @@ class _Lowering:
         self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
         self.works: dict[object, StageWork] = {}
+        self.runs = _runs(plan)
+        self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}  # of a run of stages, a block and its experts
         self.exact = plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
 
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
@@ -198,14 +200,26 @@ class _Lowering:
         works: list[StageWork] = []
         sizes: list[int] = []
         last: Chosen = ()
-        for stage in self.plan.stages:
-            last = chosen.get(stage.index, last)
-            experts = last if stage.routed else ()
+        for number, stages in enumerate(self.runs):
+            last = chosen.get(stages[0].index, last)
+            experts = last if stages[0].routed else ()
+            key = (number, block, experts, len(sizes) if self.exact else 0)
+            if key not in self.parts:
+                self.parts[key] = self._part(stages, block, experts, len(sizes))
+            part = self.parts[key]
+            works += part[0]
+            sizes += part[1]
+        return tuple(works), tuple(sizes)
+
+    def _part(self, stages: list[Stage], block: int, experts: Chosen, first_slot: int) -> tuple[list[StageWork], list[int]]:
+        works: list[StageWork] = []
+        sizes: list[int] = []
+        for stage in stages:
             first = self.wiring.alike[stage.index][block]
             weights = self._weights(stage, first, experts)
             sizes += weights.sizes
-            works.append(self._work(stage, first, experts, weights, len(sizes)))
-        return tuple(works), tuple(sizes)
+            works.append(self._work(stage, first, experts, weights, first_slot + len(sizes)))
+        return works, sizes
 
     def _work(self, stage: Stage, block: int, experts: Chosen, weights: _Weights, last_slot: int) -> StageWork:
         key = (stage.index, block, experts, last_slot if self.exact else 0)
@@ -365,6 +379,16 @@ class _Lowering:
 
 
 _NOTHING = _Weights()
+
+
+def _runs(plan: Plan) -> list[list[Stage]]:
+    """Stages in a row that depend on the same routing, or on none: what variants have in common is found once."""
+    runs: list[list[Stage]] = []
+    for stage in plan.stages:
+        if not runs or stage.kind is StageKind.ROUTED_UP or bool(stage.routed) != bool(runs[-1][-1].routed):
+            runs.append([])
+        runs[-1].append(stage)
+    return runs
 
 
 def _shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:

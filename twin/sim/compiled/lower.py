@@ -73,7 +73,6 @@ class _Flattening:
         self.feeds: list[int] = []
         self.slot_costs: list[int] = []
         self.runs: list[tuple[int, int]] = []
-        self.slots: list[int] = []
 
     def done(self) -> FlatProgram:
         rows = [stages for variant in self.program.variants for stages in variant.stages]
@@ -81,7 +80,7 @@ class _Flattening:
         numbers = {known: [self._number(work) for work in stages] for known, stages in distinct.items()}
         runs = {known: self._runs(stages) for known, stages in distinct.items()}
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
-        spans = self._stream({id(sizes): sizes for sizes in streamed})
+        spans, slots = self._stream({id(sizes): sizes for sizes in streamed})
         counters = [channel.arrivals if channel.counted else 0 for channel in self.program.channels]
         channels = [
             (channel.arrivals, channel.counted, channel.cause, start)
@@ -93,7 +92,7 @@ class _Flattening:
             reads=np.array(self.reads, state.READ),
             slot_costs=np.array(self.slot_costs, np.int64),
             streams=np.array([(*spans[id(z)], *runs[id(s)]) for z, s in zip(streamed, rows, strict=True)], state.STREAM),
-            slots=np.array(self.slots, np.int64),
+            slots=slots,
             runs=np.array(self.runs, state.RUN_OF_SLOTS),
             kv=np.array(self.kv, state.ITEM),
             feeds=np.array(self.feeds, np.int64),
@@ -105,14 +104,15 @@ class _Flattening:
             segments=max(self._segments(variant) for variant in self.program.variants),
         )
 
-    def _stream(self, distinct: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, int]]:
-        """First slot and end of each stream; equal blocks share theirs."""
-        spans = {}
-        for known, sizes in distinct.items():
-            first = len(self.slots)
-            self.slots += [self._place(size) for size in sizes]
-            spans[known] = first, len(self.slots)
-        return spans
+    def _stream(self, distinct: dict[int, tuple[int, ...]]) -> tuple[dict[int, tuple[int, int]], Array]:
+        """First slot and end of each stream, and the place of each slot's size; equal blocks share theirs."""
+        ends = list(accumulate(map(len, distinct.values())))
+        spans = {known: (end - len(sizes), end) for (known, sizes), end in zip(distinct.items(), ends, strict=True)}
+        slots = np.fromiter(chain.from_iterable(distinct.values()), np.int64, ends[-1])
+        places = np.zeros(1 + slots.max(initial=0), np.int64)  # slots are small: a table is quicker than a search
+        for size in np.flatnonzero(np.bincount(slots)).tolist():
+            places[size] = self._place(size)
+        return spans, places[slots]
 
     def _segments(self, variant: Variant) -> int:
         reads = sum(len(work.reads) for stages in variant.stages for work in stages)
