@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_turns(Block& b, const Stage& stage, int pos
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) squares += head[d] * head[d];
-  const float scale = 1.0f / square_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
+  const float scale = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) head[d] *= scale * weight[d];
   b.core.warp_sync();
 }
@@ -255,14 +255,19 @@ struct Scan {
   template <class Store>
   __device__ static __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
     constexpr int APART = SETS_AT_ONCE * Partial::HEADS * PARTIAL;
-    TWIN_EACH(i, heads * PARTIAL) {
-      const int h = i / PARTIAL, d = i % PARTIAL;
+    TWIN_EACH(i, heads * HEAD_DIM) {
+      const int h = i / HEAD_DIM, d = i % HEAD_DIM, ends = GROUP * HEAD_DIM + 2 * (head + h);
       const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
-      float top = -infinity(), sum = 0;
+      float top = -infinity(), sum = 0, total = 0;
       for (int w = 0; w < busy; ++w) top = row[w * APART + HEAD_DIM] > top ? row[w * APART + HEAD_DIM] : top;
-      for (int w = 0; w < busy; ++w) sum += Partial::weight(row[w * APART + HEAD_DIM], top) * row[w * APART + d];
-      const int element = d < HEAD_DIM ? (head + h) * HEAD_DIM + d : GROUP * HEAD_DIM + 2 * (head + h) + d - HEAD_DIM;
-      store(element, d == HEAD_DIM ? top : sum);
+      for (int w = 0; w < busy; ++w) {
+        const float weight = Partial::weight(row[w * APART + HEAD_DIM], top);
+        sum += weight * row[w * APART + d];
+        total += weight * row[w * APART + HEAD_DIM + 1];
+      }
+      store((head + h) * HEAD_DIM + d, sum);
+      if (d == 0) store(ends, top);
+      if (d == HEAD_DIM - 1) store(ends + 1, total);
     }
   }
 };
@@ -301,15 +306,22 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         if (late < 0 || !source.polled) break;
         if (!keep_waiting(b, patience, {index, read.value, source.part(0), item + (s + late) * WIDTH + outputs})) return false;
       }
+      float top = most;
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (s + j < splits) top = end[j].at[0] > top ? end[j].at[0] : top;
+      const float before = Partial::weight(most, top);
+      TWIN_UNROLL
+      for (int d = 0; d < RUN; ++d) out[d] *= before;
+      total *= before;
+      most = top;
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j) {
         if (s + j >= splits) continue;
-        const float top = end[j].at[0] > most ? end[j].at[0] : most;
-        const float before = Partial::weight(most, top), now = Partial::weight(end[j].at[0], top);
+        const float now = Partial::weight(end[j].at[0], top);
         TWIN_UNROLL
-        for (int d = 0; d < RUN; ++d) out[d] = out[d] * before + part[j].at[d] * now;
-        total = total * before + end[j].at[1] * now;
-        most = top;
+        for (int d = 0; d < RUN; ++d) out[d] += part[j].at[d] * now;
+        total += end[j].at[1] * now;
       }
     }
     const float by = 1.0f / total;

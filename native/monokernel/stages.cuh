@@ -27,7 +27,7 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
 
 // out = RMSNorm(x) * weight, or x itself when nothing is normed.
 __device__ __forceinline__ void normed(Block& b, Core::Hidden& out, const Core::Hidden& x, const Core::Hidden::Factors& weight, bool wanted) {
-  const float scale = wanted ? 1.0f / square_root(x.squares(b.core) / float(b.plan.hidden) + b.plan.norm_eps) : 1.0f;
+  const float scale = wanted ? inverse_root(x.squares(b.core) / float(b.plan.hidden) + b.plan.norm_eps) : 1.0f;
   out.scaled(b.core, x, scale, weight);
 }
 
@@ -69,10 +69,11 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const bool head = stage.kind == int(StageKind::LM_HEAD), gated = stage.kind == int(StageKind::GATE_UP);
   const bool meeting = b.plan.mean_of > 1 && head;  // lanes met: the input is their sum, normed before
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
+  const Work work = work_of(b, stage, gated ? 2 : 1);
+  const Output& out = work.out;
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden), residual = b.residual.open(b.core);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
-  const Output out = output_of(b, stage);
   if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, out);
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
@@ -82,8 +83,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const float* bias = constants(b, stage.bias);
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
-  Candidate mine = {-infinity(), first + b.plan.owned_at(stage.owned + b.block).lo};
-  const bool done = multiply(b, stage, x, [&](int row, float sum, float up) {
+  Candidate mine = {-infinity(), first + work.own.lo};
+  const bool done = multiply(b, stage, work, x, [&](int row, float sum, float up) {
     if (head) {
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
       if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
@@ -168,10 +169,10 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
 
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
+  const Work work = work_of(b, stage, 1);
   if (!combine(b, index, stage, x)) return false;
   begin(b, index, stage);
-  const Output out = output_of(b, stage);
-  return multiply(b, stage, x, [&](int row, float sum, float) { publish(b, out, row, sum); });
+  return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
@@ -179,8 +180,8 @@ __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
-  const Output out = output_of(b, stage);
-  return multiply(b, stage, x, [&](int row, float sum, float) { publish(b, out, row, sum); });
+  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
+  return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 // Between kernels only: hands this rank's part to all ranks, as a library's all-gather would.
@@ -310,7 +311,8 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   Core::Hidden x = Core::Hidden::in(b.input, stage.cols);
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
-  const bool done = multiply(b, stage, x, [&](int, float total, float) { sum += total; });
+  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, {}};
+  const bool done = multiply(b, stage, work, x, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;
   return done;
 }

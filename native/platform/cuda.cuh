@@ -4,6 +4,7 @@
 
 #define TWIN_TABLE __device__ static const
 #define TWIN_UNROLL _Pragma("unroll")  // of loops over registers
+#define TWIN_KEEP(x) twin::keep_here(x)  // looked up here, not where it is used
 #define TWIN_ONCE _Pragma("unroll 1")  // of loops whose copies would need too many
 
 #include "plan.h"
@@ -20,6 +21,9 @@ constexpr int HELPER_REGISTERS = 40, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * TH
 constexpr int SHARED_BYTES = 227 * 1024;               // most dynamic shared memory of a block
 constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthreads
 constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
+
+__device__ __forceinline__ void keep_here(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void keep_here(float*& x) { asm volatile("" : "+l"(x)); }
 
 template <class To, class From>
 __device__ __forceinline__ To bits_as(From from) {
@@ -82,6 +86,7 @@ __device__ __forceinline__ void unpack(u32 word, float& first, float& second) {
 __device__ __forceinline__ float infinity() { return bits_as<float>(0x7F800000u); }
 __device__ __forceinline__ float exp32(float x) { return expf(x); }
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
+__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
 
 // ---- exchange memory: relaxed words, past the first-level cache; of the system where peers write them too ------
 
@@ -259,8 +264,11 @@ struct Ring {
 __device__ __forceinline__ void bulk_copy(u8* to, const u8* from, int bytes, u64* barrier) {
   const u32 full = shared_address(barrier);
   asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-               "l"(from), "r"(bytes), "r"(full)
+  u64 once;  // read once a step: tables, norms, cached keys and values stay in the second-level cache
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(full), "l"(once)
                : "memory");
 }
 
@@ -435,7 +443,7 @@ struct Core {
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch) {
     constexpr int SHARE = CONSUMER_WARPS / Vector::TEAM;
-    const int tile_rows = stage.tile_rows, groups = (hi - lo + tile_rows - 1) / tile_rows;
+    const int tile_rows = stage.tile_rows, groups = (hi - lo + tile_rows - 1) * stage.tile_inverse >> 16;
     const u32 base = ring.tile;
     ring.tile += u32(groups * Vector::SLICES);
     if (Vector::row_group(me) >= Vector::GROUPS) return;

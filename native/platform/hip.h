@@ -7,6 +7,7 @@
 #define TWIN_TABLE __device__ static const
 
 #define TWIN_UNROLL
+#define TWIN_KEEP(x)
 #define TWIN_ONCE
 
 #include "plan.h"
@@ -66,6 +67,7 @@ __device__ __forceinline__ void unpack(u32 word, float& first, float& second) {
 __device__ __forceinline__ float infinity() { return __builtin_inff(); }
 __device__ __forceinline__ float exp32(float x) { return __builtin_expf(x); }
 __device__ __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
+__device__ __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
 // ---- exchange memory: system scope, because plain and work-group loads may hit a stale cache of the CU --------
 

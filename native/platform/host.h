@@ -15,6 +15,7 @@
 #define TWIN_TABLE static const
 
 #define TWIN_UNROLL
+#define TWIN_KEEP(x)
 #define TWIN_ONCE
 
 #include "plan.h"
@@ -162,6 +163,7 @@ __forceinline__ float exp32(float x) {
 }
 
 __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
+__forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
 // ---- exchange memory ---------------------------------------------------------------------------------------
 

@@ -45,13 +45,15 @@ def plan_of(text: str) -> Any:
         "collective": CollectiveKind.PUSH if spec.lanes else CollectiveKind.NONE,
     }  # fmt: skip
     slot = 16384
-    slots = None
+    slots = window = None
     for item in chosen:
         field, value = item.split("=")
         if field == "slot_bytes":
             slot = int(value)
         elif field == "ring_slots":
             slots = int(value)
+        elif field == "window_slots":
+            window = int(value)
         elif field == "splits":
             options["attention_splits"] = int(value)
         elif field == "handoff":
@@ -66,8 +68,9 @@ def plan_of(text: str) -> Any:
         return build(spec, Options(**options, **ring), H200)
 
     if slots:
-        return make(slot_bytes=slot, ring_slots=slots, window_slots=slots)
-    return fitted(make, slot)
+        return make(slot_bytes=slot, ring_slots=slots, window_slots=window or slots)
+    most = fitted(make, slot).options.ring_slots
+    return make(slot_bytes=slot, ring_slots=most, window_slots=min(window or most, most))
 
 
 def measure(names: list[str], traced: list[str]) -> list[dict[str, Any]]:

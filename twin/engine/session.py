@@ -44,6 +44,8 @@ class Session(ABC):
     _control: Control
 
     def __init__(self, plan: Plan, *, trace: bool, watchdog_s: float) -> None:
+        if reason := plan.simulation_only():
+            raise EngineError(reason)
         if plan.ranks > MAX_RANKS:
             raise EngineError(f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or lanes")
         self.plan = plan

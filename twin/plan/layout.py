@@ -59,7 +59,7 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "stages": (
         "Stage",
         ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
-         "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
+         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
     ),
     "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
@@ -91,7 +91,7 @@ def layout(plan: Plan) -> Layout:
         stages.append((
             KINDS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
             -1 if stage.publishes is None else stage.publishes,
-            *(_shape(matrix) if matrix else (0,) * 5), sets.own(matrix.owned) if matrix else -1,
+            *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
             *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
         ))  # fmt: skip
@@ -108,7 +108,9 @@ def layout(plan: Plan) -> Layout:
 
 
 def _shape(matrix: Matrix) -> tuple[int, ...]:
-    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols
+    inverse = -(-(1 << 16) // matrix.tile_rows)  # n * inverse >> 16 is n / tile_rows for the rows of a batch and a tile
+    batch = max(matrix.tile_rows, BATCH_ROWS // matrix.tile_rows * matrix.tile_rows)
+    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, inverse, batch
 
 
 KINDS = {kind: at for at, kind in enumerate(StageKind)}
