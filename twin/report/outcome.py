@@ -64,8 +64,9 @@ def markdown(study: Study, outcome: Outcome) -> str:
     if study.prediction:
         pieces.append(f"**Predicted before it ran.** {study.prediction}")
     for part in outcome.parts:
-        if part.tables:
-            pieces += [f"## {part.title}", *([part.text] if part.text else []), *map(_markdown_table, part.tables)]
+        tables = [_markdown_table(one) for one in part.tables if one.page]
+        if tables:
+            pieces += [f"## {part.title}", *([part.text] if part.text else []), *tables]
     pieces += ["## Notes", "\n".join(f"- {note}" for note in outcome.notes)] if outcome.notes else []
     return "\n\n".join(pieces) + "\n"
 
@@ -122,6 +123,8 @@ def _section(part: Part) -> Section:
 
 def _html_tables(part: Part) -> Iterator[str]:
     for one in part.tables:
+        if not one.page:
+            continue
         textual = [at for at, column in enumerate(one.columns) if column.textual]
         rows = [[_html_cell(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
         yield html_table([column.name for column in one.columns], rows, text_columns=textual)

@@ -9,7 +9,8 @@ from twin.report.figures import COLOURS, LEGEND, spoken
 from twin.report.html import Figure
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
-PALETTE = ("#2b6cb0", "#e07b39", "#38a169", "#805ad5", "#b83280", "#d69e2e", "#1a8a8a", "#8a94a6", "#5a3e2b", "#7a9e1f")
+PALETTE = ("#2b6cb0", "#e07b39", "#38a169", "#805ad5", "#b83280", "#d69e2e", "#1a8a8a", "#8a94a6", "#5a3e2b", "#7a9e1f",
+           "#4c3fa6", "#c98bb3", "#2f6f4f", "#b0452c", "#6fa8dc", "#a3a847", "#8f5f9e", "#444c5c")  # fmt: skip
 NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has a colour everywhere
 GRID = "#e5e9f0"
 INK = "#1b2433"

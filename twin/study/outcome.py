@@ -39,6 +39,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     terminal: bool = True  # False: in files and in the report only
+    page: bool = True  # False: not in the report either, which shows it as a chart
 
 
 @dataclass(frozen=True, slots=True)

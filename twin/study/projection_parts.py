@@ -300,10 +300,17 @@ def _time(possible: Sequence[Answer]) -> Part:
     chart = Bars(names, tuple(Series(c, tuple(a.row.attribution.get(c, 0.0) / a.row.step_s for a in possible)) for c in causes),
                  "share of a step", stacked=True)  # fmt: skip
     kinds = list(dict.fromkeys(kind for answer in possible for kind in answer.row.kinds))
-    head = (Column("cell", Shown.TEXT), *(Column(f"{kind}, us", Shown.MICROSECONDS) for kind in kinds))
-    rows = tuple((str(a.cell), *(sum(a.row.kinds[k].values()) if k in a.row.kinds else None for k in kinds)) for a in possible)
-    text = "Each microsecond of a step on its critical path has one cause. The table has the same time by kind of stage."
-    return Part("Where the time goes", text, (chart,), (Table("stages", head, rows, terminal=False),), long=True)
+    shares = tuple(Series(kind, tuple(sum(a.row.kinds.get(kind, {}).values()) / a.row.step_s for a in possible)) for kind in kinds)
+    head = (
+        Column("cell", Shown.TEXT),
+        Column("kind of stage", Shown.TEXT),
+        Column("us a step", Shown.MICROSECONDS),
+        Column("mostly", Shown.TEXT),
+    )
+    rows = tuple((str(a.cell), kind, sum(parts.values()), _most(parts)) for a in possible for kind, parts in a.row.kinds.items())
+    text = "Each microsecond of a step on its critical path has one cause (above) and belongs to one kind of stage (below)."
+    charts = (chart, Bars(names, shares, "share of a step", stacked=True))
+    return Part("Where the time goes", text, charts, (Table("stages", head, rows, terminal=False, page=False),), long=True)
 
 
 def _steps(possible: Sequence[Answer]) -> Part:
@@ -424,7 +431,11 @@ def _assumed(node: str, path: str, number: Number) -> tuple[Entry, ...]:
 
 
 def _mostly(row: Row) -> str:
-    return max(row.attribution, key=lambda cause: row.attribution[cause]).replace("_", "-")
+    return _most(row.attribution)
+
+
+def _most(parts: Mapping[str, float]) -> str:
+    return max(parts, key=lambda cause: parts[cause]).replace("_", "-")
 
 
 def _quantity(path: str, value: float) -> str:
