@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twin.plan.budget import on_chip_bytes
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Stage, StageKind
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Residual, Stage, StageKind
 
 PRIME = (1 << 61) - 1
 KINDS = list(StageKind)
@@ -197,6 +197,7 @@ class Block:
     pending: list[Op] = field(default_factory=list)
     seen: dict[tuple[int, int], int] = field(default_factory=dict)  # (read, word) -> content, parts summed
     residual: int = 0
+    embedded: int = 0
     entered: int = 0  # the input of the layer's router
     route: tuple[int, int, int] = (-1, -1, 0)  # (step, stage, what it chose)
     kept: int = 0
@@ -558,7 +559,7 @@ class Machine:
         match stage.kind:
             case StageKind.EMBED:
                 token = plain if stage.reads and block.step else block.token
-                block.residual = _mix(1, token)
+                block.residual = block.embedded = _mix(1, token)
                 block.trail.append(token)
                 return lambda word: 0
             case StageKind.ATTENTION if value is not None:
@@ -596,7 +597,8 @@ class Machine:
             case StageKind.O_PROJ | StageKind.DOWN:
                 factor = _mix(whole)
             case kind if kind in ENTERING or kind in (StageKind.QKV, StageKind.GATE_UP):
-                factor = block.entered = _mix(block.residual, plain)
+                sliced = self.plan.options.residual is Residual.SLICED  # then a block's own residual is that of its elements alone
+                factor = block.entered = _mix(block.embedded if sliced else block.residual, plain)
         return lambda word: factor * self.compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block) % PRIME
 
     def _fetch(self, block: Block, stage: Stage) -> None:
