@@ -74,8 +74,11 @@ def test_bad_study_is_refused_with_field_and_reason(bad: Bad, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"models": ["llama-3.1-405b"], "nodes": ["1xh200"]}, ("llama-3.1-405b on 1xh200", "more memory")),  # a node without the memory
-        ({"models": ["qwen2.5-coder-1.5b"]}, ("qwen2.5-coder-1.5b on 8xh200", "heads")),  # impossible parallelism: 12 heads on 8 GPUs
+        (
+            {"models": ["llama-3.1-405b"], "nodes": ["1xh200"]},
+            ("llama-3.1-405b on 1xh200", "GB of memory per GPU", "141 GB", "more GPUs"),
+        ),
+        ({"models": ["qwen2.5-coder-1.5b"]}, ("qwen2.5-coder-1.5b on 8xh200", "heads")),
     ],
 )
 def test_impossible_cell_ends_the_command_before_anything_is_simulated(

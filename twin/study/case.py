@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
+from twin.plan.defaults import plan_for
 from twin.plan.types import Plan
 from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
+from twin.units import format_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,14 @@ class Case:
     def plan(self) -> Plan:
         """Planned and proven. Raises PlanError or InvalidPlan."""
         return planned(self.spec, self.node, **self.chosen)
+
+    def check(self) -> None:
+        """Refuses what most cells of a study fail on, in a tenth of the time of a proof: parallelism and memory. Raises PlanError."""
+        plan = plan_for(self.spec, self.node, **self.chosen)
+        needed, there = plan.memory_bytes(), plan.limits.memory_bytes
+        if needed > there:
+            sizes = f"needs {format_quantity(needed, 'B')} of memory per GPU, a {self.node.device.name} has {format_quantity(there, 'B')}"
+            raise PlanError(f"{plan.name} {sizes}: choose a node with more memory, more GPUs, or a smaller format (NAME@FORMAT)")
 
     def simulate(self) -> Result:
         return simulate(self.plan(), self.node)

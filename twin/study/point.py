@@ -39,7 +39,7 @@ class Point:
     """A model on a node. Plain values only: a point travels between processes and computers.
 
     `settings` are (name, change) pairs of hardware numbers, made in order on the node as it is on file, with its device's fit.
-    `steps` 0 plans and proves without simulating.
+    `steps` 0 only asks whether it can be planned and fits.
     """
 
     model: str
@@ -154,7 +154,7 @@ def _computed(points: Sequence[Point]) -> Iterator[Row]:
 def _row(key: str, point: Point) -> Row:
     case = point.case()
     if not point.steps:
-        case.plan()
+        case.check()
         return Row(key)
     result = simulate(case.plan(), case.node, steps=point.steps, routing=point.routing(), speculation=point.speculation())
     kinds: dict[str, dict[str, float]] = {kind.value: {} for kind in StageKind}

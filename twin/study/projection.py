@@ -57,7 +57,7 @@ class Projection:
         return dataclasses.replace(found, parts=(*found.parts[:-1], beside, found.parts[-1]))
 
     def _check(self, cells: Sequence[Cell], runner: Runner) -> None:
-        """Refuses what cannot be planned before anything is simulated: plans are made in seconds, steps take minutes."""
+        """Refuses what cannot be planned or does not fit before anything is simulated."""
         if self.impossible == SHOW:
             return
         unknown = [cell for cell in cells if not runner.known(cell.point)]
