@@ -109,6 +109,7 @@ class Row:
     tokens_per_step: float = 1.0  # of one sequence
     draft_s: float = 0.0  # before each step
     sequences: int = 1  # decoded together
+    why_simpy: str = field(default="", compare=False)  # where compiled code could not do it, which is a hundred times faster
     wall_s: float = field(default=0.0, compare=False)  # spent on it, by whoever computed it
 
     @property
@@ -176,6 +177,7 @@ def _row(key: str, point: Point) -> Row:
         tokens_per_step=result.tokens_per_step,
         draft_s=result.draft_s,
         sequences=result.sequences,
+        why_simpy=result.why_simpy,
         wall_s=result.wall_s,
     )
 

@@ -75,7 +75,7 @@ class Runner:
                     if self._store:
                         self._store.add(point, row)
                 self.computed += len(rows)
-                clock.advance(len(rows))
+                clock.advance(len(rows), next((row.why_simpy for row in rows if row.why_simpy), ""))
                 if self._store and clock.due():
                     self._store.flush()
         finally:
@@ -98,10 +98,12 @@ class _Clock:
         self.begun = self.kept = time.monotonic()
         progress(f"{what}: 0/{total}")
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int, slow: str) -> None:
+        """`slow`: why the reference simulator had to do it."""
         self.done += count
+        because = f" (slowly, by SimPy: {slow})" if slow else ""
         left = (time.monotonic() - self.begun) / self.done * (self.total - self.done)
-        self.progress(f"{self.what}: {self.done}/{self.total}, {left:.0f} s left")
+        self.progress(f"{self.what}: {self.done}/{self.total}, {left:.0f} s left{because}")
 
     def due(self) -> bool:
         now = time.monotonic()

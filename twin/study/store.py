@@ -37,6 +37,7 @@ SCHEMA = pa.schema(
         ("tokens_per_step", pa.float64()),
         ("draft_s", pa.float64()),
         ("sequences", pa.int64()),
+        ("why_simpy", pa.string()),
         ("wall_s", pa.float64()),
         # For readers of the files; the key says the same.
         ("code", pa.string()),
