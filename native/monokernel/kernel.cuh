@@ -23,6 +23,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
     case StageKind::LANE_MEAN: return has(b, StageKind::LANE_MEAN) && lane_mean(b, index, stage);
     case StageKind::STREAM: return has(b, StageKind::STREAM) && stream(b, index, stage);
     case StageKind::EXCHANGE: return has(b, StageKind::EXCHANGE) && exchange(b, index, stage);
+    default: return false;  // simulated only: no plan with such a stage reaches a kernel
   }
   return false;
 }
