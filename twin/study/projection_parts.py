@@ -24,6 +24,7 @@ from twin.units import format_quantity, unit_of
 
 US = 1e6
 STRONGEST = 15
+WIDE_AXIS = 20  # highest over lowest place from which they are spaced by their ratio
 CURVE = 5  # numeric places on an axis from which a line says more than bars
 JUDGED = (Kind.ASSUMED.value, None, None, "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn")
 CARRIERS = 3  # named for each cell
@@ -136,7 +137,7 @@ def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None, error
     if error:
         name = "with the twin's own error"
         tables.append(_matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error)))
-    text = "Predicted tokens per second for one user" + ("; the bar is the median draw, its line runs from p10 to p90." if draws else ".")
+    text = "Predicted tokens per second for one user" + ("; with the median draw, and an interval from p10 to p90." if draws else ".")
     return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables), long=True)
 
 
@@ -267,7 +268,7 @@ def _chart(answers: Sequence[Answer], columns: str) -> Chart:
     if len(across) >= CURVE and all(isinstance(value, int | float) for value in across):
         series = tuple(_series(name, [found.get(value) for value in across]) for name, found in lines.items())
         x = tuple(value for value in across if isinstance(value, int | float))
-        return Lines(x, series, columns, "tokens/s, predicted")
+        return Lines(x, series, columns, "tokens/s, predicted", log_x=0 < min(x) * WIDE_AXIS < max(x))
     series = tuple(_series(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across)
     figures = [_figures(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across]
     return Bars(tuple(lines), (*series, *(one for one in figures if any(one.values))), "tokens/s, predicted", log=_wide(answers))
