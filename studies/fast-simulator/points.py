@@ -116,9 +116,8 @@ def main() -> None:
     write(args.output, outcomes)
     simulated = sorted(o.cpu_s for o in outcomes if o.tokens_per_s is not None)
     print(f"{len(simulated)} points simulated and {len(outcomes) - len(simulated)} refused in {wall:.0f} s of wall time")
-    print(
-        f"{sum(o.cpu_s for o in outcomes):.0f} s of core time; a point: median {simulated[len(simulated) // 2]:.3f} s, most {simulated[-1]:.3f} s"
-    )
+    middle, most = simulated[len(simulated) // 2], simulated[-1]
+    print(f"{sum(o.cpu_s for o in outcomes):.0f} s of core time; a point: median {middle:.3f} s, most {most:.3f} s")
     print(f"load of the computer: {load:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores")
 
 
