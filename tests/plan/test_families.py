@@ -118,6 +118,15 @@ def test_latents_are_cached_on_every_rank() -> None:
     assert family_plan(spec, gpus=4).kv_bytes() >= 4 * read
 
 
+@pytest.mark.parametrize(("context", "heads", "entries"), [(64, 2, 16), (16384, 4, 2048)])
+def test_ranks_divide_an_indexers_heads_or_its_many_entries(context: int, heads: int, entries: int) -> None:
+    plan = family_plan(family((CHOSEN, DENSE)), gpus=2, context=context, max_context=max(256, context))
+    validate(plan)
+    scan = first(plan, StageKind.INDEX).scan
+    assert scan
+    assert (scan.group, scan.entries) == (heads, entries)
+
+
 def test_zero_routed_experts_are_a_dense_layer() -> None:
     none = ExpertFeed(experts=0, top_k=0, width=32, shared_width=64)
     plan, dense = (family_plan(family((GROUPED, feed), (LATENT, feed))) for feed in (none, DENSE))

@@ -127,12 +127,14 @@ class _Layer:
         latent = self.rows(StageKind.LATENT, reads, parts, common=True)
         low = self.common(kind.q_rank)
         keys = sum(rows for rows, name in parts if name.startswith("index"))
-        asked = self.common(self.weights["index_q"].rows) if kind.top_k else 0
+        heads_asked, divided = self._index_heads(kind)
+        asked = heads_asked * kind.index_dim
         projected = [(heads * dim, "q_b"), *([(asked, "index_q")] if asked else [])]
         queries = self.rows(StageKind.QUERY, [self.some(latent, (0, low))], projected)
         end = latent.elements - keys
         entries = kind.entries(self.options.context) if kind.top_k else 0
-        scores = self._scores(kind, queries, heads * dim, latent, end) if entries else None
+        entries = self.common(entries) if divided else entries
+        scores = self._scores(heads_asked, entries, kind.key_bytes, (queries, heads * dim), (latent, end)) if entries else None
         stage = self.scans(StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(self.options.context))
         self.entry_bytes(stage, kind.entry_bytes)
         if _scan(stage).chosen != bool(scores):
@@ -146,10 +148,20 @@ class _Layer:
         out = self.head_out(stage, partials, "o_a", groups, groups * kind.o_rank, dim)
         return self.rows(StageKind.O_PROJ, [self.all(out)], [(self.walk.spec.hidden, "o_b")], cols=groups * kind.o_rank)
 
-    def _scores(self, kind: CompressedAttention, queries: Value, first: int, latent: Value, keys: int) -> Value:
-        entries = kind.entries(self.options.context)
-        stage = self.scans(StageKind.INDEX, heads=1, group=self.common(kind.index_heads), entries=entries)
-        self.entry_bytes(stage, kind.key_bytes)
+    def _index_heads(self, kind: CompressedAttention) -> tuple[int, bool]:
+        """(index heads of a rank, whether ranks divide the entries instead): both compute the same scores."""
+        if not kind.top_k:
+            return 0, False
+        stage = self.walk.peek(StageKind.QUERY, self.index)
+        whole = len(stage.matrices) == 2 and stage.matrices[1].rows == kind.index_heads * kind.index_dim
+        divided = whole and self.sharded
+        return (kind.index_heads if divided else self.common(kind.index_heads)), divided
+
+    def _scores(self, heads: int, entries: int, key_bytes: int, asked: tuple[Value, int], kept: tuple[Value, int]) -> Value:
+        """`asked` and `kept`: values, and from which element on they hold queries and keys."""
+        (queries, first), (latent, keys) = asked, kept
+        stage = self.scans(StageKind.INDEX, heads=1, group=heads, entries=entries)
+        self.entry_bytes(stage, key_bytes)
         needs = [
             self.of_items(stage, queries, lambda item: [(first, queries.elements)]),
             self.of_items(stage, latent, lambda item: [(keys, latent.elements)]),

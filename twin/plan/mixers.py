@@ -15,6 +15,9 @@ from twin.plan.partition import scatter, spread
 from twin.plan.streams import common_rows, pushes_common, stored, vector
 from twin.plan.types import PARTIAL_EXTRA, Parts, Read, Scan, Span, StageKind, Value
 
+# From this many on ranks divide an indexer's entries, below it its heads. In the twin, DeepSeek-V4-Flash on eight H200: at 128 positions
+# (32 entries) dividing heads is 7 us a layer faster, at 131,072 (32,768 entries) 76 us slower; the two meet near 12,000 positions.
+DIVIDED_ENTRIES = 3072
 ENTRIES_PER_SPLIT = 128  # as measured for keys and values (POSITIONS_PER_SPLIT)
 
 Weights = dict[str, Weight]
@@ -129,7 +132,9 @@ def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weig
     )  # fmt: skip
     ends = {w.name: sum(common_rows(b, x.rows) for x in first[: at + 1]) for at, w in enumerate(first)}
     indexed = ends["compress_gate"] if kind.top_k else latent.elements  # from here on the indexer's elements
-    projected = [(weights["q_b"], heads * dim)] + [(w, common_rows(b, w.rows)) for w in (weights.get("index_q"),) if w]
+    projected = [(weights["q_b"], heads * dim)] + [
+        (w, w.rows if _divides_entries(b, kind) else common_rows(b, w.rows)) for w in (weights.get("index_q"),) if w
+    ]
     queries = _query(b, layer, projected, latent, ends["q_a"])
     scores = None
     if kind.top_k and kind.entries(b.options.context):
@@ -150,13 +155,20 @@ def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weig
 
 
 def _index(b: Builder, layer: int, kind: CompressedAttention, queries: tuple[Value, Span], keys: tuple[Value, Span]) -> Value:
-    """[sequences][entries] scores: every index head against every compressed key, weighed and added (those of all ranks, if they share)."""
-    entries, sequences = kind.entries(b.options.context), b.options.batch
+    """[sequences][entries] scores: every index head against every compressed key, weighed and added.
+
+    Ranks that share divide the heads, whose sums readers add, or where entries are many the entries.
+    """
+    entries, heads, sequences = kind.entries(b.options.context), kind.index_heads, b.options.batch
+    if _divides_entries(b, kind):
+        entries = common_rows(b, entries)
+    else:
+        heads = common_rows(b, heads)
     splits = max(1, min(b.blocks // sequences, -(-entries // ENTRIES_PER_SPLIT)))
     page = -(-entries // splits)
     splits = -(-entries // page)
     scan = Scan(
-        sequences=sequences, heads=1, group=common_rows(b, kind.index_heads), entries=entries, entry_bytes=kind.key_bytes,
+        sequences=sequences, heads=1, group=heads, entries=entries, entry_bytes=kind.key_bytes,
         dim=kind.index_dim, splits=splits, page=page, held_bytes=0,
     )  # fmt: skip
     items = scatter(scan.items, b.blocks)
@@ -166,6 +178,10 @@ def _index(b: Builder, layer: int, kind: CompressedAttention, queries: tuple[Val
     seen = [_seen(scan, items, used, lambda item, span=span: [span]) for used, span in (queries, keys)]  # type: ignore[misc]
     b.stage(StageKind.INDEX, layer, reads=seen, publishes=value.id, vector=0, operations=("index_score", "top_k"), items=items, scan=scan)
     return b.collected(value)
+
+
+def _divides_entries(b: Builder, kind: CompressedAttention) -> bool:
+    return pushes_common(b) and kind.entries(b.options.max_context) >= DIVIDED_ENTRIES
 
 
 # ---- gated DeltaNet ----------------------------------------------------------------------------------------------------
