@@ -18,7 +18,6 @@ from tests.plan.oracle import find_fault, meaning, schedules
 from tests.plan.tiny import LIMITS, plan_of, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.feeds import ExpertFeed
-from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -329,5 +328,3 @@ def test_plans_that_the_engine_cannot_run_say_why(options: dict[str, Any]) -> No
 
 def test_options_count_the_tokens_of_a_step() -> None:
     assert Options(batch=3, draft=2).tokens == 9
-    assert isinstance(GROUPED, GroupedAttention)
-    assert set(FEEDS) == {"dense", "experts", "shared", "hashed"}
