@@ -151,9 +151,8 @@ inline Int gather(State& s, Int b) {
   Block& block = s.blocks[b];
   const Read& read = s.reads[block.read];
   const Int start = m.now + m.fetch;
-  Int done = start + read.cost;
-  if (read.rounds) done += read.rounds * queueing(s, block.package, m.now);
-  block.clock = std::max(done, exchange(s, block, start, read.size));
+  const Int loads = read.rounds + (m.fetch > 0), late = loads ? loads * fetching(s, block.package, m.now) : 0;
+  block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 
@@ -224,7 +223,7 @@ inline Int item(State& s, Int b) {
     const Int size = s.kv[work.kv + block.asked].size;
     const Int asked = work.kv_ahead && block.asked == 0 && !work.kv_after ? block.entered : m.now;
     const Int arrived = request_now(s, path_of(block, block.asked, block.step > 0), asked, size);
-    arrivals[block.asked % ahead] = arrived + queueing(s, block.package, m.now);
+    arrivals[block.asked % ahead] = arrived + fetching(s, block.package, m.now);
     block.consumed += s.sizes[size];
   }
   block.clock = std::max(block.clock, arrivals[block.kv % ahead]) + s.kv[work.kv + block.kv].cost;
@@ -235,7 +234,7 @@ inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
-  if (work.fence) log(s, b, block.clock += work.fence, HAND_OFF);
+  if (work.fence) log(s, b, block.clock += work.fence + queueing(s, block.package, s.machine->now), HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 

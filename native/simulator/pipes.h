@@ -52,8 +52,8 @@ inline Int busy(const Pipe& pipe, Int now) {
 }
 
 // Package.load
-inline Int load(State& s, Int p, Int now, Int window, Int which) {
-  Load& known = s.loads[2 * p + which];
+inline Int load(State& s, Int p, Int now, Int window) {
+  Load& known = s.loads[p];
   if (now - known.marked >= std::max<Int>(1, window)) {
     const Package& package = s.packages[p];
     Int spent = 0;
@@ -65,17 +65,29 @@ inline Int load(State& s, Int p, Int now, Int window, Int which) {
   return known.load;
 }
 
-// Timing.queueing
-inline Int queueing(State& s, Int package, Int now) {
-  const Machine& m = *s.machine;
-  return m.growth ? floor_div(m.growth * load(s, package, now, m.load_window, 0), 1000) : 0;
+// Package.queue
+inline Int queue(const State& s, Int p, Int now) {
+  const Package& package = s.packages[p];
+  Int waiting = 0;
+  for (Int i = package.start; i < package.end; ++i) waiting += std::max<Int>(0, s.pipes[s.package_pipes[i]].free - now);
+  return waiting / package.domains;
 }
 
-// Links.hop_between, of packages. Where both windows are equal, so are their marks.
+// Timing.queueing and Timing.fetching, whose growths refer to a queue of QUEUE
+inline Int queueing(const State& s, Int package, Int now) {
+  const Int growth = s.machine->growth;
+  return growth ? growth * queue(s, package, now) / QUEUE : 0;
+}
+
+inline Int fetching(const State& s, Int package, Int now) {
+  const Int growth = s.machine->fetch_growth;
+  return growth ? growth * queue(s, package, now) / QUEUE : 0;
+}
+
+// Links.hop_between, of packages.
 inline Int hop_between(State& s, Int source, Int target, Int now) {
   const Machine& m = *s.machine;
-  const Int which = m.link_window == m.load_window ? 0 : 1;
-  const Int here = load(s, source, now, m.link_window, which), there = load(s, target, now, m.link_window, which);
+  const Int here = load(s, source, now, m.link_window), there = load(s, target, now, m.link_window);
   return m.link_hop + floor_div(m.link_growth * std::min(here, there), 1000);
 }
 

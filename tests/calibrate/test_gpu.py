@@ -38,7 +38,7 @@ from twin.sim.run import simulate
 
 SETTLED = ("memory.stream_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "block.stage_s", "warps.reduction_s", "handoff.hop_s",
            "handoff.fence_s", "block.element_s", "l2.latency_s", "warps.item_s", "warps.round_s", "handoff.loaded_hop_s",
-           "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
+           "l2.loaded_latency_s", "warps.vector_s", "launch.graph_edge_s", "block.sample_element_s")  # fmt: skip
 SLOW = ("hop-0-1", "graph-matrices", "exchange-grid-16-b132")  # to simulate
 SHARED_BYTES = 232448  # of an H200's block
 HUGE = 150 * 10**9

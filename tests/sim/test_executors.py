@@ -74,7 +74,14 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
     """Blocks of warps, loading on demand, fences, caches that keep a share or all, far memory, slow links or quick ones."""
     device = node.device
     if draw(st.booleans()):
-        costs = {"copy_s": draw(st.sampled_from((0.0, 5e-9))), "reduction_s": 2e-8, "item_s": 3e-7, "round_s": 1e-7}
+        costs = {
+            "copy_s": draw(st.sampled_from((0.0, 5e-9))),
+            "reduction_s": 2e-8,
+            "item_s": 3e-7,
+            "round_s": 1e-7,
+            "vector_s": 4e-8,
+            "tile_s": 3e-8,
+        }
         device = replace(device, warps=Warps(**numbers(pair_bytes_per_s=3e11, **costs)))
     if draw(st.booleans()):
         device = replace(device, block=replace(device.block, loading="on-demand"))
@@ -83,6 +90,9 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
     if draw(st.integers(0, 3)) == 0:
         llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5, 1e7))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
         device = replace(device, llc=llc)
+    if draw(st.booleans()):
+        slower = number(device.l2.latency_s.value + draw(st.sampled_from((1e-8, 3e-7))))
+        device = replace(device, l2=replace(device.l2, loaded_latency_s=slower))
     if draw(st.integers(0, 3)) == 0:
         device = replace(device, memory=replace(device.memory, latency_s=number(5e-6)))
     return replace(node, device=device, link=node.link and draw(links(device, node.link)))
@@ -102,8 +112,9 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     node = draw(machines())
     crowd = {"blocks": 4 * node.device.blocks} if node.device.sharing and draw(st.booleans()) else {}
     plan = draw(plans(node, **crowd))
-    if plan.spec is not None and draw(st.integers(0, 2)) == 0:
-        ranks = draw(st.sampled_from([count for count in (2, 4) if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count]))
+    possible = [count for count in (2, 4) if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count]
+    if plan.spec is not None and possible and draw(st.integers(0, 2)) == 0:
+        ranks = draw(st.sampled_from(possible))
         lanes = replace(LANES, count=ranks, early_exchange=draw(st.booleans()))
         options = replace(plan.options, delay=draw(st.integers(0, 1)), collective=CollectiveKind.PUSH)
         per_gpu = ranks // node.gpus

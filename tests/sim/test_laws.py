@@ -119,9 +119,13 @@ def test_the_same_input_gives_the_same_bytes(case: tuple[Node, Plan]) -> None:
 @law(60)
 @given(st.data(), nodes(sharing=False))
 def test_resident_is_not_slower_than_a_graph_nor_a_graph_than_a_stream(data: st.DataObject, node: Node) -> None:
-    """On machines where a launch costs more than a hand-off. Sentinel: a counter or barrier may cost more than an edge."""
+    """On machines where a launch costs more than a hand-off. Sentinel: a counter or barrier may cost more than an edge.
+
+    Hops do not grow here: behind a long queue of the stream a hand-off takes longer than the end of a kernel, which has drained it.
+    """
     plan = data.draw(plans(node, handoff=HandOffKind.SENTINEL, collective=CollectiveKind.PUSH if node.gpus > 1 else CollectiveKind.NONE))
-    handoff = node.device.handoff
+    handoff = replace(node.device.handoff, loaded_hop_s=None)
+    node = replace(node, device=replace(node.device, handoff=handoff))
     edge = handoff.hop_s.value + handoff.cross_die_s.value + handoff.poll_s.value + 1e-7
     node = replace(node, device=apply_fit(node.device, {"launch.graph_edge_s": number(edge), "launch.stream_s": number(2 * edge)}))
     times = [

@@ -14,9 +14,11 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
+from twin.sim.cost import vector_rounds
+from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.memory import Package, Path, Pipe
-from twin.sim.program import compile_plan
+from twin.sim.program import VECTOR_KINDS, compile_plan
 from twin.sim.ring import Ring
 from twin.sim.run import simulate
 
@@ -378,7 +380,7 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
-    rates = {"pair_bytes_per_s": FAST, **dict.fromkeys(("copy_s", "reduction_s", "item_s", "round_s"), 0.0)}
+    rates = {"pair_bytes_per_s": FAST, **dict.fromkeys(("copy_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s"), 0.0)}
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 
@@ -413,15 +415,60 @@ def test_an_item_is_scanned_in_rounds() -> None:
     assert simulate(plan, node_of(device)).step_s == pytest.approx(3e-6 + 8e-6, rel=0.01)
 
 
-def test_a_loaded_hop_lies_between_the_idle_and_the_loaded_one() -> None:
-    idle = apply_fit(usual(), {"handoff.hop_s": number(1e-6)})
-    loaded = replace(idle, handoff=replace(idle.handoff, loaded_hop_s=number(3e-6)))
+def behind_a_queue(pipe_s: float, **times: float) -> tuple[Timing, Package]:
+    """The timing of a device, and a package whose memory is busy for `pipe_s` from time 0 on."""
+    device = apply_fit(usual(), {"handoff.hop_s": number(1e-6)})
+    handoff = replace(device.handoff, loaded_hop_s=number(times.get("hop_s", 1e-6)))
+    l2 = replace(device.l2, latency_s=number(1e-7), loaded_latency_s=number(times.get("latency_s", 1e-7)))
+    device = replace(device, handoff=handoff, l2=l2)
+    package = Package(device, Placement.FLAT, 0)
+    package.domains[0].reserve(0, int(pipe_s * device.memory.stream_bytes_per_s.value))
+    return Timing(device), package
+
+
+def test_a_hop_and_a_load_grow_with_the_bytes_in_flight() -> None:
+    """Loaded times are those behind a queue of one microsecond."""
+    for queue_us in (0, 1, 4):
+        timing, package = behind_a_queue(queue_us * 1e-6, hop_s=3e-6, latency_s=6e-7)
+        assert timing.queueing(package, 0) == pytest.approx(queue_us * 2_000_000, rel=1e-3)
+        assert timing.fetching(package, 0) == pytest.approx(queue_us * 500_000, rel=1e-3)
+        assert timing.queueing(package, queue_us * 1_000_000 + 1000) == 0  # what was asked for has come
+
+
+def test_hops_without_a_loaded_time_do_not_grow() -> None:
+    timing, package = behind_a_queue(5e-6)
+    assert timing.queueing(package, 0) == timing.fetching(package, 0) == 0
+
+
+def test_a_hand_off_pays_for_the_stream_that_is_in_flight_when_it_is_made() -> None:
+    idle = apply_fit(ideal(stream=1e11), {"handoff.hop_s": number(1e-6)})
+    loaded = replace(idle, handoff=replace(idle.handoff, loaded_hop_s=number(1.5e-6)))
     options = Options(blocks=4, slot_bytes=2048, ring_slots=4, window_slots=4)
     quiet = exchange_probe(options, limits_of(idle), elements=4, stages=3)
     assert simulate(quiet, node_of(loaded)).step_s == simulate(quiet, node_of(idle)).step_s
-    busy = turns_probe(options, limits_of(idle), elements=4, rows=64, cols=512, stages=3)
-    more = simulate(busy, node_of(loaded)).step_s - simulate(busy, node_of(idle)).step_s
-    assert 0 < more <= 3 * 2e-6
+    busy = turns_probe(options, limits_of(idle), elements=4, rows=96, cols=512, stages=3)
+    assert simulate(busy, node_of(loaded)).step_s > simulate(busy, node_of(idle)).step_s
+
+
+def test_a_matrix_stage_ends_with_its_last_tiles_way_through_the_block() -> None:
+    assert streamed(warped(tile_s=1e-6)) == pytest.approx(1e-6, rel=0.02)
+    assert streamed(warped(tile_s=1e-6), rows=8) == pytest.approx(1e-6, rel=0.02)
+
+
+def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
+    """A row of 2,048 columns: one chunk a lane; of 8,192: four."""
+    narrow, wide = (stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=cols).stages[0].matrix for cols in (2048, 8192))
+    assert [vector_rounds(narrow, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 1, 2, 2]
+    assert [vector_rounds(wide, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 2, 4, 4]
+    assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 8, 16)] == [1, 2, 4]
+    assert vector_rounds(wide, parts=1, splits=8) == 8
+
+
+def test_a_block_of_warps_norms_a_vector_at_once() -> None:
+    plan = plan_for(node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    normed = sum(stage.kind in VECTOR_KINDS and stage.vector_elements > 0 for stage in plan.stages)
+    steps = [simulate(plan, node_of(warped(vector_s=seconds))).step_s for seconds in (0.0, 1e-6)]
+    assert steps[1] - steps[0] == pytest.approx(normed * 1e-6, rel=0.01)
 
 
 def test_a_fence_is_paid_where_arrivals_are_counted() -> None:

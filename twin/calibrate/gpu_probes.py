@@ -77,7 +77,7 @@ def _idle(blocks: int, **changes: Any) -> Options:
 def _stages(limits: Limits) -> Iterator[Question]:
     """Stages of almost no bytes and no hand-off: a lone tile's way through the block is longer than its share of many."""
     for blocks in (1, limits.blocks):
-        yield f"stages-b{blocks}", "checked", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
+        yield f"stages-b{blocks}", "consumer", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
 
 
 def _exchanges(limits: Limits) -> Iterator[Question]:

@@ -67,11 +67,13 @@ GPU_GROUPS: Groups = {
         "block.fp32_bytes_per_s",
         "block.row_s",
         "warps.reduction_s",
+        "warps.tile_s",
         "block.stage_s",
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
     "attention": ("warps.item_s", "warps.round_s"),
-    "loaded": ("handoff.loaded_hop_s",),
+    "loaded": ("handoff.loaded_hop_s", "l2.loaded_latency_s"),
+    "chain": ("warps.vector_s",),
     "launch": ("launch.graph_edge_s", "launch.restart_s"),  # told apart by the probe with matrices
     "sample": ("block.sample_element_s",),
 }

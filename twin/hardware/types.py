@@ -17,6 +17,9 @@ class Kind(Enum):
     ASSUMED = "assumed"
 
 
+QUEUE_S = 1e-6  # of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less the latency
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """One hardware quantity in SI base units (bytes, bytes/s, Hz, s) or a plain count."""
@@ -82,6 +85,7 @@ class Cache:
     bytes_per_s: Number  # likewise
     latency_s: Number
     retention: str = "whole"
+    loaded_latency_s: Number | None = None  # the latency of a hit behind QUEUE_S of the stream; None: it does not grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class HandOff:
     cross_die_s: Number  # added one way between dies
     atomic_s: Number  # service time of one arrival at a counter: arrivals at one counter queue
     poll_s: Number  # period of a poll, paid half on average
-    loaded_hop_s: Number | None = None  # the hop while memory streams at its full rate, at least hop_s; None: it does not grow
+    loaded_hop_s: Number | None = None  # the hop behind QUEUE_S of the stream, at least hop_s; None: it does not grow
     fence_s: Number | None = None  # before an arrival at a counter: what the block has written must be visible; None: nothing
 
 
@@ -122,6 +126,8 @@ class Warps:
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
+    vector_s: Number  # a gathered vector normed, or combined of parts with weights of their own
+    tile_s: Number  # from a stage's last tile to its sums, beyond the time in which that tile is consumed
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
 
 

@@ -126,7 +126,7 @@ class Block:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
         if work.fence_ps:
-            clock += work.fence_ps
+            clock += work.fence_ps + self.machine.handoffs.timing.queueing(self.package, self.env.now)
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
@@ -152,10 +152,10 @@ class Block:
                 time, cause, binder = record.seen[self.die]
                 log.append((time, cause, binder))
                 yield from self._resume(log)
+        loads = read.rounds + (self.machine.program.fetch_ps > 0)
+        fetching = self.machine.handoffs.timing.fetching(self.package, env.now) if loads else 0
         now = env.now + self.machine.program.fetch_ps
-        done = now + read.cost_ps
-        if read.rounds:
-            done += read.rounds * self.machine.handoffs.timing.queueing(self.package, env.now)
+        done = now + read.cost_ps + loads * fetching
         for pipe in self.exchange:
             through = pipe.share(now, read.size)
             if through > done:
@@ -212,7 +212,7 @@ class Block:
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
                 asked = entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
-                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.queueing(self.package, env.now))
+                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.fetching(self.package, env.now))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)

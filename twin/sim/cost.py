@@ -17,6 +17,8 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 QUAD = 4  # exchanged elements that a thread reads at once
+SPLITS_AT_ONCE = 4  # of attention's partial outputs, as in attention.cuh
+PARTS_AT_ONCE = 4  # of a vector that ranks push, as in cuda_vector.cuh; half as many where a lane holds several chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +80,47 @@ def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, size: int) -> T
     return TeamWork(size * groups * ROWS_AT_ONCE // rows, picoseconds(reduction))
 
 
-def gather_cost(device: Device, *, elements: int, polled: bool, vector: bool) -> Cost:
+def gather_cost(device: Device, *, elements: int, rounds: int) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
     A block of warps has them in registers, and pays for the rounds of its loads.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
-    later = later_rounds(device, elements=elements, polled=polled, vector=vector)
-    return Cost((("rounds", later * picoseconds(device.l2.latency_s.value)),))
+    return Cost((("rounds", rounds * picoseconds(device.l2.latency_s.value)),))
 
 
-def later_rounds(device: Device, *, elements: int, polled: bool, vector: bool) -> int:
-    """A block of warps asks for a whole vector at once; for anything else QUAD elements a thread and, where it polls, not before
-    those of the round before are there. The first round's latency lies in the hop.
+def span_rounds(elements: int, *, polled: bool) -> int:
+    """Rounds of loads in which a block of warps gathers spans: QUAD elements a thread and, where it polls, not before those of the
+    round before are there."""
+    return -(-elements // (QUAD * WARP * WARPS[0])) if polled else 1
+
+
+def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
+    """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements at once, of several parts a few.
+
+    Of attention's partial outputs (`splits` > 0) each run of elements is combined by itself, a few splits at once.
     """
-    if device.warps is None or vector or not polled:
-        return 0
-    return max(0, -(-elements // (QUAD * WARP * WARPS[0])) - 1)
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0]) if matrix else None
+    chunks = team.chunks if team else 1
+    if splits:
+        return chunks * -(-splits // SPLITS_AT_ONCE)
+    return -(-parts // (PARTS_AT_ONCE if chunks == 1 else PARTS_AT_ONCE // 2)) if parts > 1 else 1
 
 
-def stage_cost(block: BlockUnit, *, resets: int, vector: int, published: int = 0) -> Cost:
-    """What a block pays once per stage, after its inputs are there. `published`: elements that no matrix row pays for."""
-    element = block.element_s.value
+def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0) -> Cost:
+    """What a block pays once per stage, after its inputs are there. `published`: elements that no matrix row pays for.
+
+    `normed`: vectors that a block of warps norms or combines in its registers, instead of touching `vector` elements.
+    """
+    element = device.block.element_s.value
+    touched = normed * device.warps.vector_s.value if device.warps and normed else vector * element
     return Cost(
         (
             ("published", picoseconds(published * element)),
             ("resets", picoseconds(resets * element)),
-            ("vector", picoseconds(vector * element)),
-            ("stage", picoseconds(block.stage_s.value)),
+            ("vector", picoseconds(touched)),
+            ("stage", picoseconds(device.block.stage_s.value)),
         )
     )
 

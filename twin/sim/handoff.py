@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from twin.hardware.types import Device
+from twin.hardware.types import QUEUE_S, Device, Number
 from twin.sim.causes import COLLECTIVE, HAND_OFF
 from twin.sim.clock import Clock
 from twin.sim.links import Links
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 Binder = tuple["Block", int, int]  # who published last, in which stage, when
 NEVER = -1
+QUEUE = picoseconds(QUEUE_S)
 
 
 class Timing:
     """Delays of the hand-off inside one package, in picoseconds."""
 
-    __slots__ = ("atomic", "cross", "dies", "growth", "hop", "poll")
+    __slots__ = ("atomic", "cross", "dies", "fetch_growth", "growth", "hop", "poll")
 
     def __init__(self, device: Device) -> None:
         self.dies = int(device.structure.dies.value)
@@ -33,12 +34,21 @@ class Timing:
         self.cross = picoseconds(device.handoff.cross_die_s.value) if self.dies > 1 else 0
         self.atomic = picoseconds(device.handoff.atomic_s.value)
         self.poll = picoseconds(device.handoff.poll_s.value) // 2  # found half a period late, on average
-        loaded = device.handoff.loaded_hop_s
-        self.growth = max(0, picoseconds(loaded.value) - self.hop) if loaded else 0  # of a hop under full load
+        self.growth = _growth(device.handoff.hop_s, device.handoff.loaded_hop_s)
+        self.fetch_growth = _growth(device.l2.latency_s, device.l2.loaded_latency_s)
 
     def queueing(self, package: Package, now: int) -> int:
-        """What a word or a row that somebody waits for loses to the stream: in proportion to its load over the last loaded hop."""
-        return self.growth * package.load(now, self.hop + self.growth) // 1000 if self.growth else 0
+        """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
+        return self.growth * package.queue(now) // QUEUE if self.growth else 0
+
+    def fetching(self, package: Package, now: int) -> int:
+        """What a load that somebody waits for loses to the stream."""
+        return self.fetch_growth * package.queue(now) // QUEUE if self.fetch_growth else 0
+
+
+def _growth(idle: Number, loaded: Number | None) -> int:
+    """Of a time behind QUEUE of the stream."""
+    return max(0, picoseconds(loaded.value) - picoseconds(idle.value)) if loaded else 0
 
 
 class Record:

@@ -151,6 +151,10 @@ class Package:
         """What gathered and published elements pass: the die's L2 and, if there is one, its port to the fabric."""
         return (self.l2[die], self.ports[die]) if self.ports else (self.l2[die],)
 
+    def queue(self, now: int) -> int:
+        """How long memory (or the cache in its place) will take for what is requested of it, ps: bytes in flight over bandwidth."""
+        return sum(pipe.free - now for pipe in (*self.domains, *self.llc) if pipe.free > now) // len(self.domains)
+
     def load(self, now: int, window: int) -> int:
         """Thousandths of the last window for which memory (or the cache in its place) was busy; kept for one window."""
         marked, before, load = self._loads.get(window, (0, 0, 0))

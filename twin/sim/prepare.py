@@ -16,7 +16,8 @@ from twin.sim.routing import Routing, steps_differ
 KEPT = 8  # programs
 KEPT_VARIANTS = 64  # and variants of them together: one takes about 10 MB
 TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compile_plan never looks at
-    "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
+    "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "l2.loaded_latency_s",
+    "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
     "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
     "block.on_chip_bytes", "block.load_bytes_per_s", "warps.copy_s", "warps.pair_bytes_per_s", "launch.restart_s",
 )  # fmt: skip

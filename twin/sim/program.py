@@ -181,7 +181,7 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.wiring = plan, device, wiring
         self.weights: dict[object, _Weights] = {}
-        self.gathers: dict[object, tuple[int, int]] = {}
+        self.gathers: dict[object, int] = {}
         self.fixed: dict[object, int] = {}
         self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
@@ -266,13 +266,25 @@ class _Lowering:
         words = self._words(read, value, block, experts) * part_count(plan, value, read.parts)
         remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
-        key = (words, stage.kind in VECTOR_KINDS)
+        rounds = self._rounds(stage, read, words)
+        key = (words, rounds)
         if key not in self.gathers:
-            polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
-            gather = cost.gather_cost(self.device, elements=words, polled=polled, vector=key[1])
-            self.gathers[key] = gather.ps, cost.later_rounds(self.device, elements=words, polled=polled, vector=key[1])
-        gather_ps, rounds = self.gathers[key]
-        return ReadWork(channel, read.previous_step, words * FP32_BYTES, gather_ps, rounds, cause)
+            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds).ps
+        return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
+
+    def _rounds(self, stage: Stage, read: Read, words: int) -> int:
+        """Of loads that follow each other beyond the one that lies in the hop of the stage's first read."""
+        plan = self.plan
+        if self.device.warps is None:
+            return 0
+        polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
+        if stage.kind in VECTOR_KINDS:
+            splits = plan.kv.splits if stage.kind is StageKind.O_PROJ and stage.scan is None else 0
+            rounds = cost.vector_rounds(stage.matrix, parts=part_count(plan, plan.values[read.value], read.parts), splits=splits)
+        else:
+            rounds = cost.span_rounds(words, polled=polled)
+        biased = stage.kind is StageKind.QKV and plan.spec is not None and plan.spec.qkv_bias  # looked up where a row is published
+        return rounds - (read is stage.reads[0]) + (biased and read is stage.reads[-1])
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""
@@ -315,9 +327,12 @@ class _Lowering:
         value = None if stage.publishes is None else plan.values[stage.publishes]
         published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
         resets = reset_words(plan, stage, block)
-        key = (resets, stage.vector_elements, published)
+        normed = plan.tokens if stage.kind in VECTOR_KINDS and stage.vector_elements else 0
+        key = (resets, stage.vector_elements, published, normed)
         if key not in self.fixed:
-            self.fixed[key] = cost.stage_cost(self.device.block, resets=resets, vector=stage.vector_elements, published=published).ps
+            self.fixed[key] = cost.stage_cost(
+                self.device, resets=resets, vector=stage.vector_elements, published=published, normed=normed
+            ).ps
         return self.fixed[key]
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
@@ -326,7 +341,10 @@ class _Lowering:
         key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
-            self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
+            costs = [ps for ps, _ in slots]
+            if costs and self.device.warps:
+                costs[-1] += picoseconds(self.device.warps.tile_s.value)
+            self.weights[key] = _Weights(tuple(costs), tuple(size for _, size in slots))
         return self.weights[key]
 
     def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:

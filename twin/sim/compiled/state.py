@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.sim.causes import CAUSES
+from twin.sim.handoff import QUEUE
 from twin.sim.ring import SHARES
 
 Array = NDArray[Any]
@@ -29,7 +30,7 @@ MACHINE = _record(
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace kv_arrivals gated ahead gates",
-    "hop cross atomic poll growth load_window link_hop link_growth link_window counter_total",
+    "hop cross atomic poll growth fetch_growth link_hop link_growth link_window counter_total",
 )
 EVENT = _record("time order")
 BLOCK = _record(
@@ -93,7 +94,7 @@ class State(NamedTuple):
     routes: Array  # [gpus][gpus][2] pipes
     packages: Array  # PACKAGE: from start to end in package_pipes, whose load is that of the package
     package_pipes: Array
-    loads: Array  # [packages][2] LOAD, by window: 0 of the hand-off, 1 of the links
+    loads: Array  # [packages] LOAD, as links see it
     choices: Array  # [steps + 1][ranks] variants
     variants: Array  # [variants][blocks_of_rank][stages] works
     works: Array  # WORK, each once
@@ -132,7 +133,7 @@ def header() -> str:
     lines += [
         "namespace twin {",
         "using Int = int64_t;",
-        f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS};",
+        f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS}, QUEUE = {QUEUE};",
     ]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
