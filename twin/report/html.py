@@ -11,7 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-WIDE = 8  # columns from which a table is set smaller
+WIDE = 7  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 
@@ -38,6 +38,8 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
 table.wide { font-size: 12.5px; }
 table.wide th, table.wide td { padding-right: 8px; }
+table.wide td.short { white-space: normal; }
+table.wide td.short:first-child { white-space: nowrap; }
 ul { margin: 4px 0; padding-left: 20px; max-width: 100ch; }
 .chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
   font-size: 12px; white-space: nowrap; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
@@ -18,7 +19,7 @@ from twin.study.kinds import Study
 from twin.study.outcome import Cell, Column, Outcome, Part, Shown, Table
 from twin.units import format_quantity
 
-FILES = ("report.html", "result.json", "tables.md")  # besides a CSV for each table
+RANGE = re.compile(r"(?<=\d)-(?=\d)")  # must not be broken over lines
 
 
 def shown(column: Column, cell: Cell) -> str:
@@ -131,7 +132,9 @@ def _html_tables(part: Part) -> Iterator[str]:
 
 
 def _html_cell(column: Column, cell: Cell) -> Chip | str:
-    return Chip(cell) if column.shown is Shown.CHIP and isinstance(cell, str) else shown(column, cell)
+    if column.shown is Shown.CHIP and isinstance(cell, str):
+        return Chip(cell)
+    return RANGE.sub("\u2011", shown(column, cell))
 
 
 def write(study: Study, outcome: Outcome, folder: Path) -> list[Path]:

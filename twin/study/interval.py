@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 TAIL = 0.05  # of a number's distribution lies beyond each end of its range, and is not drawn
 LEVELS = (0.10, 0.50, 0.90)
 FEWEST, MOST = 4, 10_000
+TELLING = 8  # draws from which ranks say anything: four agree by chance once in twelve
 WIDTHS = {  # why a kind's numbers may be off by what twin.hardware.override.SPREAD says
     Kind.MEASURED: "our own probe on that part: repeats and minutes differ by a few percent",
     Kind.FITTED: "least squares over many probes; a fit on file states its own, wider range",
@@ -137,7 +138,7 @@ def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collec
     names = dict.fromkeys(
         mechanism(path) for path, number in numbers(node).items() if path in touched and drawable(path) and _width(number)
     )
-    if max(speeds) == min(speeds) or not names:
+    if max(speeds) == min(speeds) or not names or draws.count < TELLING:
         return
     found = {name: float(spearmanr(uniforms(f"{node.device.name} {name}", draws), speeds).statistic) for name in names}
     for name, correlation in sorted(found.items(), key=lambda item: -abs(item[1])):

@@ -13,7 +13,7 @@ from twin.hardware.override import interval as range_of
 from twin.hardware.types import Kind, Number
 from twin.plan.defaults import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
-from twin.study.interval import LEVELS, WIDTHS, Draws, Interval, chance
+from twin.study.interval import LEVELS, TELLING, WIDTHS, Draws, Interval, chance
 from twin.study.options import Plain, option_value
 from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
 from twin.study.outcome import Cell as Entry
@@ -403,6 +403,8 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
         f"(among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one mechanism vary together: idle and loaded hop, arithmetic "
         "on each format."
     )
+    if draws.count < TELLING:
+        text = f"{draws.count} draws are too few to tell which numbers carry an interval; from {TELLING} on they are named here."
     return Part("What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True)
 
 
