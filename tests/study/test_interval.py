@@ -86,6 +86,14 @@ def test_carrier_is_found_and_chance_is_not() -> None:
     assert summary(node, DRAWS, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by == ()
 
 
+def test_a_number_whose_draws_resemble_a_carriers_is_not_named() -> None:
+    """Whatever two columns of the draws have in common is explained once."""
+    node = load_node("8xh200")
+    first, second = (uniforms(f"{node.device.name} {name}", DRAWS) for name in ("link.hop_s", "device.memory.latency_s"))
+    both = summary(node, DRAWS, list(1000 - 100 * first - 60 * second), numbers(node)).carried_by
+    assert {name for name, _ in both} == {"link.hop_s", "device.memory.latency_s"}
+
+
 def test_more_numbers_and_fewer_draws_make_chance_larger() -> None:
     assert chance(64, 1) < chance(64, 20) < chance(16, 20) < chance(8, 20) < 1
     assert chance(100, 1) == pytest.approx(0.197, abs=0.001)  # tables of Spearman's rho, two-sided 5%

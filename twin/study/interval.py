@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from scipy.stats import t as student
 
 from twin.errors import TwinError
@@ -140,10 +140,34 @@ def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collec
     )
     if max(speeds) == min(speeds) or not names or draws.count < TELLING:
         return
-    found = {name: float(spearmanr(uniforms(f"{node.device.name} {name}", draws), speeds).statistic) for name in names}
-    for name, correlation in sorted(found.items(), key=lambda item: -abs(item[1])):
-        if abs(correlation) > chance(draws.count, len(names)):
-            yield name, correlation
+    left = _centred(np.asarray(speeds, dtype=np.float64))
+    ranks = {name: _centred(uniforms(f"{node.device.name} {name}", draws)) for name in names}
+    limit = chance(draws.count, len(names))
+    while ranks:
+        found = {name: _correlation(rank, left) for name, rank in ranks.items()}
+        name = max(found, key=lambda one: abs(found[one]))
+        if abs(found[name]) <= limit:
+            return
+        yield name, found[name]
+        # Two numbers' draws may agree by chance: what the first explains is taken out before the next is looked for.
+        taken = ranks.pop(name)
+        left = _without(left, taken)
+        ranks = {other: _without(rank, taken) for other, rank in ranks.items()}
+
+
+def _centred(values: Floats) -> Floats:
+    """Ranks about their mean."""
+    ranks = rankdata(values)
+    return np.asarray(ranks - ranks.mean(), dtype=np.float64)
+
+
+def _without(values: Floats, taken: Floats) -> Floats:
+    return np.asarray(values - taken * (values @ taken) / (taken @ taken), dtype=np.float64)
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    size = math.sqrt(float(one @ one) * float(other @ other))
+    return float(one @ other) / size if size > 1e-9 else 0.0
 
 
 def _width(number: Number) -> float:

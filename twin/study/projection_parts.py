@@ -399,9 +399,9 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
         named = [f"{name.removeprefix('device.')} {correlation:+.2f}" for name, correlation in one.carried_by[:CARRIERS]]
         rows.append((str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named)))))
     text = (
-        f"Rank correlation of each number that the plan uses with the speed over {draws.count} draws; what may be chance is not shown "
-        f"(among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one mechanism vary together: idle and loaded hop, arithmetic "
-        "on each format."
+        f"Rank correlation of each number that the plan uses with the speed over {draws.count} draws, the strongest first, each after what "
+        f"those before it explain; what may be chance is not shown (among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one "
+        "mechanism vary together: idle and loaded hop, arithmetic on each format."
     )
     if draws.count < TELLING:
         text = f"{draws.count} draws are too few to tell which numbers carry an interval; from {TELLING} on they are named here."
