@@ -23,7 +23,7 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, Sampling, StageKind
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False)
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 LLAMA = ModelSpec(
     name="llama", family="llama", layers=3, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=101, context=64, norm_eps=1e-5,
     rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)), windows=(0, 5, 0),

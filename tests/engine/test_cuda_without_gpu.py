@@ -12,7 +12,7 @@ from twin.models.load import load_model
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False)
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 
 
 def planned(**chosen: object) -> Plan:

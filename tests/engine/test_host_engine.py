@@ -7,6 +7,7 @@ import platform
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.engine import host, toolchain
+from twin import toolchain
+from twin.engine import host
 from twin.engine.host import HostEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
@@ -213,13 +215,23 @@ def test_a_prompt_may_contain_stop_tokens() -> None:
     assert len(made.tokens) == 4 or made.tokens[-1] == 6
 
 
+def after_the_first(act: Callable[[], None]) -> Callable[[int], None]:
+    """Acts from another thread, a little after the first token: a busy computer may take long to get there."""
+    waiting = [threading.Timer(0.05, act)]
+
+    def told(token: int) -> None:
+        if waiting:
+            waiting.pop().start()
+
+    return told
+
+
 @pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
 def test_cancel_returns_what_was_generated(execution: Execution) -> None:
     plan = planned(max_context=1_000_000, attention_splits=1, execution=execution)
     with engine(plan) as running:
-        threading.Timer(0.2, running.cancel).start()
         begun = time.monotonic()
-        made = running.generate([1], max_tokens=900_000)
+        made = running.generate([1], max_tokens=900_000, on_token=after_the_first(running.cancel))
     assert made.stop_reason == "cancelled"
     assert 0 < len(made.tokens) == len(made.step_ns) < 900_000
     assert time.monotonic() - begun < 5
@@ -229,8 +241,8 @@ def test_an_interrupt_returns_what_was_generated() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
     try:
         with engine(planned(max_context=1_000_000, attention_splits=1)) as running:
-            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-            made = running.generate([1], max_tokens=900_000)
+            interrupt = after_the_first(functools.partial(signal.raise_signal, signal.SIGINT))
+            made = running.generate([1], max_tokens=900_000, on_token=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
     assert made.stop_reason == "cancelled"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.engine import toolchain
+from twin import toolchain
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin.engine.toolchain import build_host
 from twin.engine.weights import random_weights
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
@@ -20,6 +19,7 @@ from twin.plan.header import Control, RankMemory, Request, Status, header
 from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
 from twin.plan.shards import stage_matrix
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
+from twin.toolchain import build_host
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 SPEC = ModelSpec(

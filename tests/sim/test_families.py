@@ -22,9 +22,10 @@ from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Options, Plan, Residual, StageKind
 from twin.plan.validate import validate
+from twin.sim.causes import CAUSES
 from twin.sim.gated import GatedRing
 from twin.sim.machine import Machine
-from twin.sim.program import CAUSES, compile_plan
+from twin.sim.program import compile_plan
 from twin.sim.routing import Draws, Routing, RoutingKind, read_routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation

@@ -20,6 +20,7 @@ from twin.plan.validate import validate
 from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
+from twin.sim.executor import Executor
 from twin.sim.prompt import PromptTime, prompt_time
 from twin.sim.routing import read_routing, steps_differ
 from twin.sim.run import Result, simulate
@@ -74,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         plan, case.node, steps=steps, trace=traced is not None, blocks=traced, routing=read_routing(args.routing, args.seed),
         speculation=speculation,
     )  # fmt: skip
-    why = f": {result.why_simpy}" if result.why_simpy else ""
-    say(f"{result.simulated_steps_per_s:.2g} simulated steps per second ({result.executor}{why})")
+    if result.why_simpy:
+        say(f"no compiled code: {result.why_simpy}")
+    say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
     if prompt:
@@ -149,6 +151,7 @@ def text(plan: Plan, node: Node, result: Result) -> str:
         for kind, parts in pages.by_kind(result).items()
     ]
     slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
+    by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
     rests = f"rests on {len(result.assumed)} assumed numbers: {', '.join(p.removeprefix('device.') for p in result.assumed) or 'none'}"
     return "\n\n".join(
         [
@@ -157,7 +160,7 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
-            rests,
+            f"{rests}\nsimulated by {by}",
         ]
     )
 

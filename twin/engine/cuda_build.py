@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from twin.data import data_dir
-from twin.engine.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 from twin.errors import ToolchainError
 from twin.plan.budget import shared_bytes
 from twin.plan.header import header
 from twin.plan.layout import layout
 from twin.plan.prompt import check_tensor_cores
 from twin.plan.types import Plan
+from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 
 HELPER_WARPS = 4  # a warp group: the loader, the keeper, and two that leave at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
-from twin.engine.toolchain import run_compiler
 from twin.errors import ToolchainError
 from twin.plan.header import header
 from twin.plan.types import Plan
+from twin.toolchain import run_compiler
 
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
 FLAGS = (

@@ -14,7 +14,7 @@ from twin.plan.types import Plan
 from twin.report import figures
 from twin.report.html import Chip, Page, Section, html_table
 from twin.report.tables import count, percent
-from twin.sim.program import CAUSES
+from twin.sim.causes import CAUSES
 from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
 from twin.study.sensitivity import Effect

@@ -15,7 +15,9 @@ from twin.plan.types import Plan
 from twin.report.recording import Recording
 from twin.report.tables import percent, table
 from twin.sim.attribution import critical_path
+from twin.sim.executor import run
 from twin.sim.machine import Machine
+from twin.sim.prepare import prepare
 from twin.sim.trace import Event, Trace, collect, marks, named_process, named_track, span
 
 MEASURED = 10**6 + 1  # process ids of the measured GPUs: after every simulated one
@@ -69,9 +71,10 @@ def side_by_side(recording: Recording, node: Node, *, shown: Collection[int], st
     measured: Marks = recording.marks * PS_PER_NS
     if not 1 <= steps < len(measured):
         raise CalibrationError(f"steps={steps}: the recording holds {len(measured) - 1} complete steps; choose between 1 and that")
-    machine = Machine(plan, node, steps=steps + 1, keep_all=True)
+    prepared = prepare(plan, node.device, steps=steps + 1)
+    machine = Machine(plan, node, steps=steps + 1, keep_all=True, program=prepared.program)
     machine.record_loaders(shown)
-    machine.run()
+    run(machine, prepared)
     simulated = marks(machine)
     typical = _typical(measured, steps)
     return SideBySide(

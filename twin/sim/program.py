@@ -25,7 +25,6 @@ from twin.plan.types import (
 )
 from twin.sim import consume, cost
 from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, OTHER, ROUTING, SAMPLING
-from twin.sim.causes import CAUSES as CAUSES  # reports take it from here
 from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.sim.wiring import Channel, Wiring, part_count, reset_words, wire
 from twin.units import picoseconds

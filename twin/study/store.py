@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from twin.engine.toolchain import cache_dir
 from twin.errors import ConfigError
 from twin.study.point import Point, Row, code_version
+from twin.toolchain import cache_dir
 
 VARIABLE = "MONOTWIN_POINTS"
 NESTED = ("attribution", "kinds", "assumed", "step_times_s")  # JSON in their column

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from twin.data import data_dir
-from twin.engine.toolchain import cache_dir, cached, compiler_version, content_key, host_compiler, run_compiler
 from twin.sim.compiled.state import State, header
+from twin.toolchain import cache_dir, cached, compiler_version, content_key, host_compiler, run_compiler
 
 FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared")
 
