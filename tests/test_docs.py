@@ -51,9 +51,10 @@ def test_examples_of_help_are_accepted(name: str) -> None:
         assert parser.parse_args(words[1:]).run
 
 
-@pytest.mark.parametrize("target", [line.split()[1] for line in shell_lines("README.md") if line.startswith("make ")])
-def test_readme_make_target_exists(target: str) -> None:
-    planned = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_readme_make_targets_exist() -> None:
+    targets = [line.split()[1] for line in shell_lines("README.md") if line.startswith("make ")]
+    assert targets
+    planned = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
     assert planned.returncode == 0, planned.stderr
 
 

@@ -20,7 +20,7 @@ from test_lanes import build_lanes
 twin.engine.host.build_host = build_lanes
 cases = {"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}
 for more in cases:
-    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=40)  # every row costs three barriers of threads
+    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=64)  # every row costs three barriers of threads
     plan = planned(spec, slot_bytes=512, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
     wanted = expected(plan, TOKENS[:4])
