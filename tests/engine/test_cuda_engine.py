@@ -12,34 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.test_host_engine import LANED as FOUR_LANES
+from tests.engine.test_host_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.models.load import load_model
-from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
+from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, Sampling, StageKind
 
 H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
-LLAMA = ModelSpec(
-    name="llama", family="llama", layers=3, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=101, context=64, norm_eps=1e-5,
-    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)), windows=(0, 5, 0),
-)  # fmt: skip
-QWEN2 = replace(LLAMA, name="qwen2", family="qwen2", qkv_bias=True, rope=Rope(10000.0))
-QWEN3 = replace(LLAMA, name="qwen3", family="qwen3", qk_norm=True, tied=True, head_dim=24)
-LANED = replace(
-    LLAMA, name="lanes", family="laneformer", layers=6, windows=(4,) * 4 + (0, 0), rope=Rope(10000.0, RopeStyle.INTERLEAVED),
-    heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2),
-)  # fmt: skip
+LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))
 FAMILIES = (LLAMA, QWEN2, QWEN3, LANED)
 EXECUTIONS = (Execution.RESIDENT, Execution.GRAPH)
 DTYPES = (DType.FP16, DType.BF16)
 TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.2e-2, DType.FP32: 2e-5}  # a cached value may round to its other neighbour
-TOKENS = [5, 74, 0, 33, 100, 2, 61, 9, 10, 11, 12, 5, 5, 80]
-SEED = 3
 
 
 def missing() -> str:
