@@ -115,8 +115,9 @@ def test_probes_are_accepted(handoff: HandOffKind) -> None:
         validate(plan)
 
 
-def test_sample_probe_is_accepted() -> None:
-    validate(sample_probe(Options(blocks=1), LIMITS, vocab=100))
+@pytest.mark.parametrize("handoff", HandOffKind)
+def test_sample_probe_is_accepted(handoff: HandOffKind) -> None:
+    validate(sample_probe(Options(blocks=1, handoff=handoff), LIMITS, vocab=100))
 
 
 def test_a_full_size_plan_is_proven_within_three_seconds() -> None:

@@ -145,9 +145,10 @@ def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
     token = Value(1, "token", 1, 1, 0, 1, False, ((0, 1),))
     seen = Read(1, Parts.OWN, (((0, 1),),), previous_step=True)
     everything = Read(0, Parts.OWN, (((0, vocab),),))
+    resets = [(Reset(value, previous_step=True),) if options.handoff is HandOffKind.SENTINEL else () for value in (0, 1)]
     stages = (
-        Stage(0, StageKind.EXCHANGE, 0, (seen,), (Reset(0, previous_step=True),), 0, None, 0, ("exchange",)),
-        Stage(1, StageKind.SAMPLE, -1, (everything,), (Reset(1, previous_step=True),), 1, None, 0, ("sample",)),
+        Stage(0, StageKind.EXCHANGE, 0, (seen,), resets[0], 0, None, 0, ("exchange",)),
+        Stage(1, StageKind.SAMPLE, -1, (everything,), resets[1], 1, None, 0, ("sample",)),
     )
     plan = _plan(f"sample {vocab}", options, limits, replace(NO_SHARD, vocab=vocab), stages)
     return replace(plan, buffers=(Buffer(0, "logits", vocab, 1, 1), Buffer(1, "token", 1, 1, 1)), values=(logits, token))
