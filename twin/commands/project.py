@@ -9,14 +9,13 @@ from pathlib import Path
 
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import done, emit, progress, say
-from twin.data import did_you_mean
+from twin.data import data_dir, did_you_mean
 from twin.errors import ConfigError
 from twin.report import outcome as report
 from twin.study.kinds import FILE, read_study
 from twin.study.runner import Cluster, Progress, Runner
 from twin.study.store import Store, default_folder
 
-STUDIES = Path(__file__).resolve().parents[2] / "studies"  # of a checkout
 EXAMPLES = """\
   twin project lanes
   twin project studies/published-table --out out/published
@@ -83,7 +82,8 @@ def place_of(name: str) -> Path:
     path = Path(name)
     if path.exists():
         return path
-    if (STUDIES / name / FILE).is_file():
-        return STUDIES / name
-    shipped = sorted(file.parent.name for file in STUDIES.glob(f"*/{FILE}"))
+    studies = data_dir("studies")
+    if (studies / name / FILE).is_file():
+        return studies / name
+    shipped = sorted(file.parent.name for file in studies.glob(f"*/{FILE}"))
     raise ConfigError(f"{name!r} is neither a path nor a study that comes with MonoTwin; {did_you_mean(name, shipped)}")
