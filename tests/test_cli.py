@@ -163,6 +163,7 @@ def test_simulate_writes_trace_and_report(twin: Twin, tiny: str, tmp_path: Path)
     assert "Timeline of one step" in report.read_text()
     assert str(report) in outcome.err
     assert "(predicted)" in outcome.out
+    assert outcome.out.rstrip().endswith(("simulated by compiled code", "simulated by SimPy"))
 
 
 def test_four_engines_side_by_side(twin: Twin, tiny: str) -> None:
