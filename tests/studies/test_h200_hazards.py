@@ -1,0 +1,57 @@
+"""What of racecheck's reports is excused: pairs of a bulk copy into the ring and a read of the ring, by their source lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "h200-acceptance"))
+import hazards
+
+COPY = hazards.lines_of(*hazards.COPY)
+READ = hazards.lines_of(*hazards.READS[0])
+SUMMARY = "========= RACECHECK SUMMARY: {} hazards displayed ({} errors, 0 warnings)\n"
+
+
+def report(*accesses: str) -> str:
+    first, *rest = accesses
+    others = "".join(f"=========     and {other} [8 hazards]\n" for other in rest)
+    return f"========= Error: Race reported between {first}\n{others}========= \n"
+
+
+def access(kind: str, offset: int, file: str, line: int) -> str:
+    return f"{kind} access at twin_kernel+0x{offset:x} in /somewhere/native/platform/{file}:{line}"
+
+
+COPIED = access("Write", 0x28140, "cuda.cuh", COPY[2])
+TILE = access("Read", 0x10020, "cuda_vector.cuh", READ[2])
+FLAG = access("Write", 0x22500, "cuda_main.cu", 219)
+
+
+def test_a_copy_and_the_reads_of_its_slot_are_ordered() -> None:
+    verdict = hazards.judged(report(COPIED, TILE, TILE) + report(TILE, COPIED) + SUMMARY.format(2, 2))
+    assert verdict == hazards.Verdict(ordered=3, others=(), unseen=0)
+    assert verdict.passed
+
+
+@pytest.mark.parametrize("pair", [(COPIED, FLAG.replace("Write", "Read")), (FLAG, TILE), (COPIED, COPIED), (TILE, FLAG)])
+def test_every_other_pair_fails(pair: tuple[str, str]) -> None:
+    verdict = hazards.judged(report(COPIED, TILE) + report(*pair) + SUMMARY.format(2, 2))
+    assert verdict is not None
+    assert (verdict.ordered, len(verdict.others), verdict.passed) == (1, 1, False)
+
+
+def test_reports_without_source_lines_or_not_shown_fail() -> None:
+    bare = report("Write access at twin_kernel+0x28140", "Read access at twin_kernel+0x10020")
+    verdict = hazards.judged(bare + SUMMARY.format(1, 3))
+    assert verdict is not None
+    assert verdict.others == ("write at +0x28140 (no source line) and read at +0x10020 (no source line)",)
+    assert verdict.unseen == 2
+    assert hazards.judged("========= COMPUTE-SANITIZER\n") is None
+
+
+def test_names_that_the_kernel_no_longer_has_are_an_error() -> None:
+    with pytest.raises(ValueError, match="defines bulk_copies 0 times"):
+        hazards.lines_of("cuda.cuh", "bulk_copies")
