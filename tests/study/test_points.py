@@ -195,8 +195,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(checkpoint: Path
     words = [str(w) for w in ("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", f"context={','.join(map(str, range(1, 60)))}",
                               "--store", store)]  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits "ignore"
+    )  # fmt: skip
     assert process.stderr
     for line in process.stderr:
         if re.search("cells: [1-9]", line):
