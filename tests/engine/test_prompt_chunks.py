@@ -118,7 +118,7 @@ def test_the_host_computes_stored_types_in_fp32(dtype: DType) -> None:
 
 
 def test_wide_vectors_and_many_slices() -> None:
-    spec = replace(LLAMA, hidden=328, head_dim=40, ffn=1000, layers=2, windows=(0, 0))
+    spec = replace(LLAMA, hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000, layers=2, windows=(0, 0))
     assert error(chunked(spec, blocks=3, slot_bytes=2048, tile_rows=4), (20,)) < 1e-5
     assert error(chunked(spec, blocks=3, slot_bytes=65536), (20,)) < 1e-5
 
