@@ -127,6 +127,7 @@ inline Int read(State& s, Int b) {
     if (block.read == work_of(s, block).reads_end) return WORK;
     if (block.step || !s.reads[block.read].previous) break;
   }
+  block.looked = m.now + m.load + (m.load ? fetching(s, block.package, m.now) : 0);
   if (s.reads[block.read].channel == NONE) return GATHER;
   Sight& sight = sight_of(s, block);
   Record& record = s.records[(&sight - s.sights) / m.dies];
@@ -150,7 +151,7 @@ inline Int gather(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Read& read = s.reads[block.read];
-  const Int start = m.now + m.fetch;
+  const Int start = std::max(m.now, block.looked) + m.fetch;
   const Int loads = read.rounds + (m.fetch > 0), late = loads ? loads * fetching(s, block.package, m.now) : 0;
   block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
   return wait_beyond_now(s, b, GATHERED, block.clock);
@@ -223,7 +224,7 @@ inline Int item(State& s, Int b) {
     const Int size = s.kv[work.kv + block.asked].size;
     const Int asked = work.kv_ahead && block.asked == 0 && !work.kv_after ? block.entered : m.now;
     const Int arrived = request_now(s, path_of(block, block.asked, block.step > 0), asked, size);
-    arrivals[block.asked % ahead] = arrived + fetching(s, block.package, m.now);
+    arrivals[block.asked % ahead] = arrived + reading(s, block.package, m.now);
     block.consumed += s.sizes[size];
   }
   block.clock = std::max(block.clock, arrivals[block.kv % ahead]) + s.kv[work.kv + block.kv].cost;

@@ -84,6 +84,8 @@ inline Int fetching(const State& s, Int package, Int now) {
   return growth ? growth * queue(s, package, now) / QUEUE : 0;
 }
 
+inline Int reading(const State& s, Int package, Int now) { return s.machine->fetch_growth ? queue(s, package, now) : 0; }
+
 // Links.hop_between, of packages.
 inline Int hop_between(State& s, Int source, Int target, Int now) {
   const Machine& m = *s.machine;

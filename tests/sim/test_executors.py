@@ -76,13 +76,16 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
     if draw(st.booleans()):
         costs = {
             "copy_s": draw(st.sampled_from((0.0, 5e-9))),
+            "watch_s": 2e-9,
+            "heads_s": 7e-8,
             "reduction_s": 2e-8,
             "item_s": 3e-7,
             "round_s": 1e-7,
             "vector_s": 4e-8,
             "tile_s": 3e-8,
         }
-        device = replace(device, warps=Warps(**numbers(pair_bytes_per_s=3e11, **costs)))
+        rates = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10, "crowd_bytes_per_s": 1e11}
+        device = replace(device, warps=Warps(**numbers(**rates, **costs)))
     if draw(st.booleans()):
         device = replace(device, block=replace(device.block, loading="on-demand"))
     if draw(st.booleans()):

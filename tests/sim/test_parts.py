@@ -14,7 +14,7 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
-from twin.sim.cost import vector_rounds
+from twin.sim.cost import partial_alignment, vector_bytes, vector_rounds
 from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.memory import Package, Path, Pipe
@@ -380,7 +380,8 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
-    rates = {"pair_bytes_per_s": FAST, **dict.fromkeys(("copy_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s"), 0.0)}
+    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s", "crowd_bytes_per_s"), FAST)
+    rates |= dict.fromkeys(("copy_s", "watch_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 
@@ -450,9 +451,36 @@ def test_a_hand_off_pays_for_the_stream_that_is_in_flight_when_it_is_made() -> N
     assert simulate(busy, node_of(loaded)).step_s > simulate(busy, node_of(idle)).step_s
 
 
-def test_a_matrix_stage_ends_with_its_last_tiles_way_through_the_block() -> None:
-    assert streamed(warped(tile_s=1e-6)) == pytest.approx(1e-6, rel=0.02)
-    assert streamed(warped(tile_s=1e-6), rows=8) == pytest.approx(1e-6, rel=0.02)
+def test_a_batch_of_rows_ends_with_its_last_tiles_way_through_the_block() -> None:
+    for rows, batches in ((8, 1), (64, 1), (65, 2), (128, 2)):
+        assert streamed(warped(tile_s=1e-6), rows=rows) == pytest.approx(batches * 1e-6, rel=0.02)
+
+
+def test_a_loader_that_watches_its_window_takes_longer() -> None:
+    device = warped(copy_s=1e-6, watch_s=5e-7)
+    times = {}
+    for window in (2, 4):
+        options = Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=window)
+        times[window] = simulate(stream_probe(options, limits_of(device), rows=64, cols=2048), node_of(device)).step_s
+    assert times[4] == pytest.approx(16e-6, rel=0.1)
+    assert times[2] == pytest.approx(24e-6, rel=0.1)
+
+
+def test_loads_take_whole_sectors() -> None:
+    """Eight elements a lane, 32 bytes: two loads of 16 bytes take each sector twice, four of 8 bytes four times."""
+    matrix = stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=2048).stages[0].matrix
+    assert matrix is not None
+    assert [vector_bytes(matrix, aligned=aligned) for aligned in (16, 8)] == [2 * 4 * 2048, 4 * 4 * 2048]
+    assert [partial_alignment(width) for width in (4 * 66, 3 * 66, 7)] == [16, 8, 4]
+
+
+def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> None:
+    """Turns long enough to hide the hand-off: the look is all that is left of it."""
+    device = replace(warped(reduction_s=1e-6), l2=replace(warped().l2, latency_s=number(3e-7)))
+    options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
+    plan = turns_probe(options, limits_of(device), elements=2, rows=64, cols=2048, stages=3)
+    quick = replace(device, l2=replace(device.l2, latency_s=number(0)))
+    assert simulate(plan, node_of(device)).step_s - simulate(plan, node_of(quick)).step_s == pytest.approx(3 * 3e-7, rel=0.4)
 
 
 def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:

@@ -72,9 +72,15 @@ GPU_GROUPS: Groups = {
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
     "attention": ("warps.item_s", "warps.round_s"),
-    "loaded": ("handoff.loaded_hop_s", "l2.loaded_latency_s"),
-    "chain": ("warps.vector_s",),
-    "launch": ("launch.graph_edge_s", "launch.restart_s"),  # told apart by the probe with matrices
+    "loaded": ("handoff.loaded_hop_s",),
+    "chain": (
+        "warps.gather_bytes_per_s",
+        "warps.vector_s",
+        "warps.heads_s",
+        "warps.crowd_bytes_per_s",
+        "warps.watch_s",
+    ),
+    "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers
     "sample": ("block.sample_element_s",),
 }
 

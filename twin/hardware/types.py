@@ -116,6 +116,7 @@ class Launch:
     stream_s: Number  # kernel after kernel in a stream
     graph_edge_s: Number  # kernel after kernel in a graph
     restart_s: Number  # memory pipeline refill at the start of a kernel
+    state_s: Number | None = None  # between kernels of a model: what a block knows goes through memory; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,16 @@ class Warps:
     """A block of warps: teams of them share the tiles that a loader thread copies, and each scans cached positions."""
 
     copy_s: Number  # from one bulk copy of a loader to its next
+    watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
+    gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted
     vector_s: Number  # a gathered vector normed, or combined of parts with weights of their own
-    tile_s: Number  # from a stage's last tile to its sums, beyond the time in which that tile is consumed
+    tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
+    heads_s: Number  # before a scan: the item and its rotations looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
+    crowd_bytes_per_s: Number  # bytes that a block polls for at once over what that adds to a round of the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,10 @@ class Block:
 
     def _read(self, step: int, read: ReadWork, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""
-        env = self.env
+        env, timing = self.env, self.machine.handoffs.timing
+        looked = env.now + timing.load
+        if timing.load:
+            looked += timing.fetching(self.package, env.now)
         if read.channel >= 0:
             record, event = self.machine.handoffs.wait(self, step, read.channel)
             if event is not None:
@@ -153,8 +156,8 @@ class Block:
                 log.append((time, cause, binder))
                 yield from self._resume(log)
         loads = read.rounds + (self.machine.program.fetch_ps > 0)
-        fetching = self.machine.handoffs.timing.fetching(self.package, env.now) if loads else 0
-        now = env.now + self.machine.program.fetch_ps
+        fetching = timing.fetching(self.package, env.now) if loads else 0
+        now = max(env.now, looked) + self.machine.program.fetch_ps
         done = now + read.cost_ps + loads * fetching
         for pipe in self.exchange:
             through = pipe.share(now, read.size)
@@ -212,7 +215,7 @@ class Block:
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
                 asked = entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
-                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.fetching(self.package, env.now))
+                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.reading(self.package, env.now))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)

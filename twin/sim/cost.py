@@ -16,9 +16,11 @@ from twin.units import picoseconds
 PS = 10**12
 KEPT_ITERATIONS = 200
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
-QUAD = 4  # exchanged elements that a thread reads at once
-SPLITS_AT_ONCE = 4  # of attention's partial outputs, as in attention.cuh
-PARTS_AT_ONCE = 4  # of a vector that ranks push, as in cuda_vector.cuh; half as many where a lane holds several chunks
+FP32_BYTES = 4
+QUAD_BYTES = 16  # most that a thread reads at once
+BATCH_ROWS = 64  # between two block barriers, in whole tiles, as in gemv.cuh
+ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
+PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +82,21 @@ def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, size: int) -> T
     return TeamWork(size * groups * ROWS_AT_ONCE // rows, picoseconds(reduction))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int) -> Cost:
+def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
-    A block of warps has them in registers, and pays for the rounds of its loads.
+    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
-    return Cost((("rounds", rounds * picoseconds(device.l2.latency_s.value)),))
+    latencies = rounds * picoseconds(device.l2.latency_s.value)
+    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded, device.warps.gather_bytes_per_s.value))))
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
-    """Rounds of loads in which a block of warps gathers spans: QUAD elements a thread and, where it polls, not before those of the
+    """Rounds of loads in which a block of warps gathers spans: QUAD_BYTES a thread and, where it polls, not before those of the
     round before are there."""
-    return -(-elements // (QUAD * WARP * WARPS[0])) if polled else 1
+    return -(-FP32_BYTES * elements // ROUND_BYTES) if polled else 1
 
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
@@ -101,11 +104,31 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
 
     Of attention's partial outputs (`splits` > 0) each run of elements is combined by itself, a few splits at once.
     """
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0]) if matrix else None
-    chunks = team.chunks if team else 1
+    chunks = vector_chunks(matrix) if matrix else 1
     if splits:
-        return chunks * -(-splits // SPLITS_AT_ONCE)
+        return chunks * -(-splits // PARTS_AT_ONCE)
     return -(-parts // (PARTS_AT_ONCE if chunks == 1 else PARTS_AT_ONCE // 2)) if parts > 1 else 1
+
+
+def vector_chunks(matrix: Matrix) -> int:
+    """Column slices of which a lane holds elements."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    return team.chunks if team else 1
+
+
+def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
+    """What a block of warps asks of L2 for a whole vector: a lane's elements lie side by side, so that each of its loads, of up to
+    `aligned` bytes, takes whole sectors of which it uses a part; teams that hold the same columns ask for them again."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    if team is None:
+        return FP32_BYTES * matrix.cols
+    lane = FP32_BYTES * team.vector
+    return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
+
+
+def partial_alignment(width: int) -> int:
+    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh."""
+    return next((size for size in (16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
 
 
 def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0) -> Cost:
@@ -145,11 +168,14 @@ def positions_at_once(plan: Plan) -> int:
     return entries_at_once(plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads, plan.kv.dtype)
 
 
-def rounds(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
-    """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns."""
+def rounds(warps: Warps, plan: Plan, size: int, *, crowd: int) -> Iterator[tuple[int, int]]:
+    """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns.
+
+    `crowd`: bytes that each block asks for at once, again and again, when it waits for what comes of the scan.
+    """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    cost = turns * picoseconds(warps.round_s.value)
+    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(crowd, warps.crowd_bytes_per_s.value))
     fixed = picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
         yield chunk, cost + (0 if number else fixed)
@@ -159,13 +185,17 @@ def sample_cost(block: BlockUnit, logits: int) -> int:
     return picoseconds(logits * block.sample_element_s.value)
 
 
-def launch_ps(launch: Launch, execution: Execution, stage: Stage) -> int:
-    """From the last block of one kernel to the first of the next. A library call in a graph brings its own launch."""
+def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool = False) -> int:
+    """From the last block of one kernel to the first of the next. A library call in a graph brings its own launch.
+
+    `model`: blocks hand the state of a step over, which those of a probe do not have.
+    """
     match execution:
         case Execution.RESIDENT:
             return 0
         case Execution.GRAPH:
-            return 0 if stage.kind.value == "collective" else picoseconds(launch.graph_edge_s.value)
+            state = launch.state_s.value if launch.state_s and model else 0.0
+            return 0 if stage.kind.value == "collective" else picoseconds(launch.graph_edge_s.value + state)
         case Execution.STREAM:
             return len(stage.operations) * picoseconds(launch.stream_s.value)
 

@@ -26,7 +26,7 @@ QUEUE = picoseconds(QUEUE_S)
 class Timing:
     """Delays of the hand-off inside one package, in picoseconds."""
 
-    __slots__ = ("atomic", "cross", "dies", "fetch_growth", "growth", "hop", "poll")
+    __slots__ = ("atomic", "cross", "dies", "fetch_growth", "growth", "hop", "load", "poll")
 
     def __init__(self, device: Device) -> None:
         self.dies = int(device.structure.dies.value)
@@ -36,6 +36,7 @@ class Timing:
         self.poll = picoseconds(device.handoff.poll_s.value) // 2  # found half a period late, on average
         self.growth = _growth(device.handoff.hop_s, device.handoff.loaded_hop_s)
         self.fetch_growth = _growth(device.l2.latency_s, device.l2.loaded_latency_s)
+        self.load = picoseconds(device.l2.latency_s.value) if device.warps else 0  # the least that a look at exchanged elements takes
 
     def queueing(self, package: Package, now: int) -> int:
         """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
@@ -44,6 +45,10 @@ class Timing:
     def fetching(self, package: Package, now: int) -> int:
         """What a load that somebody waits for loses to the stream."""
         return self.fetch_growth * package.queue(now) // QUEUE if self.fetch_growth else 0
+
+    def reading(self, package: Package, now: int) -> int:
+        """What a load from memory loses to the stream: it comes behind all that is in flight."""
+        return package.queue(now) if self.fetch_growth else 0
 
 
 def _growth(idle: Number, loaded: Number | None) -> int:

@@ -155,7 +155,9 @@ class Machine:
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""
         options, program = self.plan.options, self.program
-        pace = picoseconds(self.node.device.warps.copy_s.value) if self.node.device.warps else 0
+        warps = self.node.device.warps
+        watches = warps is not None and options.window_slots < options.ring_slots
+        pace = picoseconds(warps.copy_s.value + (warps.watch_s.value if watches else 0.0)) if warps else 0
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
             return GatedRing(

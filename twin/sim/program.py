@@ -180,7 +180,7 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.wiring = plan, device, wiring
         self.weights: dict[object, _Weights] = {}
-        self.gathers: dict[object, int] = {}
+        self.gathers: dict[tuple[int, int, int], int] = {}
         self.fixed: dict[object, int] = {}
         self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
@@ -240,7 +240,7 @@ class _Lowering:
             sample_ps=_sample(plan, device.block, stage, block),
             publication=self._publication(stage, block, experts),
             fence_ps=_fence_ps(plan, device, stage),
-            launch_ps=cost.launch_ps(device.launch, plan.options.execution, stage),
+            launch_ps=cost.launch_ps(device.launch, plan.options.execution, stage, model=plan.spec is not None),
             library=stage.kind is StageKind.COLLECTIVE,
             last_slot=last_slot,
             touches_memory=bool(weights.costs or kv),
@@ -266,24 +266,60 @@ class _Lowering:
         remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
         rounds = self._rounds(stage, read, words)
-        key = (words, rounds)
+        loaded = self._loaded(stage, read, words)
+        key = (words, rounds, loaded)
         if key not in self.gathers:
-            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds).ps
+            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
+    def _polled(self) -> bool:
+        return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
+
+    def _loaded(self, stage: Stage, read: Read, words: int) -> int:
+        """Bytes of sectors that a block of warps loads for a read.
+
+        Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
+        Not so for attention's partial outputs: in chains of layers nothing of the kind was seen, perhaps because the blocks that make
+        them begin to poll late.
+        """
+        plan, value = self.plan, self.plan.values[read.value]
+        size = words * FP32_BYTES
+        if self.device.warps is None:
+            return 0
+        if stage.kind is StageKind.O_PROJ and stage.scan is None:
+            return cost.vector_bytes(stage.matrix, aligned=self._alignment(read)) * plan.kv.splits if stage.matrix else size
+        at_once = min(size, cost.ROUND_BYTES)
+        if stage.kind in VECTOR_KINDS and stage.matrix:
+            parts = part_count(plan, value, read.parts)
+            size = cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES) * value.words
+            size, at_once = size * parts, size * min(parts, cost.PARTS_AT_ONCE)
+        waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
+        return size + at_once if self._polled() and waited_for else size
+
+    def _crowd(self, stage: Stage) -> int:
+        """Bytes of sectors that a block which waits for what comes of a scan has under way; with fewer splits it polls more often."""
+        reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
+        if not self._polled() or reader is None or reader.matrix is None:
+            return 0
+        size = cost.vector_bytes(reader.matrix, aligned=self._alignment(reader.reads[0]))
+        return size * cost.PARTS_AT_ONCE // cost.vector_chunks(reader.matrix)
+
+    def _alignment(self, read: Read) -> int:
+        """Bytes of one load of attention's partial outputs."""
+        return cost.partial_alignment(self.plan.values[read.value].elements // (self.plan.shard.kv_heads * self.plan.kv.splits))
+
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
-        """Of loads that follow each other beyond the one that lies in the hop of the stage's first read."""
+        """Of loads that follow each other beyond the first one."""
         plan = self.plan
         if self.device.warps is None:
             return 0
-        polled = plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
         if stage.kind in VECTOR_KINDS:
             splits = plan.kv.splits if stage.kind is StageKind.O_PROJ and stage.scan is None else 0
             rounds = cost.vector_rounds(stage.matrix, parts=part_count(plan, plan.values[read.value], read.parts), splits=splits)
         else:
-            rounds = cost.span_rounds(words, polled=polled)
+            rounds = cost.span_rounds(words, polled=self._polled())
         biased = stage.kind is StageKind.QKV and plan.spec is not None and plan.spec.qkv_bias  # looked up where a row is published
-        return rounds - (read is stage.reads[0]) + (biased and read is stage.reads[-1])
+        return rounds - 1 + (biased and read is stage.reads[-1])
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""
@@ -332,7 +368,8 @@ class _Lowering:
             self.fixed[key] = cost.stage_cost(
                 self.device, resets=resets, vector=stage.vector_elements, published=published, normed=normed
             ).ps
-        return self.fixed[key]
+        turns = stage.kind is StageKind.ATTENTION and plan.spec is not None and any(read.spans[block] for read in stage.reads)
+        return self.fixed[key] + (picoseconds(self.device.warps.heads_s.value) if turns and self.device.warps else 0)
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
@@ -340,10 +377,7 @@ class _Lowering:
         key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
-            costs = [ps for ps, _ in slots]
-            if costs and self.device.warps:
-                costs[-1] += picoseconds(self.device.warps.tile_s.value)
-            self.weights[key] = _Weights(tuple(costs), tuple(size for _, size in slots))
+            self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
         return self.weights[key]
 
     def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:
@@ -367,11 +401,14 @@ class _Lowering:
 
     def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int], tuple[int, int]] = {}
+        batch = max(matrix.tile_rows, cost.BATCH_ROWS // matrix.tile_rows * matrix.tile_rows)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0)
             if tile not in known:
                 known[tile] = self._tile(matrix, *tile, tokens)
-            yield known[tile]
+            ps, size = known[tile]
+            ends = right == matrix.cols and (hi == last or (hi - first) % batch == 0)
+            yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
     def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, tokens: int) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
@@ -385,7 +422,7 @@ class _Lowering:
         if not stage.items:
             return ()
         if stage.scan is None:
-            return tuple(_kv(self.plan, self.device, stage, block))
+            return tuple(_kv(self.plan, self.device, stage, block, crowd=self._crowd(stage) if self.device.warps else 0))
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
@@ -423,12 +460,12 @@ def _fixed_cause(stage: Stage) -> int:
     return FIXED_CAUSES.get(stage.kind, CONSUMER)
 
 
-def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
+def _kv(plan: Plan, device: Device, stage: Stage, block: int, *, crowd: int) -> list[tuple[int, int]]:
     lo, hi = stage.items[block]
     sizes = [cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi)]
     if device.warps is None:
         return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(sum(sizes), plan.options.slot_bytes)]
-    return [request for size in sizes for request in cost.rounds(device.warps, plan, size)]
+    return [request for size in sizes for request in cost.rounds(device.warps, plan, size, crowd=crowd)]
 
 
 def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:

@@ -258,6 +258,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "poll": timing.poll,
         "growth": timing.growth,
         "fetch_growth": timing.fetch_growth,
+        "load": timing.load,
         "link_hop": links.hop if links else 0,
         "link_growth": links.loaded_hop - links.hop if links else 0,
         "link_window": links.loaded_hop if links else 0,

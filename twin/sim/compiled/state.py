@@ -30,12 +30,12 @@ MACHINE = _record(
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace kv_arrivals gated ahead gates",
-    "hop cross atomic poll growth fetch_growth link_hop link_growth link_window counter_total",
+    "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
 )
 EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
-    "place after step stage work read slot last_cause clock entered resumed kv asked consumed log",
+    "place after step stage work read slot last_cause clock looked entered resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
 )
