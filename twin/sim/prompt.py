@@ -178,7 +178,7 @@ class _Passes:
         loads = self._loads(tokens) if self.tensor_cores else 1
         warps = self.node.device.warps
         elements = 2 * tokens * plan.shard.head_dim * unit.element_s.value
-        prepared = warps.item_s.value if warps and self.tensor_cores else elements
+        prepared = warps.item_s.value + warps.heads_s.value if warps and self.tensor_cores else elements
         return units * (size / unit.kv_bytes_per_s.value + prepared + loads * self.latency)
 
     def _loads(self, tokens: int) -> int:
