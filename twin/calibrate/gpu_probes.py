@@ -106,7 +106,7 @@ def _hops(limits: Limits) -> Iterator[Question]:
         yield f"hop-{a}-{b}", "exchange", hop_probe(_idle(limits.blocks), limits, pair=(a, b), hops=12)
     for window in WINDOWS:
         rows, options = HOP_ROWS * (limits.blocks - 2), _options(limits.blocks, window_slots=window)
-        yield f"hop-loaded-window{window}", "loaded", hop_probe(options, limits, pair=(0, last), hops=12, rows=rows, cols=COLS)
+        yield f"hop-loaded-window{window}", "checked", hop_probe(options, limits, pair=(0, last), hops=12, rows=rows, cols=COLS)
 
 
 def _stream(limits: Limits, options: Options, footprint: int = FROM_MEMORY, *, cols: int = COLS, stages: int = 1) -> Plan:
@@ -200,5 +200,4 @@ def _loaded(limits: Limits) -> Iterator[Question]:
             options = replace(options, ring_slots=WIDE_RING)
         plan = turns_probe(options, limits, elements=share * limits.blocks, rows=rows, cols=COLS, stages=STAGES)
         wide = f"-{share}" if share != LINE else ""
-        group = "loaded" if kind is HandOffKind.SENTINEL and not wide else "checked"
-        yield f"turns-{kind.value}-{size}K{wide}-window{window}", group, plan
+        yield f"turns-{kind.value}-{size}K{wide}-window{window}", "checked", plan

@@ -72,8 +72,8 @@ GPU_GROUPS: Groups = {
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
     "attention": ("warps.item_s", "warps.round_s"),
-    "loaded": ("handoff.loaded_hop_s",),
-    "chain": (
+    "chain": (  # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers, whose last block is late
+        "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
         "warps.vector_s",
         "warps.heads_s",

@@ -41,7 +41,7 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
     """Rates of a GPU: all blocks together, one alone, and the consumer's from the cache; a latency from the smallest window."""
     if group == "launch":  # below the latency of memory it would have no slope
         return {"launch.restart_s": max(device.launch.restart_s.value, RESTART * device.memory.latency_s.value)}
-    if group == "loaded":  # nor below the idle hop
+    if group == "chain":  # nor below the idle hop
         return {"handoff.loaded_hop_s": LOADED * device.handoff.hop_s.value}
     if group not in ("memory", "consumer"):
         return {}
