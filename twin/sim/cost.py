@@ -188,16 +188,17 @@ def sample_cost(block: BlockUnit, logits: int) -> int:
 def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool = False) -> int:
     """From the last block of one kernel to the first of the next. A library call in a graph brings its own launch.
 
-    `model`: blocks hand the state of a step over, which those of a probe do not have.
+    `model`: blocks hand the state of a step over from stage to stage, which those of a probe do not have.
     """
+    library = stage.kind.value == "collective"
+    state = picoseconds(launch.state_s.value) if launch.state_s and model and not library else 0
     match execution:
         case Execution.RESIDENT:
             return 0
         case Execution.GRAPH:
-            state = launch.state_s.value if launch.state_s and model else 0.0
-            return 0 if stage.kind.value == "collective" else picoseconds(launch.graph_edge_s.value + state)
+            return 0 if library else picoseconds(launch.graph_edge_s.value) + state
         case Execution.STREAM:
-            return len(stage.operations) * picoseconds(launch.stream_s.value)
+            return len(stage.operations) * picoseconds(launch.stream_s.value) + state
 
 
 def restart_ps(device: Device) -> int:
