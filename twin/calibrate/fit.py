@@ -38,6 +38,8 @@ REACH = math.log(300.0)  # a fitted number lies within this factor of its starti
 BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
 UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
 UNSETTLED = "of which none is bound by this number"
+WEAKEST = 0.1  # directions seen less well are not drawn together: a linear step along them went to factors of a thousand
+TOGETHER = 64  # of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite directions
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
 
 
@@ -48,6 +50,7 @@ class Fit:
     run: str
     groups: dict[str, str]  # of each probe
     failed: dict[str, str] = field(default_factory=dict)  # probes that did not run, and why
+    together: dict[str, list[float]] = field(default_factory=dict)  # factors on each number; the same place is the same draw
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -71,6 +74,7 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     recipe = recipe_of(device)
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
+    together: dict[str, list[float]] = {}
     present = override.numbers(device)
     with _simulators(probes) as simulators:
         for group, wanted in recipe.groups.items():
@@ -85,11 +89,12 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
             fitted = _fit_group(begun, paths, chosen, run, simulators, recipe)
             numbers |= {path: number for path, number in fitted[0].items() if _worth(number, device, path)}
             residuals |= fitted[1]
+            together |= {path: factors for path, factors in fitted[2].items() if path in numbers}
         rest = [p for p in probes if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
         simulated = simulators(apply_fit(device, numbers), rest)
         residuals |= {p.name: math.log(s / settled(run)[p.name]) for p, s in zip(rest, simulated, strict=True)}
-    return Fit(numbers, residuals, run.id, {p.name: p.group for p in probes}, failed)
+    return Fit(numbers, residuals, run.id, {p.name: p.group for p in probes}, failed, together)
 
 
 def _worth(number: Number, device: Device, path: str) -> bool:
@@ -103,8 +108,8 @@ def _fitted(value: float, source: str) -> Number:
 
 def _fit_group(
     device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run, simulators: Simulators, recipe: Recipe
-) -> tuple[dict[str, Number], dict[str, float]]:
-    """The numbers of a group and what remains of each probe's logarithm."""
+) -> tuple[dict[str, Number], dict[str, float], dict[str, list[float]]]:
+    """The numbers of a group, what remains of each probe's logarithm, and the bootstrap's first draws of all numbers that are settled."""
     start = np.array([math.log(_value(device, path)) for path in paths])
     middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
@@ -119,16 +124,21 @@ def _fit_group(
         loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip
     left = found.fun[: len(probes)]
-    low, high = _bootstrap(found.x, found.jac, left, probes, run)
+    draws = _bootstrap(found.x, found.jac, left, probes, run)
+    seen = _bootstrap(found.x, found.jac, left, probes, run, weakest=WEAKEST)
+    low, high = np.percentile(draws, INTERVAL, axis=0)
+    low, high = np.minimum(low, found.x), np.maximum(high, found.x)
     source = f"fit of {run.id}, {len(probes)} probes"
-    numbers = {}
+    numbers, together = {}, {}
     for at, path in enumerate(paths):
         slope = float(np.linalg.norm(found.jac[: len(probes), at]))
         if slope < BOUND:
             low[at], high[at] = found.x[at] - UNBOUND, found.x[at] + UNBOUND
+        else:
+            together[path] = [round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - found.x[at]).tolist()]
         said = source if slope >= BOUND else f"{source}, {UNSETTLED}"
         numbers[path] = Number(math.exp(found.x[at]), Kind.FITTED, said, math.exp(low[at]), math.exp(high[at]))
-    return numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True))
+    return numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True)), together
 
 
 Simulators = Callable[[Device, list[Probe]], list[float]]  # seconds of a step of each probe on a device
@@ -179,13 +189,14 @@ def _plain(point: Vector) -> list[Number]:
     return [_fitted(math.exp(x), "trial") for x in point]
 
 
-def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe], run: store.Run) -> tuple[Vector, Vector]:
-    """Interval of each number: samples of each probe and residuals over probes drawn again, one linear step each.
+def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe], run: store.Run, *, weakest: float = 1e-15) -> Vector:
+    """[draws][numbers] logarithms: samples of each probe and residuals over probes drawn again, one linear step each.
 
-    A full fit per draw would cost minutes; near the optimum the model is close to linear in the logarithms.
+    A full fit per draw would cost minutes; near the optimum the model is close to linear in the logarithms. Directions that the probes
+    see less than `weakest` times as well as the best one are left where they are.
     """
     random = np.random.default_rng(0)
-    inverse = np.linalg.pinv(jacobian)
+    inverse = np.linalg.pinv(jacobian, rcond=weakest)
     logs = [np.log(run.samples[p.name]) for p in probes]
     middle = np.array([np.median(values) for values in logs])
     draws = []
@@ -194,5 +205,4 @@ def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe
         misfit = random.choice(left, len(left))
         change = np.concatenate([noise + misfit, np.zeros(jacobian.shape[0] - len(left))])
         draws.append(point + inverse @ change)
-    low, high = np.percentile(np.array(draws), INTERVAL, axis=0)
-    return np.minimum(low, point), np.maximum(high, point)
+    return np.array(draws)

@@ -93,7 +93,7 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
     for name, said in fit.failed.items():
         say(f"the probe {name} did not run and was left out: {said}")
     conditions = {name: value for name, value in run.meta.items() if name not in ("steps", "failed")}
-    store.write_fit(node.device.name, fit.numbers, {**conditions, "run": fit.run, "residuals": fit.residuals})
+    store.write_fit(node.device.name, fit.numbers, {**conditions, "run": fit.run, "residuals": fit.residuals, "together": fit.together})
     return fit
 
 

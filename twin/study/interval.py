@@ -19,6 +19,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
+from twin.calibrate.store import read_fit
 from twin.errors import TwinError
 from twin.hardware.load import load_device
 from twin.hardware.override import interval, numbers
@@ -103,8 +104,27 @@ def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
     their differences are not noise.
     """
     uncertain = {path: number for path, number in numbers(node).items() if drawable(path) and _width(number)}
-    columns = {path: _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws)) for path, number in uncertain.items()}
+    joint = _together(node)
+    columns = {
+        path: number.value * joint[path][_rows(node, draws, len(joint[path]))] if path in joint
+        else _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws))
+        for path, number in uncertain.items()
+    }  # fmt: skip
     return [tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()})) for i in range(draws.count)]
+
+
+def _together(node: Node) -> dict[str, Floats]:
+    """Factors on the numbers of a fit, drawn together by its bootstrap: parts of a sum that probes know err in opposite directions."""
+    found = read_fit(node.device.name)
+    factors = found[1].get("together", {}) if found else {}
+    fitted = {path for path, number in numbers(node).items() if number.kind is Kind.FITTED}
+    named = {f"device.{path}": values for path, values in factors.items()}
+    return {path: np.asarray(values, dtype=np.float64) for path, values in named.items() if path in fitted}
+
+
+def _rows(node: Node, draws: Draws, count: int) -> npt.NDArray[np.int64]:
+    """Which of a fit's draws each draw takes: the same for all of its numbers."""
+    return np.asarray(uniforms(f"{node.device.name} fit", draws) * count, dtype=np.int64)
 
 
 def mechanism(path: str) -> str:
@@ -135,8 +155,11 @@ def chance(count: int, tried: int) -> float:
 
 
 def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Iterator[tuple[str, float]]:
+    joint = _together(node)  # drawn together, so no one of them can be told apart
     names = dict.fromkeys(
-        mechanism(path) for path, number in numbers(node).items() if path in touched and drawable(path) and _width(number)
+        mechanism(path)
+        for path, number in numbers(node).items()
+        if path in touched and path not in joint and drawable(path) and _width(number)
     )
     if max(speeds) == min(speeds) or not names or draws.count < TELLING:
         return
