@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from twin.calibrate import store
-from twin.calibrate.fit import fit_device, simulated_step_s
+from twin.calibrate.fit import TOGETHER, fit_device, simulated_step_s
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, settled
@@ -78,6 +78,9 @@ def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
         assert number.low is not None
         assert number.high is not None
         assert number.low <= number.value <= number.high
+    assert all(len(factors) == TOGETHER and min(factors) > 0 for factors in fit.together.values())
+    assert "launch.graph_edge_s" in fit.together
+    assert "block.fp32_bytes_per_s" not in fit.together  # no probe knows it: its range is no bootstrap's
 
 
 def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:

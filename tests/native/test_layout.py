@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twin.data import data_dir
 from twin.engine.weights import random_weights
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.header import Control, RankMemory, Request, Status, header
 from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.plan.prompt import PIECE_COLUMNS, TILE_ROWS, TOKENS
 from twin.plan.shards import stage_matrix
+from twin.plan.teams import ROWS_AT_ONCE
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
 from twin.toolchain import build_host
 
@@ -39,6 +42,21 @@ def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
     found = re.search(rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned()))
     assert found is not None
     assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(kind))
+
+
+@pytest.mark.parametrize(("file", "name", "value"), [
+    ("platform/cuda_vector.cuh", "ROWS_AT_ONCE", ROWS_AT_ONCE), ("platform/cuda_prompt.cuh", "CHUNK_TOKENS", TOKENS),
+    ("platform/cuda_prompt.cuh", "CHUNK_TILE_ROWS", TILE_ROWS), ("platform/cuda_prompt.cuh", "PIECE_COLUMNS", PIECE_COLUMNS),
+])  # fmt: skip
+def test_sizes_that_stand_in_both_languages_agree(file: str, name: str, value: int) -> None:
+    text = (data_dir("native") / file).read_text(encoding="utf-8")
+    assert re.findall(rf"constexpr int {name} = (\d+);", text) == [str(value)]
+
+
+def test_only_gate_up_makes_one_element_of_two_rows() -> None:
+    """from_residual in stages.cuh takes it for granted, and spares a look at the table behind the hand-off."""
+    for stage in build(SPEC, Options(blocks=2, slot_bytes=1024), LIMITS).stages:
+        assert stage.matrix is None or stage.matrix.unit == (2 if stage.kind is StageKind.GATE_UP else 1)
 
 
 def test_the_same_plan_gives_the_same_header() -> None:

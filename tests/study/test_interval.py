@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.store import read_fit
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import SPREAD, apply_fit, interval, numbers
@@ -119,3 +121,17 @@ def test_a_number_known_exactly_is_not_drawn() -> None:
 
 def test_every_kind_has_a_width_and_a_reason() -> None:
     assert set(WIDTHS) == set(SPREAD) == set(Kind)
+
+
+def test_numbers_of_a_fit_are_drawn_as_its_bootstrap_drew_them() -> None:
+    """Each draw takes one row of the fit for all of its numbers: parts of a sum keep the sum."""
+    node = calibrated_node("1xh200")
+    fit = read_fit(node.device.name)
+    assert fit is not None
+    rows = np.array(list(fit[1]["together"].values())).T
+    paths = [f"device.{path}" for path in fit[1]["together"]]
+    known = numbers(node)
+    free = [at for at, path in enumerate(paths) if not path.endswith(("stream_bytes_per_s", "loaded_hop_s"))]  # others are held possible
+    for one in map(dict, settings(node, DRAWS)):
+        factors = np.array([float(one[paths[at]]) / known[paths[at]].value for at in free])
+        assert np.isclose(rows[:, free], factors, rtol=1e-9).all(axis=1).any()

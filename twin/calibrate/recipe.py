@@ -14,7 +14,7 @@ from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, steady
 from twin.calibrate.starts import Starts, gpu_starts, host_starts
-from twin.engine.choose import HOST, gpu_conditions, is_nvidia
+from twin.engine.choose import HOST, gpu_conditions
 from twin.errors import CalibrationError
 from twin.hardware.types import Device
 from twin.plan.types import Limits
@@ -98,6 +98,6 @@ def recipe_of(device: Device) -> Recipe:
     """Raises CalibrationError for a device that no engine runs on."""
     if device.isa == HOST:
         return HOST_RECIPE
-    if is_nvidia(device):
+    if device.nvidia:
         return GPU_RECIPE
     raise CalibrationError(f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or an NVIDIA GPU (h200)")

@@ -204,7 +204,7 @@ def write_fit(device: str, numbers: dict[str, Number], meta: dict[str, Any]) -> 
     file = fit_file(device)
     file.parent.mkdir(parents=True, exist_ok=True)
     entries = {path: {"value": n.value, "low": n.low, "high": n.high, "source": n.source} for path, n in numbers.items()}
-    file.write_text(yaml.safe_dump({"device": device, **meta, "numbers": entries}, sort_keys=False))
+    file.write_text(yaml.safe_dump({"device": device, **meta, "numbers": entries}, sort_keys=False, default_flow_style=None, width=140))
     return file
 
 

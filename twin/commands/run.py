@@ -13,7 +13,7 @@ from typing import Any
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
 from twin.commands.output import emit, say
-from twin.engine.choose import check_present, compile_all, is_nvidia, open_engine, open_random
+from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
 from twin.engine.tokenizer import TOKENIZER, Stream, Tokenizer, make_byte_tokenizer, open_tokenizer
@@ -148,7 +148,7 @@ def chosen_node(args: argparse.Namespace) -> Node:
     node = calibrated_node(args.node)
     if args.gpus not in (1, node.gpus):
         raise ConfigError(f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them")
-    if is_nvidia(node.device) and node.gpus > 1:
+    if node.device.nvidia and node.gpus > 1:
         raise ConfigError(
             f"--node {args.node}: the engine runs on one GPU; use 1x{node.device.name}, `twin simulate` predicts more of them"
         )
@@ -157,7 +157,7 @@ def chosen_node(args: argparse.Namespace) -> Node:
 
 
 def _engine(args: argparse.Namespace, node: Node, plan: Plan, source: Source) -> Session:
-    if is_nvidia(node.device):
+    if node.device.nvidia:
         compile_all(node.device, [plan], say)
         if args.random is not None:
             return open_random(node.device, plan, args.random)
@@ -215,7 +215,7 @@ def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greed
     chosen = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
     chosen["context"] = min(positions, chosen["max_context"])
     plan = plan_for(spec, node, **chosen)
-    if not is_nvidia(node.device):
+    if not node.device.nvidia:
         check_memory(plan)  # before the proof, whose budget knows one GPU and no other programs
     validate(plan)
     return plan

@@ -22,7 +22,6 @@ from twin.plan.shards import Weights
 from twin.plan.types import Plan
 
 HOST = "host"
-NVIDIA = "sm_"  # how the instruction sets of NVIDIA's GPUs begin
 ALIKE = 0.15  # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in other units
 SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
 SMI_TIMEOUT_S = 20.0
@@ -38,10 +37,6 @@ class Found:
     memory_bytes: int
 
 
-def is_nvidia(device: Device) -> bool:
-    return device.isa is not None and device.isa.startswith(NVIDIA)
-
-
 def open_engine(device: Device, plan: Plan, weights: Weights | None, *, random_streams: int | None = None, trace: bool = False) -> Session:
     """An engine of `device` with the plan's weights loaded; a probe has none.
 
@@ -49,7 +44,7 @@ def open_engine(device: Device, plan: Plan, weights: Weights | None, *, random_s
     Raises EngineError when the device is not here or no engine knows it.
     """
     check_present(device)
-    if is_nvidia(device):
+    if device.nvidia:
         return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
     return HostEngine(plan, weights, trace=trace)
 
@@ -58,7 +53,7 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
     """An engine of a model's plan with random weights."""
     assert plan.spec is not None, f"{plan.name} is a probe: it has no weights"
     dtype = plan.options.weight_dtype
-    if is_nvidia(device):
+    if device.nvidia:
         return open_engine(device, plan, StandIn(plan.spec, seed, dtype), random_streams=seed, trace=trace)
     return open_engine(device, plan, random_weights(plan.spec, seed, dtype), trace=trace)
 
@@ -67,7 +62,7 @@ def check_present(device: Device) -> None:
     """Raises EngineError unless the engine can use `device` here and now."""
     if device.isa == HOST:
         return
-    if not is_nvidia(device):
+    if not device.nvidia:
         raise EngineError(
             f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA GPU (1xh200); simulate it instead"
         )
@@ -125,7 +120,7 @@ def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str],
 
     The host's kernels differ by types only and compile when they are first used.
     """
-    if not is_nvidia(device) or not plans:
+    if not device.nvidia or not plans:
         return {}
     refused = {}
     workers = min(len(plans), len(os.sched_getaffinity(0)))

@@ -169,6 +169,11 @@ class Device:
     power: Power = field(default_factory=Power)
 
     @property
+    def nvidia(self) -> bool:
+        """Does our kernel for NVIDIA run there?"""
+        return self.isa is not None and self.isa.startswith("sm_")
+
+    @property
     def blocks(self) -> int:
         """Blocks that can be resident, one per SM, CU or core."""
         return int(self.structure.dies.value * self.structure.blocks_per_die.value)

@@ -20,7 +20,6 @@ SETTLED = (  # fields whose default depends on the model or the node
 )  # fmt: skip
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
-NVIDIA = "sm_"  # how the instruction sets of NVIDIA's GPUs begin
 EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
 # On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes 1,305 cycles; with all of a 208 KiB ring
 # it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-exchange).
@@ -37,7 +36,7 @@ def limits_of(node: Node) -> Limits:
         on_chip_bytes=int(device.block.on_chip_bytes.value),
         memory_bytes=int(device.memory.capacity_bytes.value),
         oversubscribe=device.sharing is not None,
-        teams=device.isa is not None and device.isa.startswith(NVIDIA),
+        teams=device.nvidia,
     )
 
 

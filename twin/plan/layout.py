@@ -27,7 +27,6 @@ UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
-BATCH_ROWS = 64  # rows of a matrix between two block barriers, as in gemv.cuh; a tile of more rows is a batch of its own
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
@@ -109,8 +108,7 @@ def layout(plan: Plan) -> Layout:
 
 def _shape(matrix: Matrix) -> tuple[int, ...]:
     inverse = -(-(1 << 16) // matrix.tile_rows)  # n * inverse >> 16 is n / tile_rows for the rows of a batch and a tile
-    batch = max(matrix.tile_rows, BATCH_ROWS // matrix.tile_rows * matrix.tile_rows)
-    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, inverse, batch
+    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, inverse, matrix.batch_rows
 
 
 KINDS = {kind: at for at, kind in enumerate(StageKind)}
@@ -330,8 +328,7 @@ def _half_floats(plan: Plan) -> int:
     wanted = [0]
     for stage in plan.stages:
         if stage.matrix:
-            rows = max(stage.matrix.tile_rows, BATCH_ROWS // stage.matrix.tile_rows * stage.matrix.tile_rows)
-            rows = min(rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
+            rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
             wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
     return _up(max(wanted), LINE_FLOATS)
 

@@ -21,6 +21,7 @@ from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
 
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
+BATCH_ROWS = 64  # rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its own
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 
@@ -167,6 +168,11 @@ class Matrix:
     tile_cols: int
     owned: tuple[Span, ...]  # [blocks] rows of each block
     format: Format | None = None  # as stored; None: the plan's weight type
+
+    @property
+    def batch_rows(self) -> int:
+        """Most rows that a block multiplies between two barriers."""
+        return max(self.tile_rows, BATCH_ROWS // self.tile_rows * self.tile_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,17 +71,17 @@ def scan_requests(device: Device, plan: Plan, kind: StageKind, scan: Scan, item:
         for chunk in cost.chunks(size, plan.options.slot_bytes):
             yield chunk, turns * cost.kv_cost(device.block, chunk)
         return
-    at_once, turns = _round(plan, scan, queries)
-    fixed, each = picoseconds(device.warps.item_s.value), passes * turns * picoseconds(device.warps.round_s.value)
+    at_once = _round(plan, scan, queries)
+    fixed, each = picoseconds(device.warps.item_s.value), passes * picoseconds(device.warps.round_s.value)
     for number, chunk in enumerate(cost.chunks(size, scan.entry_bytes * at_once)):
         yield chunk, each + (0 if number else fixed)
 
 
-def _round(plan: Plan, scan: Scan, queries: int) -> tuple[int, int]:
-    """Entries of a round and turns that it takes: as our kernel divides them over warps, or a tile of a tensor core."""
+def _round(plan: Plan, scan: Scan, queries: int) -> int:
+    """Entries of a round: as our kernel divides them over warps, or a tile of a tensor core."""
     if queries > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD:
-        return max(TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES), 1
-    return cost.entries_at_once(scan.dim, queries, plan.kv.dtype), 1
+        return max(TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES)
+    return cost.entries_at_once(scan.dim, queries, plan.kv.dtype)
 
 
 def judged(plan: Plan) -> list[str]:

@@ -18,7 +18,6 @@ KEPT_ITERATIONS = 200
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
 QUAD_BYTES = 16  # most that a thread reads at once
-BATCH_ROWS = 64  # between two block barriers, in whole tiles, as in gemv.cuh
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 

@@ -401,13 +401,12 @@ class _Lowering:
 
     def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int], tuple[int, int]] = {}
-        batch = max(matrix.tile_rows, cost.BATCH_ROWS // matrix.tile_rows * matrix.tile_rows)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0)
             if tile not in known:
                 known[tile] = self._tile(matrix, *tile, tokens)
             ps, size = known[tile]
-            ends = right == matrix.cols and (hi == last or (hi - first) % batch == 0)
+            ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
     def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, tokens: int) -> tuple[int, int]:
