@@ -5,7 +5,7 @@
 
 namespace twin {
 
-__device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ constexpr int least(int a, int b) { return a < b ? a : b; }
 
 // What a stage's end needs from the plan, looked up before its inputs are there: nothing between the last poll and the
 // publication may wait for memory.

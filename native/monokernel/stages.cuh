@@ -6,8 +6,6 @@
 
 namespace twin {
 
-__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.launch.request.read + b.at.step; }
-
 // Does this step's LM head count? While a prompt is read, only its last position asks for a token.
 __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
   return wanted.every_position || step >= wanted.forced - 1;
@@ -16,11 +14,14 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
 __device__ __forceinline__ const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
 
 // residual += reads, each read's parts in rank order. The last read comes first: delayed parts have long been there.
+// Where lanes' streams meet before the norm, their sum takes the stream's place.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& residual) {
   bool good = true;
   TWIN_ONCE
-  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read && good; --i)
-    good = gather_vector(b, index, b.plan.reads_at(i), residual);
+  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read && good; --i) {
+    const Read& read = b.plan.reads_at(i);
+    good = b.plan.ranks == 1 || read.residual ? gather_vector<true>(b, index, read, residual) : gather_vector<false>(b, index, read, residual);
+  }
   b.residual.close(b.core, residual);
   return good;
 }
@@ -72,7 +73,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden), residual = b.residual.open(b.core);
-  if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
+  if (meeting ? !gather_vector<false>(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
   if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, out);
   if (meeting) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
-    if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
+    if (!gather_vector<false>(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
   const Work work = {b.plan.owned_at(stage.owned + b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
   return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });

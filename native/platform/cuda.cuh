@@ -335,8 +335,9 @@ struct Core {
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
   ChunkBarriers& chunk_barriers;
 
-  static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
-  static constexpr int HEADS = 1;  // warps with other heads of the item read the same rows from a cache
+  static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
+  static constexpr int HEADS = GROUP < 2 ? GROUP : 2;  // query heads that share one read of a key
+  static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr int POSITION_LANES = CachedPiece::LANES;
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
 

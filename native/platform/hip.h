@@ -167,6 +167,7 @@ struct Core {
 
   static constexpr int POSITIONS = 1;  // with 2, eight lanes needed 39 registers more than the 256 there are
   static constexpr int HEADS = 1;
+  static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import MOST_WARPS, chip_of, prompt_of
+from twin.plan.prompt import MOST_WARPS, chip_of, partials, prompt_of
 from twin.plan.shards import Weights
 from twin.plan.teams import teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
@@ -310,7 +310,7 @@ def _scratch_floats(plan: Plan) -> int:
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            merge = _up(max(MOST_WARPS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            merge = _up(partials(group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
             gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])

@@ -13,10 +13,12 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
+from twin.plan.teams import WARPS
 from twin.plan.types import PARTIAL_EXTRA, Plan, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
+HEADS_AT_ONCE = 2  # of a group of query heads: a warp of an NVIDIA block reads a cached position once for them
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
@@ -102,6 +104,11 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             return "", 0
 
 
+def partials(group: int) -> int:
+    """Softmax partials of a block's warps that wait for each other: a head's of 16 warps, or up to four heads' of NVIDIA's 8."""
+    return max(MOST_WARPS, WARPS[-1] * min(group, HEADS_AT_ONCE), group)
+
+
 def attention_bytes(plan: Plan) -> int:
     """On the chip: keys, values and queries of a unit, FP32; its angles; keys and values as cached; partials; the unit's result."""
     shard, chunk = plan.shard, plan.options.prompt_chunk
@@ -109,7 +116,7 @@ def attention_bytes(plan: Plan) -> int:
     heads = 4 * _up((2 * chunk + group) * shard.head_dim, LINE_FLOATS)
     fresh = 4 * _up(2 * chunk * shard.head_dim * plan.kv.dtype.bytes // 4, LINE_FLOATS)
     turns = 4 * _up(chunk * shard.head_dim, LINE_FLOATS)
-    merged = 4 * _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    merged = 4 * _up(partials(group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
     return heads + turns + fresh + merged + 4 * _up(group * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
 
 
