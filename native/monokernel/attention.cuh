@@ -170,13 +170,15 @@ struct Scan {
     bool held[Core::POSITIONS];
   };
 
+  static constexpr int STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;  // positions that all warps of a set look at together
+
   u8* keys;  // [item_positions][HEAD_DIM]; the values follow
   u8* values;
   const u8* fresh;  // the newest key and value, on the chip
   int from;         // positions of the item that count
   int to;
   int newest;  // the present token's, or -1 when another split holds it
-  Rows rows;   // the next to look at; of the block's first item asked for before the queries were there
+  Rows rows, next;  // to look at next, and after that; of the block's first item asked for before the queries were there
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
     const u64 bytes = u64(b.plan.item_positions) * ROW;
@@ -212,15 +214,17 @@ struct Scan {
       }
     }
   }
-  __device__ __forceinline__ void prefetch(const Block& b) { ask(b, rows, from + unit(b), false); }
+  __device__ __forceinline__ void prefetch(const Block& b) {
+    ask(b, rows, from + unit(b), false);
+    ask(b, next, from + unit(b) + STRIDE, false);
+  }
 
-  // The newest key and value into the cache; `row` holds both.
-  __device__ __forceinline__ void append(const Block& b, const u8* row) {
-    if (newest < 0) return;
-    fresh = row;
+  // The newest key and value into the cache.
+  __device__ __forceinline__ void append(const Block& b) {
+    if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
-      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row)[i];
-      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row + ROW)[i];
+      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
   }
 
@@ -228,7 +232,7 @@ struct Scan {
   // sum of each. `merged` is [warps][HEADS][PARTIAL] on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
-    constexpr int HEADS = Partial::HEADS, STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;
+    constexpr int HEADS = Partial::HEADS;
     const int busy = least(POSITION_WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
     for (int set = 0; set < HEAD_SETS; set += SETS_AT_ONCE) {
       const int head = (set + b.core.warp() % SETS_AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
@@ -237,18 +241,19 @@ struct Scan {
         partial.start();
         int at = from + unit(b);
         ask(b, rows, at, prefetched && set == 0);
+        ask(b, next, at + STRIDE, prefetched && set == 0);
+        TWIN_ONCE
         for (int p = from + b.core.warp() / SETS_AT_ONCE * UNITS; p < to; p += STRIDE, at += STRIDE) {
-          Rows next;
-          const bool more = p + STRIDE < to;
-          if (more) ask(b, next, at + STRIDE, false);
           partial.scan(b, queries + head * HEAD_DIM, heads, rows);
-          if (more) rows = next;
+          rows = next;
+          if (p + 2 * STRIDE < to) ask(b, next, at + 2 * STRIDE, false);
         }
         partial.meet(b);
         partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
       }
       b.core.barrier();
       merge(b, set * HEADS, least(SETS_AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
+      if (set + SETS_AT_ONCE >= HEAD_SETS) append(b);  // others wait for what was published; nobody for the cache before the next step
       b.core.barrier();
     }
   }

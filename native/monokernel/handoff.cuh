@@ -141,7 +141,7 @@ __device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory
     const Reset& reset = plan.resets_at(i);
     if (reset.previous_step && step == 0) continue;
     const Value& value = plan.values_at(reset.value);
-    const Span own = plan.owned_at(value.owned + block);
+    const Span own = plan.owned_of(value.owned, block);
     for (int part = 0; part < value.parts; ++part)
       fill(memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo);
   }
@@ -196,7 +196,7 @@ __device__ __forceinline__ bool finish(Block& b, int index, const Stage& stage) 
     publish_fence();  // of all threads' publications: the barrier has ordered them before it
     if (counted) {
       const Output out = output_of(b, stage);
-      const Span own = b.plan.owned_at(out.value->owned + b.block);
+      const Span own = b.plan.owned_of(out.value->owned, b.block);
       for (int rank = 0; rank < b.plan.ranks && own.lo < own.hi; ++rank)
         if (rank == b.rank || out.others) arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
     }

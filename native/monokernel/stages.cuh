@@ -37,7 +37,7 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   b.core.barrier();
   if (b.core.gave_up()) return false;
   b.core.cleared();
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, 0.0f);
   return true;
 }
@@ -104,7 +104,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   if (!done || !head || b.plan.full) return done;
   const Candidate best = b.core.best(mine, wins);
   if (b.core.thread() == 0) {
-    const int at = b.plan.owned_at(out.value->owned + b.block).lo;
+    const int at = b.plan.owned_of(out.value->owned, b.block).lo;
     publish(b, out, at, best.logit);
     publish(b, out, at + 1, float(best.index));
   }
@@ -115,7 +115,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   float* merged = b.scratch;                                                    // [warps][HEADS][PARTIAL]
   float* turns = merged + (Core::warps() * Core::HEADS * PARTIAL + 15) / 16 * 16;  // [TURNS]
   float* heads = turns + (TURNS + 15) / 16 * 16;                               // q heads, k heads, v heads of the block's items
-  const Span items = b.plan.owned_at(stage.items + b.block);
+  const Span items = b.plan.owned_of(stage.items, b.block);
   const int position = position_of(b), splits = b.plan.splits;
   const bool any = items.lo < items.hi, probe = b.plan.probe;  // a probe has no queries, and publishes nothing
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
@@ -154,7 +154,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   for (int i = items.lo; i < items.hi; ++i) {
     const int head = i / splits - first;
     if (i > items.lo) scan.open(b, stage, i, position);
-    if (!probe) scan.append(b, fresh + head * 2 * HEAD_DIM * type_bytes(KV));
+    if (!probe) scan.fresh = fresh + head * 2 * HEAD_DIM * type_bytes(KV);
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       const Output out = output_of(b, stage);
@@ -181,7 +181,7 @@ __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector<false>(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
-  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
+  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
   return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
@@ -191,7 +191,7 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   for (int lo = own.lo; lo < own.hi; lo += b.plan.input_floats) {
     const int count = least(b.plan.input_floats, own.hi - lo);
     if (!gather(b, index, read, source, lo, lo + count, b.input)) return false;
@@ -214,7 +214,7 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   b.core.barrier();
   if (b.core.gave_up()) return false;
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   b.core.cleared();
   x.each(b.core, [&](int i, float& value) {
     if (i >= own.lo && i < own.hi) publish(b, out, i, value);
@@ -312,7 +312,7 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   Core::Hidden x = Core::Hidden::in(b.input, stage.cols);
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
-  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, {}};
+  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
   const bool done = multiply(b, stage, work, x, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;
   return done;
@@ -329,7 +329,7 @@ __device__ __forceinline__ bool exchange(Block& b, int index, const Stage& stage
   }
   begin(b, index, stage);
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   b.core.cleared();
   TWIN_EACH(i, own.hi - own.lo) {
     const int e = own.lo + i, next = e + 1 < n ? e + 1 : 0;

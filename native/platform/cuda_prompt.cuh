@@ -237,7 +237,7 @@ struct Chunk {
   __device__ __forceinline__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
     constexpr bool WIDE = WEIGHT == Type::FP32;
     const int lane = b.core.lane(), warp = b.core.warp(), unit = stage.unit, size = type_bytes(WEIGHT);
-    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
     const u8* packed = reinterpret_cast<const u8*>(x);
     if constexpr (!WIDE) fetch(b.core, packed, stage.cols);
     const u32 slices = u32((stage.cols + stage.tile_cols - 1) / stage.tile_cols);

@@ -5,6 +5,7 @@
 #include "hip_runtime.h"
 
 #define TWIN_TABLE __device__ static const
+#define TWIN_LARGE_TABLE TWIN_TABLE
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)

@@ -13,6 +13,7 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define TWIN_TABLE static const
+#define TWIN_LARGE_TABLE TWIN_TABLE
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)

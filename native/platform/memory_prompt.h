@@ -25,7 +25,7 @@ struct Chunk {
   // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
   template <class Block, class Emit>
   __device__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
-    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
     float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;  // one token's sums of a tile

@@ -43,7 +43,7 @@ class Layout:
     reads: Table
     resets: Table
     values: Table
-    owned: Table  # [sets][blocks] spans
+    owned: Table  # [blocks][sets] spans: those of a block lie together
     rows: Table  # [sets][blocks] (first, count) into `spans`
     spans: Table
     streams: Table  # [blocks] first page of each block's stream
@@ -101,7 +101,7 @@ def layout(plan: Plan) -> Layout:
     streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
         "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 3, "grid_counter": counters, "prompt_counter": counters + 2,
-        "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
+        "owned_sets": len(sets.sets), "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
 
@@ -176,7 +176,7 @@ class _Sets:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.owned: Table = []
+        self.sets: list[tuple[Span, ...]] = []
         self.rows: Table = []
         self.spans: Table = []
         self._owned: dict[tuple[Span, ...], int] = {}
@@ -185,9 +185,13 @@ class _Sets:
 
     def own(self, spans: tuple[Span, ...]) -> int:
         if spans not in self._owned:
-            self._owned[spans] = len(self.owned)
-            self.owned += spans
+            self._owned[spans] = len(self.sets)
+            self.sets.append(spans)
         return self._owned[spans]
+
+    @property
+    def owned(self) -> Table:
+        return [spans[block] for block in range(self.blocks) for spans in self.sets]
 
     def read(self, read: Read) -> int:
         if read.spans not in self._rows:

@@ -18,7 +18,7 @@ from twin.plan.types import PARTIAL_EXTRA, Plan, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
-HEADS_AT_ONCE = 2  # of a group of query heads: a warp of an NVIDIA block reads a cached position once for them
+HEADS_AT_ONCE = 1  # of a group of query heads: a warp of an NVIDIA block reads a cached position once for them
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
