@@ -161,6 +161,14 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   }
 }
 
+// Does a helper of the block sum the late parts beside its other stages? It polls, so only where hand-offs are sentinels.
+__device__ __forceinline__ bool sums_aside(const Plan& plan) {
+  return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL);
+}
+
+// The stage that a block's consumers run next: they pass by what a helper does, without a look at it.
+__device__ __forceinline__ int next_stage(const Plan& plan, int index) { return sums_aside(plan) ? plan.stages_at(index).next : index + 1; }
+
 // Where a stage's elements go: into one part, on this rank or on all of them.
 struct Output {
   const Value* value;

@@ -201,6 +201,19 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
   return true;
 }
 
+// The other ranks' parts of what this block owns of a module's output, for all blocks of the rank. Consumers come here only where no
+// helper makes such sums (`sums_aside`).
+__device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
+  if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
+  begin(b, index, stage);
+  const Output out = output_of(b, stage);
+  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  b.core.cleared();
+  TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, b.scratch[i]);
+  b.core.barrier();  // the next stage may use the scratch
+  return true;
+}
+
 // ---- the end of the step -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stage) {

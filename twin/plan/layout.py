@@ -58,13 +58,13 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "stages": (
         "Stage",
         ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
-         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
+         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes", "next"),
     ),
     "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
     "values": (
         "Value",
-        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt"),
+        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt", "late"),
     ),
     "owned": ("Span", ("lo", "hi")),
     "rows": ("SpanRow", ("first", "count")),
@@ -93,6 +93,7 @@ def layout(plan: Plan) -> Layout:
             *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
             *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
+            next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
         ))  # fmt: skip
         kv += stage.kind is StageKind.ATTENTION
         reads += [(r.value, PARTS[r.parts], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
@@ -222,7 +223,7 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
             base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
             sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
             sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
-            prompt_of(plan).values[value.id],
+            prompt_of(plan).values[value.id], int(plan.stages[value.stage].late),
         ))  # fmt: skip
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
 
@@ -320,6 +321,8 @@ def _scratch_floats(plan: Plan) -> int:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
+        if stage.late:
+            wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
 
 

@@ -38,7 +38,7 @@ class StageKind(Enum):
     SAMPLE = "sample"  # next token
     STREAM = "stream"  # probe: consume weights, no exchange
     EXCHANGE = "exchange"  # probe: publish and gather, no weights
-    REDUCE = "reduce"  # residual += reads, each block its own elements; publishes them
+    REDUCE = "reduce"  # reads summed, each block its own elements (of the residual stream where that is sliced); publishes the sums
     HYPER = "hyper"  # residual streams += reads; how they mix, one partial sum per stream
     LATENT = "latent"  # norm; rows of compressed queries, keys and values
     QUERY = "query"  # norm; queries from the compressed ones
@@ -90,6 +90,13 @@ class Residual(Enum):
     SLICED = "sliced"  # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
 
 
+class LateParts(Enum):
+    """Who adds up what the other ranks published `delay` layers ago."""
+
+    EACH = "each"  # every block reads every other rank's part
+    REDUCED = "reduced"  # every block sums its own elements of the parts once; a stage REDUCE publishes them within the rank
+
+
 class Common(Enum):
     """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
 
@@ -135,6 +142,7 @@ class Options:
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
+    late_parts: LateParts | None = None  # lanes: None: reduced where a block then reads fewer bytes and no kernel or barrier is added
 
     @property
     def tokens(self) -> int:
@@ -291,6 +299,11 @@ class Stage:
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         return (self.matrix, *self.more) if self.matrix else ()
+
+    @property
+    def late(self) -> bool:
+        """A sum of late parts: a later stage's reads wait for it, nothing else in the block does."""
+        return self.kind is StageKind.REDUCE and not any(read.residual for read in self.reads)
 
     @property
     def name(self) -> str:
