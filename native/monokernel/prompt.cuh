@@ -42,8 +42,7 @@ static_assert(NORM_RUN == Chunk::RUN, "activations are stored as many at a time"
 __device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at, Run<NORM_RUN>& x) {
   constexpr int AT_ONCE = 2;  // their loads are under way together; more cost registers that a step needs
   const Value& value = b.plan.values_at(read.value);
-  const bool others = read.parts == int(Parts::OTHERS) || value.late;  // sums of late parts: the parts themselves
-  const bool own = !others && (read.parts == int(Parts::OWN) || !value.pushed);
+  const bool own = read.pass_parts == int(Parts::OWN), others = read.pass_parts == int(Parts::OTHERS);
   const int count = own ? 1 : b.plan.ranks - others, first = own ? b.rank : 0;
   TWIN_ONCE
   for (int p = 0; p < count; p += AT_ONCE) {

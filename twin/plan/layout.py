@@ -60,11 +60,11 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
         ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
          "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes", "next"),
     ),
-    "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
+    "reads": ("Read", ("value", "parts", "pass_parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
     "values": (
         "Value",
-        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt", "late"),
+        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt"),
     ),
     "owned": ("Span", ("lo", "hi")),
     "rows": ("SpanRow", ("first", "count")),
@@ -96,7 +96,7 @@ def layout(plan: Plan) -> Layout:
             next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
         ))  # fmt: skip
         kv += stage.kind is StageKind.ATTENTION
-        reads += [(r.value, PARTS[r.parts], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
+        reads += [(r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
         resets += [(r.value, int(r.previous_step)) for r in stage.resets]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
@@ -223,7 +223,7 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
             base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
             sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
             sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
-            prompt_of(plan).values[value.id], int(plan.stages[value.stage].late),
+            prompt_of(plan).values[value.id],
         ))  # fmt: skip
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
 
@@ -334,6 +334,12 @@ def _half_floats(plan: Plan) -> int:
             rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
             wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
     return _up(max(wanted), LINE_FLOATS)
+
+
+def _pass_parts(plan: Plan, read: Read) -> Parts:
+    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves are added."""
+    value = plan.values[read.value]
+    return Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
 
 
 def _pushes(plan: Plan, stage: Stage) -> bool:
