@@ -166,6 +166,8 @@ class Walk:
                 self.say(stage, f"blocks do not publish the sums of the elements that they own of {past.name}")
             if any(spans != needed for spans, needed in zip(read.spans, need.spans, strict=True)):
                 self.say(stage, f"blocks read more of {past.name} than they own")
+            if stage.layer != plan.stages[stage.index - 1].layer:
+                self.say(stage, f"stands in layer {plan.stages[stage.index - 1].layer}")
             if stage.resets:
                 self.say(stage, "resets something, which a stage that runs beside the others must not do")
 
