@@ -307,7 +307,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   if (b.core.thread() != 0) return token >= 0;
   if (token < 0) {
     claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
-    leave_all(b);
+    leave_all(b.launch);
     return false;
   }
   b.at.token = token;
