@@ -96,7 +96,10 @@ def layout(plan: Plan) -> Layout:
             next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
         ))  # fmt: skip
         kv += stage.kind is StageKind.ATTENTION
-        reads += [(r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
+        reads += [
+            (r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale)
+            for r in stage.reads
+        ]
         resets += [(r.value, int(r.previous_step)) for r in stage.resets]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)

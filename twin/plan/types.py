@@ -357,6 +357,11 @@ class Plan:
         """Tokens of one step."""
         return self.options.tokens
 
+    def aside(self, stage: Stage) -> bool:
+        """Does a helper of the block make this stage beside the others? Our kernel for NVIDIA has one, which polls."""
+        polled = self.options.execution is Execution.RESIDENT and self.options.handoff is HandOffKind.SENTINEL
+        return stage.late and self.limits.teams and polled
+
     def weight_bytes(self) -> int:
         """Weights that one step streams, all ranks together; of routed experts what uniform routing uses on average."""
         return round(self.ranks * sum(self._streamed_bytes(stage) for stage in self.stages))
