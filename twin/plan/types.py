@@ -142,7 +142,7 @@ class Options:
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
-    late_parts: LateParts | None = None  # lanes: None: reduced where a block then reads fewer bytes and no kernel or barrier is added
+    late_parts: LateParts | None = None  # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or barrier
 
     @property
     def tokens(self) -> int:
