@@ -309,6 +309,20 @@ def _waits_for_the_others(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
+def sums_what_comes_later(plan: Plan) -> Plan:
+    """The first sum of late parts is of parts that other ranks push later in the step."""
+    first = next(s for s in plan.stages if s.late)
+    last = max(read.value for s in plan.stages if s.late for read in s.reads)
+    broken = replace(first, reads=(replace(first.reads[0], value=last),))
+    return replace(plan, stages=tuple(broken if s is first else s for s in plan.stages))
+
+
+def test_a_sum_of_parts_that_never_come_ends_by_watchdog() -> None:
+    plan = sums_what_comes_later(planned(LANED, blocks=8, late_parts=LateParts.REDUCED))
+    with engine(plan, watchdog_s=0.2) as running, pytest.raises(EngineError, match=r"in reduce\[1\] at step 0 for .*, part [0-3], element"):
+        running.generate([1, 2, 3], max_tokens=3)
+
+
 @pytest.mark.parametrize("handoff", [HandOffKind.SENTINEL, HandOffKind.COUNTER])
 def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKind) -> None:
     plan = _waits_for_the_others(planned(handoff=handoff))
