@@ -181,10 +181,10 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       TWIN_KEEP(lane);  // what is made of these is made again in each stage: registers are scarce
       TWIN_KEEP(step);
       if (sums_aside(plan) && stage.kind == int(StageKind::REDUCE)) {
-        if constexpr (TRACE) mark(launch, rank, block, step, index, 0);
+        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
         if (!sum_late_parts(launch, memory, rank, block, step, index)) *const_cast<volatile int*>(&signals.lost) = 1;
         __syncwarp();
-        if constexpr (TRACE) mark(launch, rank, block, step, index, 1);
+        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
         continue;
       }
       int spans = 0;  // words to reset; looked up while the consumers wait
