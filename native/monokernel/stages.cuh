@@ -202,6 +202,19 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
   return true;
 }
 
+// The other ranks' parts of what this block owns of a module's output, for all blocks of the rank. Consumers come here only where no
+// helper makes such sums (`sums_aside`).
+__device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
+  if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
+  begin(b, index, stage);
+  const Output out = output_of(b, stage);
+  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  b.core.cleared();
+  TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, b.scratch[i]);
+  b.core.barrier();  // the next stage may use the scratch
+  return true;
+}
+
 // ---- the end of the step -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stage) {
@@ -295,7 +308,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   if (b.core.thread() != 0) return token >= 0;
   if (token < 0) {
     claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
-    leave_all(b);
+    leave_all(b.launch);
     return false;
   }
   b.at.token = token;

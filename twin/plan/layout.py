@@ -58,9 +58,9 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "stages": (
         "Stage",
         ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
-         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
+         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes", "next"),
     ),
-    "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
+    "reads": ("Read", ("value", "parts", "pass_parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
     "values": (
         "Value",
@@ -93,9 +93,13 @@ def layout(plan: Plan) -> Layout:
             *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
             *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
+            next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
         ))  # fmt: skip
         kv += stage.kind is StageKind.ATTENTION
-        reads += [(r.value, PARTS[r.parts], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
+        reads += [
+            (r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale)
+            for r in stage.reads
+        ]
         resets += [(r.value, int(r.previous_step)) for r in stage.resets]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
@@ -324,6 +328,8 @@ def _scratch_floats(plan: Plan) -> int:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
+        if stage.late:
+            wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
 
 
@@ -335,6 +341,12 @@ def _half_floats(plan: Plan) -> int:
             rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
             wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
     return _up(max(wanted), LINE_FLOATS)
+
+
+def _pass_parts(plan: Plan, read: Read) -> Parts:
+    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves are added."""
+    value = plan.values[read.value]
+    return Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
 
 
 def _pushes(plan: Plan, stage: Stage) -> bool:

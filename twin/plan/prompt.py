@@ -22,6 +22,7 @@ HEADS_AT_ONCE = 1  # of a group of query heads: a warp of an NVIDIA block reads 
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
+SKIPPED = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.REDUCE)  # the first norm embeds; parts are read where they lie
 FEWEST_SLOTS = 4  # of the ring while activations share its memory: with 16 KiB each they hold 1.8 us of an H200's stream
 
 
@@ -58,7 +59,7 @@ def passes(plan: Plan, tokens: int) -> int:
 def pass_stages(plan: Plan) -> Iterator[Stage]:
     """The stages of a pass; the last one only appends keys and values."""
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
-    yield from (s for s in plan.stages[: last + 1] if s.kind not in (StageKind.EMBED, StageKind.COLLECTIVE))
+    yield from (s for s in plan.stages[: last + 1] if s.kind not in SKIPPED)
 
 
 def pass_weight_bytes(plan: Plan) -> int:
@@ -86,12 +87,12 @@ def prompt_of(plan: Plan) -> Prompt:
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:
-    """(name, columns) of what a stage publishes in a pass; a collective delivers what it read.
+    """(name, columns) of what a stage publishes in a pass; a collective, or a sum of late parts, what it reads.
 
     Partial sums are read by other ranks up to `delay` layers later, before the barrier behind the next layer's norm.
     """
     match made.kind:
-        case StageKind.COLLECTIVE:
+        case StageKind.COLLECTIVE | StageKind.REDUCE:
             return _row(plan, plan.stages[plan.values[made.reads[0].value].stage])
         case StageKind.QKV | StageKind.GATE_UP:
             assert made.matrix is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.plan.types import (
@@ -82,6 +83,8 @@ class StageWork:
     gate: int = -1  # this block must have finished that stage before a slot of this one may be requested; -1: known ahead
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
+    aside: bool = False  # made by the block's helper, beside the stages that follow
+    asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,8 @@ class _Lowering:
             gate=-1 if stage.gate is None or not weights.costs else stage.gate,
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
+            aside=self._aside(stage),
+            asks=self._asks(stage),
         )
         self.works[key] = work
         return work
@@ -271,6 +276,14 @@ class _Lowering:
         if key not in self.gathers:
             self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
+
+    def _aside(self, stage: Stage) -> bool:
+        """A warp that a block has to spare sums late parts."""
+        return stage.late and self._polled() and self.device.warps is not None and self.device.sharing is None
+
+    def _asks(self, stage: Stage) -> int:
+        behind = self.plan.stages[stage.index + 1 :]
+        return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -313,7 +326,9 @@ class _Lowering:
         plan = self.plan
         if self.device.warps is None:
             return 0
-        if stage.kind in VECTOR_KINDS:
+        if self._aside(stage):
+            rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
+        elif stage.kind in VECTOR_KINDS:
             splits = plan.kv.splits if stage.kind is StageKind.O_PROJ and stage.scan is None else 0
             rounds = cost.vector_rounds(stage.matrix, parts=part_count(plan, plan.values[read.value], read.parts), splits=splits)
         else:
