@@ -162,6 +162,28 @@ __device__ __forceinline__ void attend_unit(Block& b, const Seen& seen, int from
 
 __device__ constexpr int up_floats(int count) { return (count + 31) / 32 * 32; }
 
+// Numbers that a thread copies onto the chip at once, and how many such loads it has under way: each wait for one is a
+// second-level cache's latency.
+constexpr int COPY_RUN = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
+
+// at(i) for i in 0, COPY_RUN, .. below `count`: where COPY_RUN neighbours lie. They go to `to`.
+template <class At>
+__device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at) {
+  const int step = b.core.threads() * COPY_RUN;
+  TWIN_ONCE
+  for (int i = b.core.thread() * COPY_RUN; i < count; i += step * COPIES) {
+    Run<COPY_RUN> got[COPIES];
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      if (i + k * step < count) got[k] = load_run<COPY_RUN, 4 * COPY_RUN>(at(i + k * step));
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      TWIN_UNROLL
+      for (int j = 0; j < COPY_RUN; ++j)
+        if (i + k * step < count) to[i + k * step + j] = got[k].at[j];
+  }
+}
+
 // Each unit appends its token's key and value, and attends to all that came before. The last layer only appends.
 __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass, bool last, float* chip) {
   const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
@@ -173,20 +195,22 @@ __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const
   float* result = merged + up_floats(Core::warps() * Core::HEADS * PARTIAL);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   const float scale = 1.0f / square_root(float(HEAD_DIM));
+  const float* const published = pass_row(b.memory, from, 0, 0);
+  const float* const angles = b.memory.constants + b.plan.rope;
+  const int width = from.elements;
   for (int unit = b.block; unit < b.plan.kv_heads * pass.tokens; unit += b.plan.blocks) {
     const int head = unit / pass.tokens, token = unit % pass.tokens, position = pass.first + token;
     const int oldest = last ? token : 0, keys = token + 1 - oldest, count = 2 * keys + (last ? 0 : GROUP);
-    TWIN_EACH(i, count * HEAD_DIM) {
+    copy_runs(b, count * HEAD_DIM, heads, [&](int i) {
       const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2;  // a key, a value, a query
       const int row = group == 2 ? token : oldest + h - group * keys;
       const int at = group == 2 ? (head * GROUP + h - 2 * keys) * HEAD_DIM : query_floats + group * key_floats + head * HEAD_DIM;
-      heads[i] = load_shared(pass_row(b.memory, from, row, from.elements) + at + i % HEAD_DIM);
-    }
-    TWIN_EACH(i, keys * HEAD_DIM) {
-      const int row = i / HEAD_DIM, at = i % HEAD_DIM;
-      const float* angles = b.memory.constants + b.plan.rope + (at < HALF ? 0 : sines - HALF);
-      turns[i] = angles[long(pass.first + oldest + row) * HALF + at];
-    }
+      return published + long(row) * width + at + i % HEAD_DIM;
+    });
+    copy_runs(b, keys * HEAD_DIM, turns, [&](int i) {
+      const int at = i % HEAD_DIM;
+      return angles + (at < HALF ? 0 : sines - HALF) + long(pass.first + oldest + i / HEAD_DIM) * HALF + at;
+    });
     b.core.barrier();
     for (int h = b.core.warp(); h < count; h += b.core.warps()) {
       const bool key = h < keys, query = h >= 2 * keys;
@@ -223,15 +247,17 @@ __device__ __forceinline__ void multiply_chunk(Block& b, Chunk& chunk, const Sta
   const StageKind kind = StageKind(stage.kind);
   const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
   const float* x = b.memory.prompt + (normed ? b.plan.prompt_normed : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
+  float* const out = pass_row(b.memory, value, 0, 0);  // looked up here: an emitted sum must not wait for a table
+  const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
     chunk.multiply(b, stage, x, pass.tokens, [&](int token, int i, float gate, float up) {
-      Chunk::store(b.memory.prompt + value.prompt, value.elements, token, i, gate / (1.0f + exp32(-gate)) * up);
+      Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
     });
     return;
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
   chunk.multiply(b, stage, x, pass.tokens, [&](int token, int row, float sum, float) {
-    store_shared(pass_row(b.memory, value, token, value.elements) + row, bias ? sum + bias[row] : sum);
+    store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
   });
 }
 

@@ -297,7 +297,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
     leave_all(b);
     return false;
   }
-  b.at.token = token;
+  b.at.token = b.at.chosen = token;
   if (stage.publishes >= 0) publish(b, output_of(b, stage), 0, float(token));
   const bool later = Core::KEEPER && b.plan.resident;  // the keeper delivers while the next step has begun
   if (!later && delivers(b.plan, b.rank, b.block)) deliver(b.launch, b.at.step, token);

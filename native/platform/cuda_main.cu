@@ -64,7 +64,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
                              int first, int last) {
   const Plan& plan = launch.plan;
   const u8* stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
-  if (reads_chunks(launch.request, last) && !load_chunks(launch, stream, block, {loader.ring.slots, chunk_barriers, loader.stop, 0})) return;
+  if (reads_chunks(launch.request, last) && !load_chunks(launch, stream, block, {loader.ring.slots, chunk_barriers, loader.left, 0})) return;
   if (Plan::resident) step = 0;
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
@@ -111,8 +111,8 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       });
       __syncwarp();
       while (!barrier_passed(&signals.go, stages & 1u)) {
-        if (!*const_cast<volatile int*>(&signals.left)) continue;
-        if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.token);
+        if (!barrier_seen(&signals.left, 0)) continue;
+        if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
         return;
       }
       if (!Plan::resident && stages == 0) step = progress.step;
@@ -139,11 +139,11 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       __syncwarp();
       if (lane == 0) barrier_arrive(&signals.done);
       if (!Plan::resident || index > 0) continue;
-      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile int*>(&signals.told) = 1;
+      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
       if (tells && step > delivered) {
         int done = step - 1;
         asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
-        deliver(launch, done, progress.token);
+        deliver(launch, done, progress.chosen);
         delivered = step;
       }
     }
@@ -174,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     signals = {};
     barrier_init(&signals.go, CONSUMER_WARPS);
     barrier_init(&signals.done, 1);
+    barrier_init(&signals.left, 1);
     chunk_barriers.init();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     progress = {};
@@ -215,7 +216,8 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
       if (going && last == Plan::stage_count) end_step(b);
       keep(b, true);
     }
+    b.core.forget();  // else the comparison below is kept in a register from the kernel's start
     b.core.barrier();
-    if (threadIdx.x == 0) *const_cast<volatile int*>(&signals.left) = 1;
+    if (b.core.thread() == 0) barrier_arrive(&signals.left);
   }
 }

@@ -20,6 +20,7 @@ PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
+HELD_GROUPS = 2  # of TILE_ROWS rows, whose sums are added over a block's warps together
 FEWEST_SLOTS = 4  # of the ring while activations share its memory: with 16 KiB each they hold 1.8 us of an H200's stream
 
 
@@ -40,7 +41,7 @@ class Chip:
     """How an NVIDIA block divides its shared memory during a pass, in bytes: activations, sums, slots."""
 
     activations: int  # the first columns of a stage's input; or what attention needs
-    sums: int  # [2][warps][tokens][TILE_ROWS] FP32
+    sums: int  # [2][HELD_GROUPS][warps][tokens][TILE_ROWS] FP32
     slots: int  # number of ring slots
 
     def total(self, slot_bytes: int) -> int:
@@ -118,7 +119,7 @@ def chip_of(plan: Plan, *, warps: int, room: int) -> Chip:
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
         return Chip(0, 0, 0)
-    sums = 2 * warps * options.prompt_chunk * TILE_ROWS * 4
+    sums = 2 * HELD_GROUPS * warps * options.prompt_chunk * TILE_ROWS * 4
     attention = _up(attention_bytes(plan), 256)
     left = room - sums - FEWEST_SLOTS * options.slot_bytes
     widest = max(s.matrix.cols for s in pass_stages(plan) if s.matrix)
