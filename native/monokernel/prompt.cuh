@@ -60,17 +60,23 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
   }
 }
 
-// The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
-__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass) {
-  const int hidden = b.plan.hidden;
+// The residual of this block's tokens after the stage's reads, and its norm as the stage's input. The block's warps divide its
+// tokens among them; `sums` on the chip holds a sum of squares of each warp.
+__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass, float* sums) {
+  const int hidden = b.plan.hidden, warps = b.core.warps(), tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
-  for (int token = b.block; token < pass.tokens; token += b.plan.blocks) {
+  const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;  // tokens at once, warps of each
+  const int team = b.core.warp() / group, step = group * b.core.lanes() * NORM_RUN;
+  const int start = (b.core.warp() % group * b.core.lanes() + b.core.lane()) * NORM_RUN;
+  for (int done = 0; done < tokens; done += together) {
+    const int token = b.block + (done + team) * b.plan.blocks;
+    const int end = team < together && token < pass.tokens ? hidden : 0;  // of this warp's columns
     float* residual = b.memory.prompt + b.plan.prompt_residual + long(token) * hidden;
-    const int id = b.launch.request.chunks[pass.first + token];
+    const int id = end ? b.launch.request.chunks[pass.first + token] : 0;
     const u8* row = b.memory.embedding + u64(id) * u64(hidden) * type_bytes(WEIGHT);
     float squares = 0;
     TWIN_ONCE
-    for (int i = b.core.thread() * NORM_RUN; i < hidden; i += b.core.threads() * NORM_RUN) {
+    for (int i = start; i < end; i += step) {
       Run<NORM_RUN> x;
       if (stage.reads == 0) {
         TWIN_UNROLL
@@ -86,13 +92,20 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
         store_shared(residual + i + j, x.at[j]);
       }
     }
-    const float scale = 1.0f / square_root(b.core.sum(squares) / float(hidden) + b.plan.norm_eps);
-    for (int i = b.core.thread() * NORM_RUN; i < hidden; i += b.core.threads() * NORM_RUN) {
+    squares = b.core.warp_sum(squares);
+    if (b.core.lane() == 0) sums[b.core.warp()] = squares;
+    b.core.barrier();
+    float total = 0;
+    for (int w = 0; w < group && end; ++w) total += sums[team * group + w];
+    const float scale = 1.0f / square_root(total / float(hidden) + b.plan.norm_eps);
+    TWIN_ONCE
+    for (int i = start; i < end; i += step) {
       Run<NORM_RUN> x = load_run<NORM_RUN, 16>(residual + i);
       TWIN_UNROLL
       for (int j = 0; j < NORM_RUN; ++j) x.at[j] *= scale * weight[i + j];
       Chunk::store_run(b.memory.prompt + b.plan.prompt_normed, hidden, token, i, x);
     }
+    b.core.barrier();
   }
 }
 
@@ -242,7 +255,9 @@ __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const
 
 // ---- a pass ------------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void multiply_chunk(Block& b, Chunk& chunk, const Stage& stage, const Pass& pass) {
+// `ready` waits until the stage's input is there; false ends the pass.
+template <class Ready>
+__device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage, const Pass& pass, Ready ready) {
   const Value& value = b.plan.values_at(stage.publishes);
   const StageKind kind = StageKind(stage.kind);
   const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
@@ -250,32 +265,38 @@ __device__ __forceinline__ void multiply_chunk(Block& b, Chunk& chunk, const Sta
   float* const out = pass_row(b.memory, value, 0, 0);  // looked up here: an emitted sum must not wait for a table
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
-    chunk.multiply(b, stage, x, pass.tokens, [&](int token, int i, float gate, float up) {
+    return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
       Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
     });
-    return;
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
-  chunk.multiply(b, stage, x, pass.tokens, [&](int token, int row, float sum, float) {
+  return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
     store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
   });
 }
 
+// Each stage meets all blocks before it reads what they made.
 __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
+  chunk.open(b);
   for (int index = 0; index < b.plan.prompt_stages; ++index) {
     const Stage& stage = b.plan.stages_at(index);
     const StageKind kind = StageKind(stage.kind);
+    const bool last = index + 1 == b.plan.prompt_stages;
+    b.core.forget();
+    auto ready = [&] { return meet(b, index, pass); };
     if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE) continue;  // the first norm embeds; parts are read where they lie
     if (kind == StageKind::ATTENTION) {
-      attend_chunk(b, stage, pass, index + 1 == b.plan.prompt_stages, chunk.memory(b));
-    } else {
-      if (kind != StageKind::O_PROJ && kind != StageKind::DOWN) {
-        norm_chunk(b, stage, pass);
-        if (!meet(b, index, pass)) return false;
-      }
-      multiply_chunk(b, chunk, stage, pass);
+      if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
+      if (!ready()) return false;
+      attend_chunk(b, stage, pass, last, chunk.memory(b));
+      continue;
     }
-    if (!meet(b, index, pass)) return false;
+    if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {
+      chunk.prefetch(b, stage);
+      if (!ready()) return false;
+      norm_chunk(b, stage, pass, chunk.memory(b));
+    }
+    if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;
   }
   return true;
 }
@@ -292,7 +313,9 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
     if (b.rank == 0 && b.block == 0 && b.core.thread() == 0) wanted.pass_stamps[pass.number] = now_ns();
     if (b.core.any(b.core.thread() == 0 && load_host(wanted.abort))) return false;  // barriers are too short to look there
   }
+  if (!meet(b, b.plan.prompt_stages - 1, pass)) return false;  // keys and values are there
   chunk.finish(b);
+  b.core.forget();
   return true;
 }
 

@@ -328,6 +328,7 @@ struct Signals {
   u64 done;  // keeper -> consumers: its resets are visible
   u64 met[2][CONSUMER_WARPS];  // one value of each warp; the two take turns, so that one barrier a sum is enough
   u64 left;  // consumers -> helpers: they are done, and what they wrote may be read
+  u64 passed;  // consumers -> loader: the prompt has been read, the ring may have its memory
   u16 lost;  // a wait was given up
   u16 told;  // the host wants the run to end
   int delivered;  // the keeper's own
@@ -344,7 +345,6 @@ struct Core {
   Signals& signals;
   int me;      // the thread
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
-  ChunkBarriers& chunk_barriers;
 
   static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
   static constexpr int HEADS = 1;  // warps with other heads of the item read the same rows from a cache

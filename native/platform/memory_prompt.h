@@ -13,6 +13,10 @@ struct Chunk {
     return b.scratch;
   }
   template <class Block>
+  __device__ void open(Block&) {}
+  template <class Block>
+  __device__ void prefetch(Block&, const Stage&) const {}
+  template <class Block>
   __device__ void finish(Block&) {}
 
   // Activations are FP32 [tokens][columns].
@@ -23,8 +27,9 @@ struct Chunk {
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block. Each warp adds its tiles'
   // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
-  template <class Block, class Emit>
-  __device__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
+  template <class Block, class Ready, class Emit>
+  __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+    if (!ready()) return false;
     const Span own = b.plan.owned_at(stage.owned + b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
@@ -60,6 +65,7 @@ struct Chunk {
       }
       b.core.barrier();
     }
+    return true;
   }
 };
 

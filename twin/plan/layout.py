@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import MOST_WARPS, chip_of, prompt_of
+from twin.plan.prompt import MOST_WARPS, Chip, chip_of, prompt_of
 from twin.plan.shards import Weights
 from twin.plan.teams import teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
+BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
+PROGRESS_BYTES = 32  # Progress in block.cuh
+SIGNAL_BYTES = 32 * 16 + 40  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
@@ -281,12 +284,23 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
 
 
 def _prompt_sizes(plan: Plan) -> dict[str, int]:
-    prompt, chip = prompt_of(plan), chip_of(plan, warps=teams_of(plan).warps, room=step_bytes(plan))
+    prompt, chip = prompt_of(plan), prompt_chip(plan)
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
         "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_slots": chip.slots, "prompt_activation_bytes": chip.activations,
+        "prompt_activation_bytes": chip.activations,
     }  # fmt: skip
+
+
+def prompt_chip(plan: Plan) -> Chip:
+    """NVIDIA: how a block divides the memory of a step, and what else there is of it, during a prompt pass."""
+    return chip_of(plan, warps=teams_of(plan).warps, room=plan.limits.on_chip_bytes - beside_bytes(plan))
+
+
+def beside_bytes(plan: Plan) -> int:
+    """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
+    warps = teams_of(plan).warps
+    return 2 * BARRIER_BYTES * (plan.options.ring_slots + warps) + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 
 def step_bytes(plan: Plan) -> int:
