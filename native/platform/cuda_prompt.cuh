@@ -366,7 +366,8 @@ struct Chunk {
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {
             if (row + r >= matrix.rows || (unit > 1 && r % 2)) continue;
-            emit(token + t, element + (row + r) / unit, sum[t][r], sum[t][unit > 1 ? (r + 1) % ROWS : r]);
+            const float last = unit > 1 ? sum[t][(r + 1) % ROWS] : sum[t][r];
+            emit(token + t, element + (row + r) / unit, sum[t][r], last);
           }
         }
       }
