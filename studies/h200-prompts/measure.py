@@ -65,19 +65,25 @@ class Variant:
 
 
 STAGES, PRODUCTS = "monokernel/prompt.cuh", "platform/cuda_prompt.cuh"
+ADDED = "add_warps(b, matrix, row, element, unit, tokens, sum, emit);"
+MULTIPLIED = "if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;"
+MET = "  return !b.core.any(!good);\n}\n\n// ---- residual"
 VARIANTS = (
     Variant("no prefetch", ((PRODUCTS, "if (me == 0 && bytes > 0)", "if (me == 0 && bytes > 0 && false)"),), True),
     Variant("prefetch 512 KiB", ((PRODUCTS, "MOST = 128 << 10;  // 16 MiB of all blocks", "MOST = 512 << 10;"),), True),
     Variant("6 weight steps", ((PRODUCTS, "WEIGHT_STEPS = 4;", "WEIGHT_STEPS = 6;"),), True),
     Variant("without attention", ((STAGES, "attend_chunk(b, stage, pass, last, chunk.memory(b));", ""),)),
     Variant("without norms", ((STAGES, "norm_chunk(b, stage, pass, chunk.memory(b));", ""),)),
-    Variant("without products", ((STAGES, "if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;", "if (!ready()) return false;"),)),
+    Variant("without products", ((STAGES, MULTIPLIED, "if (!ready()) return false;"),)),
+    Variant("without sums over warps", ((PRODUCTS, ADDED, "if (sum[0][0][0] == 1e30f) emit(0, element, sum[0][0][1], 0.0f);"),)),
     Variant(
-        "without sums over warps",
-        ((PRODUCTS, "add_warps(b, matrix, row, element, unit, tokens, sum, emit);", "if (sum[0][0][0] == 1e30f) emit(0, element, sum[0][0][1], 0.0f);"),),
+        "without grid barriers",
+        (
+            (STAGES, "good = wait_counter(b, counter_of(near", "good = false && wait_counter(b, counter_of(near"),
+            (STAGES, MET, MET.replace("!good", "false")),
+        ),
     ),
-    Variant("without grid barriers", ((STAGES, "good = wait_counter(b, counter_of(near", "good = false && wait_counter(b, counter_of(near"), (STAGES, "  return !b.core.any(!good);\n}\n\n// ---- residual", "  return !b.core.any(false);\n}\n\n// ---- residual"))),
-)  # fmt: skip
+)
 
 
 def main() -> None:
@@ -92,7 +98,7 @@ def main() -> None:
     command += [word for only in args.only for word in ("--only", only)]
     building = [subprocess.Popen([*command, "--work", f"compile:{v}"], cwd=tree, env=environment(tree)) for v, tree in trees.items()]
     print(f"{compiled(args)} kernels and {len(trees)} variants", flush=True)
-    if any([process.wait() for process in building]):
+    if sum(process.wait() for process in building):
         raise SystemExit("a variant does not compile; see above")
     print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
     rows = [*correct(args), *timed(args, Variant(BASE, right=True, models=FULL))]
