@@ -176,6 +176,44 @@ struct Chunk {
     }
   }
 
+  // ---- cached keys and values ----
+
+  static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
+  __device__ static __forceinline__ void copy(u8* to, const u8* from) {
+    if constexpr (COPY_BYTES == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    } else {
+      *reinterpret_cast<float*>(to) = load_shared(reinterpret_cast<const float*>(from));
+    }
+  }
+  __device__ static __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  // All that was sent, but for the last.
+  __device__ static __forceinline__ void arrived() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+  // A lane's part of a position on the chip, in wide loads.
+  template <class Core, class Piece>
+  __device__ static __forceinline__ void load(const Core& core, Piece& piece, const u8* row) {
+    const u8* at = row + core.lane() % Piece::LANES * Piece::BYTES;
+    if constexpr (!Piece::WIDE) {
+      piece.load_near(core, row);
+    } else if constexpr (Piece::BYTES % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; i += 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(at + 4 * i);
+        piece.word[i] = v.x, piece.word[i + 1] = v.y, piece.word[i + 2] = v.z, piece.word[i + 3] = v.w;
+      }
+    } else if constexpr (Piece::BYTES % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; i += 2) {
+        const uint2 v = *reinterpret_cast<const uint2*>(at + 4 * i);
+        piece.word[i] = v.x, piece.word[i + 1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; ++i) piece.word[i] = *reinterpret_cast<const u32*>(at + 4 * i);
+    }
+  }
+
   // ---- products ----
 
   // This lane's weights of a step in CHUNK_GROUPS row groups from `row` of the block on; zeros beyond the matrix.

@@ -22,6 +22,8 @@ TOKENS = 16  # that one tensor-core instruction takes
 CHUNKS = (16, 32)  # tokens of a pass on tensor cores: more sums than these cost registers that the weights under way need
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
 GROUPS = 4  # of TILE_ROWS rows that a warp multiplies together: one way of the activations to its registers serves all
+PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
+TILE_BYTES = 128  # of a column of a tile of cached keys: 64 positions of 16 bits
 STEP_COLUMNS = 32  # of a row that four lanes load together, 16 bytes each
 STEPS_AHEAD = 6  # whose activations are under way to the chip; two more are in use, where not all fit
 
@@ -106,14 +108,19 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
 
 
 def attention_bytes(plan: Plan) -> int:
-    """On the chip: keys, values and queries of a unit, FP32; its angles; keys and values as cached; partials; the unit's result."""
+    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; two tiles; partials.
+
+    The same as Attending in native/monokernel/prompt.cuh.
+    """
     shard, chunk = plan.shard, plan.options.prompt_chunk
     group = shard.heads // shard.kv_heads
-    heads = 4 * _up((2 * chunk + group) * shard.head_dim, LINE_FLOATS)
-    fresh = 4 * _up(2 * chunk * shard.head_dim * plan.kv.dtype.bytes // 4, LINE_FLOATS)
-    turns = 4 * _up(chunk * shard.head_dim, LINE_FLOATS)
-    merged = 4 * _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
-    return heads + turns + fresh + merged + 4 * _up(group * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    queries = min(chunk, -(-shard.kv_heads * chunk // plan.blocks)) * group
+    heads = _up((2 * chunk + queries) * shard.head_dim, LINE_FLOATS)
+    turns = _up(chunk * shard.head_dim, LINE_FLOATS)
+    pitch = 2 * shard.head_dim * plan.kv.dtype.bytes + PITCH_BYTES
+    fresh = _up(chunk * pitch // 4, LINE_FLOATS)
+    tiles = _up(2 * (TILE_BYTES // plan.kv.dtype.bytes) * pitch // 4, LINE_FLOATS)
+    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
 def chip_of(plan: Plan, *, warps: int, room: int) -> Chip:
