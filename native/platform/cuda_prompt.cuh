@@ -12,7 +12,7 @@ constexpr int PIECE_COLUMNS = 8;    // 16 bytes of 16-bit activations
 constexpr int STEP_PIECES = 4;      // of a row: four lanes load 64 bytes together
 constexpr int CHUNK_GROUPS = 4;     // groups of 8 rows that share the activations' way to the registers
 constexpr int WEIGHT_STEPS = 4;     // whose weights are under way: 64 KiB a multiprocessor
-constexpr int ACTIVATION_STEPS = 6; // whose activations are under way
+constexpr int ACTIVATION_STEPS = 6;  // whose activations are under way
 
 // Of a plan with passes; one token a pass is never read in them.
 constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : CHUNK_TOKENS;
