@@ -169,6 +169,7 @@ struct Scan {
   };
 
   u8* keys;  // [item_positions][HEAD_DIM]; the values follow
+  u8* values;
   const u8* fresh;  // the newest key and value, on the chip
   int from;         // positions of the item that count
   int to;
@@ -176,15 +177,15 @@ struct Scan {
   Rows rows;   // the next to look at; of the block's first item asked for before the queries were there
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
-    keys = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + item) * 2 * item_bytes(b);
+    const u64 bytes = u64(b.plan.item_positions) * ROW;
+    keys = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + item) * 2 * bytes;
+    values = keys + bytes;
     const int splits = b.plan.splits, split = item % splits, page = position / b.plan.page;
     newest = !b.plan.probe && page % splits == split ? page / splits * b.plan.page + position % b.plan.page : -1;
     from = stage.window && position + 1 > stage.window ? held(b.plan, position + 1 - stage.window, split) : 0;
     to = held(b.plan, position + 1, split);
     fresh = nullptr;
   }
-
-  __device__ static u64 item_bytes(const Block& b) { return u64(b.plan.item_positions) * ROW; }  // of its keys, or of its values
 
   __device__ static int unit(const Block& b) { return b.core.warp() / SETS_AT_ONCE * UNITS + b.core.lane() / Core::POSITION_LANES; }
 
@@ -204,9 +205,8 @@ struct Scan {
         rows.key[k].load_near(b.core, fresh);
         rows.value[k].load_near(b.core, fresh + ROW);
       } else {
-        u8* const key = keys + u64(p) * ROW;
-        rows.key[k].load(b.core, key);
-        rows.value[k].load(b.core, key + item_bytes(b));
+        rows.key[k].load(b.core, keys + u64(p) * ROW);
+        rows.value[k].load(b.core, values + u64(p) * ROW);
       }
     }
   }
@@ -217,9 +217,8 @@ struct Scan {
     if (newest < 0) return;
     fresh = row;
     TWIN_EACH(i, ROW / 2) {
-      u8* const key = keys + u64(newest) * ROW;
-      reinterpret_cast<u16*>(key)[i] = reinterpret_cast<const u16*>(row)[i];
-      reinterpret_cast<u16*>(key + item_bytes(b))[i] = reinterpret_cast<const u16*>(row + ROW)[i];
+      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row + ROW)[i];
     }
   }
 

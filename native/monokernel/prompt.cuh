@@ -345,7 +345,6 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     b.core.forget();  // and nothing computed from these is kept from stage to stage
     TWIN_KEEP(pass.first);
     TWIN_KEEP(pass.tokens);
-    TWIN_KEEP(b.block);
     auto ready = [&] { return meet(b, index, pass); };
     if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE) continue;  // the first norm embeds; parts are read where they lie
     if (kind == StageKind::ATTENTION) {
