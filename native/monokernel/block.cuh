@@ -17,6 +17,7 @@ struct Launch {
 struct Progress {
   int step;
   int token;       // of this step
+  int chosen;      // by the last SAMPLE: a keeper hands it out while the next step's EMBED writes `token`
   int stop;        // the token before it was the last one
   u32 grid_local;  // arrivals of this rank's blocks that the grid barrier has waited for
   u32 grid_all;    // the same of all ranks, stages that pushed

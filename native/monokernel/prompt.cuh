@@ -60,17 +60,24 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
   }
 }
 
-// The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
-__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass) {
-  const int hidden = b.plan.hidden;
+// The residual of this block's tokens after the stage's reads, and its norm as the stage's input. The block's warps divide its
+// tokens among them; `sums` on the chip holds a sum of squares of each warp.
+__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass, float* sums) {
+  const int hidden = b.plan.hidden, warps = b.core.warps(), tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
-  for (int token = b.block; token < pass.tokens; token += b.plan.blocks) {
+  const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;  // tokens at once, warps of each
+  const int team = b.core.warp() / group, step = group * b.core.lanes() * NORM_RUN;
+  const int start = (b.core.warp() % group * b.core.lanes() + b.core.lane()) * NORM_RUN;
+  TWIN_ONCE
+  for (int done = 0; done < tokens; done += together) {
+    const int token = b.block + (done + team) * b.plan.blocks;
+    const int end = team < together && token < pass.tokens ? hidden : 0;  // of this warp's columns
     float* residual = b.memory.prompt + b.plan.prompt_residual + long(token) * hidden;
-    const int id = b.launch.request.chunks[pass.first + token];
+    const int id = end ? b.launch.request.chunks[pass.first + token] : 0;
     const u8* row = b.memory.embedding + u64(id) * u64(hidden) * type_bytes(WEIGHT);
     float squares = 0;
     TWIN_ONCE
-    for (int i = b.core.thread() * NORM_RUN; i < hidden; i += b.core.threads() * NORM_RUN) {
+    for (int i = start; i < end; i += step) {
       Run<NORM_RUN> x;
       if (stage.reads == 0) {
         TWIN_UNROLL
@@ -86,170 +93,272 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
         store_shared(residual + i + j, x.at[j]);
       }
     }
-    const float scale = 1.0f / square_root(b.core.sum(squares) / float(hidden) + b.plan.norm_eps);
-    for (int i = b.core.thread() * NORM_RUN; i < hidden; i += b.core.threads() * NORM_RUN) {
+    squares = b.core.warp_sum(squares);
+    if (b.core.lane() == 0) sums[b.core.warp()] = squares;
+    b.core.barrier();
+    float total = 0;
+    for (int w = 0; w < group && end; ++w) total += sums[team * group + w];
+    const float scale = 1.0f / square_root(total / float(hidden) + b.plan.norm_eps);
+    TWIN_ONCE
+    for (int i = start; i < end; i += step) {
       Run<NORM_RUN> x = load_run<NORM_RUN, 16>(residual + i);
       TWIN_UNROLL
       for (int j = 0; j < NORM_RUN; ++j) x.at[j] *= scale * weight[i + j];
       Chunk::store_run(b.memory.prompt + b.plan.prompt_normed, hidden, token, i, x);
     }
+    b.core.barrier();
   }
 }
 
 // ---- attention, units of (kv head, token) ----------------------------------------------------------------------------
 
-// Keys and values that a token's query heads see: those of earlier passes from the cache, the chunk's from the chip.
-struct Seen {
-  struct Rows {
-    Core::Piece key[Core::POSITIONS], value[Core::POSITIONS];
-    bool held[Core::POSITIONS];
-  };
+// Neighbouring units of a block that share a kv head.
+struct Units {
+  int head;
+  int begin, end;  // tokens of the chunk
+  int oldest;      // first token whose key and value they need: all before are seen, unless they only append
+};
 
-  const Block& b;
-  u8* cache;        // [splits][k, v][item_positions][HEAD_DIM] of the kv head
-  const u8* fresh;  // [tokens][k, v][HEAD_DIM]
-  int first;        // position of the chunk's first token
-  int to;
+// On the chip while a block attends; attention_bytes in twin/plan/prompt.py counts the same.
+struct Attending {
+  static constexpr int PITCH = 2 * ROW + 64;  // bytes of a position's key and value; neighbours begin in other banks
+  static constexpr int TILE = 128 / type_bytes(KV);  // cached positions that come together
 
-  __device__ __forceinline__ u8* cached(int position, int which) const {
-    const int page = position / b.plan.page, split = page % b.plan.splits;
-    const u64 slot = u64(page / b.plan.splits * b.plan.page + position % b.plan.page);
-    return cache + (u64(split * 2 + which) * u64(b.plan.item_positions) + slot) * ROW;
-  }
+  float* heads;   // [2 * tokens + queries][HEAD_DIM] keys, values, queries of the units
+  float* turns;   // [tokens][cosines, sines][HALF]
+  u8* fresh;      // [tokens][PITCH] the chunk's keys and values as cached
+  u8* tiles;      // [2][TILE][PITCH] cached ones, on their way and there
+  float* merged;  // [warps][HEADS][PARTIAL]
 
-  __device__ __forceinline__ void ask(Rows& rows, int at) const {
-    TWIN_UNROLL
-    for (int k = 0; k < Core::POSITIONS; ++k) {
-      const int p = at + k * POSITION_WARPS * UNITS;
-      rows.held[k] = p < to;
-      if (p >= to) {
-        rows.key[k].clear(), rows.value[k].clear();
-      } else if (p < first) {
-        rows.key[k].load(b.core, cached(p, 0));
-        rows.value[k].load(b.core, cached(p, 1));
-      } else {
-        const u8* near = fresh + (p - first) * 2 * ROW;
-        rows.key[k].load_near(b.core, near);
-        rows.value[k].load_near(b.core, near + ROW);
-      }
-    }
+  __device__ static constexpr int up(int floats) { return (floats + 31) / 32 * 32; }
+  __device__ Attending(const Plan& plan, float* chip) {
+    const int chunk = plan.prompt_chunk, units = (plan.kv_heads * chunk + plan.blocks - 1) / plan.blocks;
+    heads = chip;
+    turns = heads + up((2 * chunk + least(units, chunk) * GROUP) * HEAD_DIM);
+    fresh = reinterpret_cast<u8*>(turns + up(chunk * HEAD_DIM));
+    tiles = fresh + 4 * up(chunk * PITCH / 4);
+    merged = reinterpret_cast<float*>(tiles + 4 * up(2 * TILE * PITCH / 4));
   }
 };
 
-// Softmax of the unit's query heads over positions from..seen.to-1: [GROUP * PARTIAL] into `result`.
-__device__ __forceinline__ void attend_unit(Block& b, const Seen& seen, int from, const float* queries, float* merged, float* result) {
-  constexpr int HEADS = Partial::HEADS, STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;
-  const int busy = least(POSITION_WARPS, (seen.to - from + UNITS - 1) / UNITS);
-  for (int set = 0; set < HEAD_SETS; set += SETS_AT_ONCE) {
-    const int head = (set + b.core.warp() % SETS_AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
-    if (b.core.warp() / SETS_AT_ONCE < busy && heads > 0) {
-      Partial partial;
-      partial.start();
-      int at = from + Scan::unit(b);
-      for (int p = from + b.core.warp() / SETS_AT_ONCE * UNITS; p < seen.to; p += STRIDE, at += STRIDE) {
-        Seen::Rows rows;
-        seen.ask(rows, at);
-        partial.scan(b, queries + head * HEAD_DIM, heads, rows);
-      }
-      partial.meet(b);
-      partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
+// Where a position's key (0) or value (1) is cached; `cache` is [splits][k, v][item_positions][HEAD_DIM] of the kv head.
+__device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int which) {
+  const int page = position / plan.page, split = page % plan.splits;
+  const u64 slot = u64(page / plan.splits * plan.page + position % plan.page);
+  return cache + (u64(split * 2 + which) * u64(plan.item_positions) + slot) * ROW;
+}
+
+// Numbers that a thread copies onto the chip at once, and how many such loads it has under way: each wait for one is a
+// second-level cache's latency.
+constexpr int COPY_RUN = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
+
+// at(i) for i in 0, COPY_RUN, .. below `count`: where COPY_RUN neighbours lie. They go to `to`.
+template <class At>
+__device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at) {
+  const int step = b.core.threads() * COPY_RUN;
+  TWIN_ONCE
+  for (int i = b.core.thread() * COPY_RUN; i < count; i += step * COPIES) {
+    Run<COPY_RUN> got[COPIES];
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      if (i + k * step < count) got[k] = load_run<COPY_RUN, 4 * COPY_RUN>(at(i + k * step));
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      TWIN_UNROLL
+      for (int j = 0; j < COPY_RUN; ++j)
+        if (i + k * step < count) to[i + k * step + j] = got[k].at[j];
+  }
+}
+
+// The units' queries, normed and turned, and the keys and values that they see of the chunk, as they are cached.
+__device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, int queries,
+                                              const Attending& chip) {
+  const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM, width = from.elements;
+  const int keys = units.end - units.oldest, count = 2 * keys + queries;
+  const float* const published = pass_row(b.memory, from, 0, 0);
+  const float* const angles = b.memory.constants + b.plan.rope;
+  const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  const float scale = 1.0f / square_root(float(HEAD_DIM));
+  copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
+    const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;  // a key, a value, a query
+    const int row = group == 2 ? units.begin + query / GROUP : units.oldest + h - group * keys;
+    const int at = group == 2 ? (units.head * GROUP + query % GROUP) * HEAD_DIM : query_floats + group * key_floats + units.head * HEAD_DIM;
+    return published + long(row) * width + at + i % HEAD_DIM;
+  });
+  copy_runs(b, keys * HEAD_DIM, chip.turns, [&](int i) {
+    const int at = i % HEAD_DIM;
+    return angles + (at < HALF ? 0 : sines - HALF) + long(pass.first + units.oldest + i / HEAD_DIM) * HALF + at;
+  });
+  b.core.barrier();
+  TWIN_ONCE
+  for (int h = b.core.warp(); h < count; h += b.core.warps()) {
+    const bool key = h < keys, query = h >= 2 * keys;
+    float* at = chip.heads + h * HEAD_DIM;
+    if (key || query) {
+      const int norm = query ? stage.q_norm : stage.k_norm, token = query ? units.begin - units.oldest + (h - 2 * keys) / GROUP : h;
+      if (norm >= 0) norm_head(b, at, b.memory.constants + norm);
+      rotate_head(b, at, chip.turns + token * HEAD_DIM, query ? scale : 1.0f);
     }
+    if (!query) store_head(b, at, chip.fresh + (units.oldest + (key ? h : h - keys)) * Attending::PITCH + (key ? 0 : ROW));
+  }
+  b.core.barrier();
+}
+
+// Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the query heads of a warp that
+// sees from..to-1. `share` warps take them in turn.
+__device__ __forceinline__ void scan_rows(Block& b, Partial& partial, const float* queries, int heads, const u8* rows, int first, int count,
+                                          int from, int to, int share) {
+  const int unit = b.core.lane() / Core::POSITION_LANES, end = least(count, to - first);
+  TWIN_ONCE
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * UNITS; p < end; p += share * UNITS * Core::POSITIONS) {
+    Scan::Rows seen;
+    TWIN_UNROLL
+    for (int k = 0; k < Core::POSITIONS; ++k) {
+      const int at = p + unit + k * share * UNITS;
+      seen.held[k] = at < end;
+      if (at < end) {
+        Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);
+        Chunk::load(b.core, seen.value[k], rows + at * Attending::PITCH + ROW);
+      } else {
+        seen.key[k].clear(), seen.value[k].clear();
+      }
+    }
+    partial.scan(b, queries, heads, seen);
+  }
+}
+
+// Softmax of the units' query heads over what each sees. Cached keys and values come onto the chip a tile ahead, once for all
+// warps; each warp takes a token's HEADS query heads, or shares their positions with others.
+__device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, u8* cache,
+                                             const Attending& chip, float* out) {
+  constexpr int HEADS = Partial::HEADS, TILE = Attending::TILE, PITCH = Attending::PITCH, COPY = Chunk::COPY_BYTES;
+  const int sets = (units.end - units.begin) * HEAD_SETS, warps = b.core.warps(), columns = b.plan.heads * HEAD_DIM;
+  auto ask = [&](int tile, u8* to) {  // positions from `tile` on
+    TWIN_ONCE
+    TWIN_EACH(i, least(TILE, pass.first - tile) * (2 * ROW / COPY)) {
+      const int position = i / (2 * ROW / COPY), at = i % (2 * ROW / COPY) * COPY;
+      Chunk::copy(to + position * PITCH + at, cached(b.plan, cache, tile + position, at >= ROW) + at % ROW);
+    }
+    Chunk::sent();
+  };
+  TWIN_ONCE
+  for (int done = 0; done < sets; done += warps) {
+    const int together = least(warps, sets - done), share = warps / together, mine = b.core.warp() / share;
+    const int set = done + least(mine, together - 1), token = units.begin + set / HEAD_SETS, head = set % HEAD_SETS * HEADS;
+    const float* queries = chip.heads + (2 * (units.end - units.oldest) + (token - units.begin) * GROUP + head) * HEAD_DIM;
+    auto oldest = [&](int of) { return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window : 0; };
+    const int heads = least(HEADS, GROUP - head), from = oldest(token), to = mine < together ? pass.first + token + 1 : 0;
+    Partial partial;
+    partial.start();
+    int tile = oldest(units.begin + done / HEAD_SETS), half = 0;
+    if (tile < pass.first) ask(tile, chip.tiles);
+    TWIN_ONCE
+    for (; tile < pass.first; tile += TILE, half ^= 1) {
+      if (tile + TILE < pass.first) {
+        ask(tile + TILE, chip.tiles + (half ^ 1) * TILE * PITCH);
+      } else {
+        Chunk::sent();
+      }
+      Chunk::arrived();
+      b.core.barrier();
+      scan_rows(b, partial, queries, heads, chip.tiles + half * TILE * PITCH, tile, least(TILE, pass.first - tile), from, to, share);
+      b.core.barrier();
+    }
+    scan_rows(b, partial, queries, heads, chip.fresh, pass.first, units.end, from, to, share);
+    partial.meet(b);
+    partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL);
     b.core.barrier();
-    Scan::merge(b, set * HEADS, least(SETS_AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, [&](int i, float value) { result[i] = value; });
+    TWIN_ONCE
+    TWIN_EACH(i, together * HEADS * HEAD_DIM) {
+      const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
+      const int query = (done + one) % HEAD_SETS * HEADS + h;
+      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;  // of the set's first warp
+      if (query >= GROUP) continue;
+      float top = -infinity(), sum = 0, total = 0;
+      for (int w = 0; w < share; ++w) top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
+      for (int w = 0; w < share; ++w) {
+        const float weight = Partial::weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
+        sum += weight * row[w * HEADS * PARTIAL + d];
+        total += weight * row[w * HEADS * PARTIAL + HEAD_DIM + 1];
+      }
+      Chunk::store(out, columns, units.begin + (done + one) / HEAD_SETS, (units.head * GROUP + query) * HEAD_DIM + d, sum / total);
+    }
     b.core.barrier();
   }
 }
 
-__device__ constexpr int up_floats(int count) { return (count + 31) / 32 * 32; }
-
-// Each unit appends its token's key and value, and attends to all that came before. The last layer only appends.
-__device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass, bool last, float* chip) {
-  const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
-  const int chunk = b.plan.prompt_chunk, query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM;
-  float* heads = chip;                                                            // keys, values, queries of the unit
-  float* turns = heads + up_floats((2 * chunk + GROUP) * HEAD_DIM);               // [tokens][cosines, sines][HALF]
-  u8* fresh = reinterpret_cast<u8*>(turns + up_floats(chunk * HEAD_DIM));          // [tokens][k, v][HEAD_DIM] as cached
-  float* merged = reinterpret_cast<float*>(fresh) + up_floats(2 * chunk * ROW / 4);  // [warps][HEADS][PARTIAL]
-  float* result = merged + up_floats(Core::warps() * Core::HEADS * PARTIAL);
-  const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const float scale = 1.0f / square_root(float(HEAD_DIM));
-  for (int unit = b.block; unit < b.plan.kv_heads * pass.tokens; unit += b.plan.blocks) {
-    const int head = unit / pass.tokens, token = unit % pass.tokens, position = pass.first + token;
-    const int oldest = last ? token : 0, keys = token + 1 - oldest, count = 2 * keys + (last ? 0 : GROUP);
-    TWIN_EACH(i, count * HEAD_DIM) {
-      const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2;  // a key, a value, a query
-      const int row = group == 2 ? token : oldest + h - group * keys;
-      const int at = group == 2 ? (head * GROUP + h - 2 * keys) * HEAD_DIM : query_floats + group * key_floats + head * HEAD_DIM;
-      heads[i] = load_shared(pass_row(b.memory, from, row, from.elements) + at + i % HEAD_DIM);
+// Each unit appends its token's key and value, and attends to all that came before. The last layer only appends. A block takes
+// neighbouring units, so that most of them share what is prepared.
+__device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass, bool last, float* memory) {
+  const Attending chip(b.plan, memory);
+  const int all = b.plan.kv_heads * pass.tokens;
+  const int end = int(long(b.block + 1) * all / b.plan.blocks);
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  TWIN_ONCE
+  for (int unit = int(long(b.block) * all / b.plan.blocks); unit < end;) {
+    const int head = unit / pass.tokens, token = unit % pass.tokens, stop = least(pass.tokens, token + end - unit);
+    const Units units = {head, token, stop, last ? token : 0};
+    u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + head * b.plan.splits) * item_bytes;
+    prepare_units(b, stage, pass, units, last ? 0 : (stop - token) * GROUP, chip);
+    TWIN_ONCE
+    TWIN_EACH(i, (stop - token) * ROW) {
+      const int of = token + i / ROW, at = i % ROW * 2;  // bytes of the token's key and value
+      const u8* row = chip.fresh + of * Attending::PITCH + at;
+      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at >= ROW) + at % ROW) = *reinterpret_cast<const u16*>(row);
     }
-    TWIN_EACH(i, keys * HEAD_DIM) {
-      const int row = i / HEAD_DIM, at = i % HEAD_DIM;
-      const float* angles = b.memory.constants + b.plan.rope + (at < HALF ? 0 : sines - HALF);
-      turns[i] = angles[long(pass.first + oldest + row) * HALF + at];
-    }
+    if (!last) attend_units(b, stage, pass, units, cache, chip, b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
     b.core.barrier();
-    for (int h = b.core.warp(); h < count; h += b.core.warps()) {
-      const bool key = h < keys, query = h >= 2 * keys;
-      float* at = heads + h * HEAD_DIM;
-      if (key || query) {
-        const int norm = query ? stage.q_norm : stage.k_norm;
-        if (norm >= 0) norm_head(b, at, b.memory.constants + norm);
-        rotate_head(b, at, turns + (query ? keys - 1 : h) * HEAD_DIM, query ? scale : 1.0f);
-      }
-      if (!query) store_head(b, at, fresh + u64((key ? h : h - keys) * 2 + !key) * ROW);
-    }
-    b.core.barrier();
-    const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
-    const Seen seen = {b, b.memory.kv + (u64(stage.kv) * b.plan.kv_items + head * b.plan.splits) * item_bytes, fresh, pass.first, position + 1};
-    const u16* own = reinterpret_cast<const u16*>(fresh + u64(keys - 1) * 2 * ROW);
-    TWIN_EACH(i, ROW) reinterpret_cast<u16*>(seen.cached(position, i / (ROW / 2)))[i % (ROW / 2)] = own[i];
-    if (!last) {
-      const int begin = stage.window && position + 1 > stage.window ? position + 1 - stage.window : 0;
-      attend_unit(b, seen, begin, heads + 2 * keys * HEAD_DIM, merged, result);
-      float* out = b.memory.prompt + b.plan.values_at(stage.publishes).prompt;
-      TWIN_EACH(i, GROUP * HEAD_DIM) {
-        const float total = result[GROUP * HEAD_DIM + 2 * (i / HEAD_DIM) + 1];
-        Chunk::store(out, query_floats, token, head * GROUP * HEAD_DIM + i, result[i] / total);
-      }
-    }
-    b.core.barrier();
+    unit += stop - token;
   }
 }
 
 // ---- a pass ------------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void multiply_chunk(Block& b, Chunk& chunk, const Stage& stage, const Pass& pass) {
+// `ready` waits until the stage's input is there; false ends the pass.
+template <class Ready>
+__device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage, const Pass& pass, Ready ready) {
   const Value& value = b.plan.values_at(stage.publishes);
   const StageKind kind = StageKind(stage.kind);
   const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
   const float* x = b.memory.prompt + (normed ? b.plan.prompt_normed : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
+  float* const out = pass_row(b.memory, value, 0, 0);  // looked up here: an emitted sum must not wait for a table
+  const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
-    chunk.multiply(b, stage, x, pass.tokens, [&](int token, int i, float gate, float up) {
-      Chunk::store(b.memory.prompt + value.prompt, value.elements, token, i, gate / (1.0f + exp32(-gate)) * up);
+    return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
+      Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
     });
-    return;
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
-  chunk.multiply(b, stage, x, pass.tokens, [&](int token, int row, float sum, float) {
-    store_shared(pass_row(b.memory, value, token, value.elements) + row, bias ? sum + bias[row] : sum);
+  return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
+    store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
   });
 }
 
+// Each stage meets all blocks before it reads what they made.
 __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
+  chunk.open(b);
   for (int index = 0; index < b.plan.prompt_stages; ++index) {
     const Stage& stage = b.plan.stages_at(index);
     const StageKind kind = StageKind(stage.kind);
+    const bool last = index + 1 == b.plan.prompt_stages;
+    b.core.forget();  // and nothing computed from these is kept from stage to stage
+    TWIN_KEEP(pass.first);
+    TWIN_KEEP(pass.tokens);
+    auto ready = [&] { return meet(b, index, pass); };
     if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE) continue;  // parts are read where they lie
     if (kind == StageKind::ATTENTION) {
-      attend_chunk(b, stage, pass, index + 1 == b.plan.prompt_stages, chunk.memory(b));
-    } else {
-      if (kind != StageKind::O_PROJ && kind != StageKind::DOWN) {
-        norm_chunk(b, stage, pass);
-        if (!meet(b, index, pass)) return false;
-      }
-      multiply_chunk(b, chunk, stage, pass);
+      if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
+      if (!ready()) return false;
+      attend_chunk(b, stage, pass, last, chunk.memory(b));
+      continue;
     }
-    if (!meet(b, index, pass)) return false;
+    if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {
+      chunk.prefetch(b, stage);
+      if (!ready()) return false;
+      norm_chunk(b, stage, pass, chunk.memory(b));
+    }
+    if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;
   }
   return true;
 }
@@ -266,7 +375,9 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
     if (b.rank == 0 && b.block == 0 && b.core.thread() == 0) wanted.pass_stamps[pass.number] = now_ns();
     if (b.core.any(b.core.thread() == 0 && load_host(wanted.abort))) return false;  // barriers are too short to look there
   }
+  if (!meet(b, b.plan.prompt_stages - 1, pass)) return false;  // keys and values are there
   chunk.finish(b);
+  b.core.forget();
   return true;
 }
 

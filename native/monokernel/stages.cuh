@@ -208,7 +208,7 @@ __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage&
   if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
   begin(b, index, stage);
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   b.core.cleared();
   TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, b.scratch[i]);
   b.core.barrier();  // the next stage may use the scratch
@@ -311,7 +311,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
     leave_all(b.launch);
     return false;
   }
-  b.at.token = token;
+  b.at.token = b.at.chosen = token;
   if (stage.publishes >= 0) publish(b, output_of(b, stage), 0, float(token));
   const bool later = Core::KEEPER && b.plan.resident;  // the keeper delivers while the next step has begun
   if (!later && delivers(b.plan, b.rank, b.block)) deliver(b.launch, b.at.step, token);

@@ -223,6 +223,17 @@ __device__ __forceinline__ bool barrier_passed(u64* barrier, u32 parity) {
   return passed;
 }
 
+// The same without suspending the thread: for those who look at something else as well.
+__device__ __forceinline__ bool barrier_seen(u64* barrier, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed;
+}
+
 __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -276,16 +287,16 @@ __device__ __forceinline__ void bulk_copy(u8* to, const u8* from, int bytes, u64
 // The loader's side: one thread copies tile after tile, as far ahead as the window and the ring allow.
 struct Loader {
   Ring ring;
-  const volatile int* stop;  // the consumers have left
+  u64* left;  // the consumers are done
 
   __device__ bool fill(const u8* from, int bytes) {
     const u32 last = ring.tile - Ring::SLOTS;  // the slot's last tenant
     while (ring.tile >= Ring::SLOTS && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
-      if (*stop) return false;
+      if (barrier_seen(left, 0)) return false;
     if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) Ring::wait(ring.full, ring.tile - u32(Plan::window_slots));
     bulk_copy(ring.slot(ring.tile), from, bytes, ring.full + Ring::barrier_of(ring.tile));
     ++ring.tile;
-    return !*stop;
+    return !barrier_seen(left, 0);
   }
 
   // Nothing may arrive after the block has left.
@@ -317,9 +328,10 @@ struct Signals {
   u64 go;    // consumers -> keeper: the stage's reads have succeeded
   u64 done;  // keeper -> consumers: its resets are visible
   u64 met[2][CONSUMER_WARPS];  // one value of each warp; the two take turns, so that one barrier a sum is enough
-  int lost;  // a wait was given up
-  int told;  // the host wants the run to end
-  int left;  // the consumers are done
+  u64 left;  // consumers -> helpers: they are done, and what they wrote may be read
+  u64 passed;  // consumers -> loader: the prompt has been read, the ring may have its memory
+  u16 lost;  // a wait was given up
+  u16 told;  // the host wants the run to end
   int delivered;  // the keeper's own
 };
 
@@ -334,7 +346,6 @@ struct Core {
   Signals& signals;
   int me;      // the thread
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
-  ChunkBarriers& chunk_barriers;
 
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key
@@ -374,11 +385,11 @@ struct Core {
   }
   __device__ __forceinline__ void cleared() const { barrier_wait(&signals.done, (phase >> 1 & 1u) ^ 1u); }
   __device__ __forceinline__ bool agree(bool good) {
-    if (!good) *const_cast<volatile int*>(&signals.lost) = 1;
+    if (!good) *const_cast<volatile u16*>(&signals.lost) = 1;
     return true;
   }
-  __device__ __forceinline__ bool gave_up() const { return *const_cast<volatile int*>(&signals.lost); }
-  __device__ __forceinline__ bool told_to_leave(const int*) const { return *const_cast<volatile int*>(&signals.told); }
+  __device__ __forceinline__ bool gave_up() const { return *const_cast<volatile u16*>(&signals.lost); }
+  __device__ __forceinline__ bool told_to_leave(const int*) const { return *const_cast<volatile u16*>(&signals.told); }
 
   // ---- sums ----
 

@@ -13,8 +13,7 @@ struct Shared {
   static constexpr int step = residual + (Plan::hidden ? Core::Residual::BYTES : 0);
   static constexpr int barriers = Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
   static constexpr int signals = barriers + 2 * 8 * int(Ring::BARRIERS);
-  static constexpr int chunk_barriers = signals + up16(int(sizeof(Signals)));
-  static constexpr int progress = chunk_barriers + up16(int(sizeof(ChunkBarriers)));
+  static constexpr int progress = signals + up16(int(sizeof(Signals)));
   static constexpr int bytes = progress + up16(int(sizeof(Progress)));
 };
 static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
@@ -46,25 +45,18 @@ __device__ void keep(Block& b, bool store) {
   b.core.barrier();
 }
 
-// The stream of all prompt passes. False: the run has ended.
-__device__ bool load_chunks(const Launch& launch, const u8* stream, int block, ChunkLoader loader) {
-  bool more = true;
-  for (int first = 0; more && first < launch.request.read; first += Plan::prompt_chunk) {
-    const u8* from = stream;
-    more = stream_stages(launch.plan, block, 0, Plan::prompt_stages, false, [&](int bytes) {
-      const bool filled = loader.fill(from, bytes);
-      from += bytes;
-      return filled;
-    });
-  }
-  return loader.finish();
+// The prompt has been read, without the ring. False: the run has ended.
+__device__ bool passes_over(Signals& signals) {
+  while (!barrier_passed(&signals.passed, 0))
+    if (barrier_seen(&signals.left, 0)) return false;
+  return true;
 }
 
-__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block, Loader& loader, ChunkBarriers& chunk_barriers, int step,
-                             int first, int last) {
+__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block, Loader& loader, Signals& signals, int step, int first,
+                             int last) {
   const Plan& plan = launch.plan;
   const u8* stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
-  if (reads_chunks(launch.request, last) && !load_chunks(launch, stream, block, {loader.ring.slots, chunk_barriers, loader.stop, 0})) return;
+  if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   if (Plan::resident) step = 0;
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
@@ -107,7 +99,7 @@ __device__ __forceinline__ bool sum_late_parts(const Launch& launch, const RankM
   const Plan& plan = launch.plan;
   const Stage& stage = plan.stages_at(index);
   const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
-  const Span own = plan.owned_at(value.owned + block);
+  const Span own = plan.owned_of(value.owned, block);
   const int stride = value.part_stride, out = plan.values_at(stage.publishes).offset - value.offset;
   float* at = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
   int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this lane
@@ -195,8 +187,8 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       });
       __syncwarp();
       while (!barrier_passed(&signals.go, stages & 1u)) {
-        if (!*const_cast<volatile int*>(&signals.left)) continue;
-        if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.token);
+        if (!barrier_seen(&signals.left, 0)) continue;
+        if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
         return;
       }
       if (!Plan::resident && stages == 0) step = progress.step;
@@ -224,11 +216,11 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       __syncwarp();
       if (lane == 0) barrier_arrive(&signals.done);
       if (!Plan::resident || index > 0) continue;
-      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile int*>(&signals.told) = 1;
+      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
       if (tells && step > delivered) {
         int done = step - 1;
         asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
-        deliver(launch, done, progress.token);
+        deliver(launch, done, progress.chosen);
         delivered = step;
       }
     }
@@ -248,7 +240,6 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   const RankMemory& memory = launch.ranks[rank];
   u64* full = reinterpret_cast<u64*>(shared + Shared::barriers);
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
-  ChunkBarriers& chunk_barriers = *reinterpret_cast<ChunkBarriers*>(shared + Shared::chunk_barriers);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
   const Ring ring = {shared, full, full + Ring::BARRIERS, 0};
   if (threadIdx.x == 0) {
@@ -259,7 +250,8 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     signals = {};
     barrier_init(&signals.go, CONSUMER_WARPS);
     barrier_init(&signals.done, 1);
-    chunk_barriers.init();
+    barrier_init(&signals.left, 1);
+    barrier_init(&signals.passed, CONSUMERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     progress = {};
   }
@@ -269,11 +261,11 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
     if (threadIdx.x == 32 * LOADER_WARP) {
       Loader loader = {ring, &signals.left};
-      load_weights(launch, memory, block, loader, chunk_barriers, step, first, last);
+      load_weights(launch, memory, block, loader, signals, step, first, last);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Block b = {{ring, signals, int(threadIdx.x), 0, chunk_barriers},
+    Block b = {{ring, signals, int(threadIdx.x), 0},
                launch,
                launch.plan,
                launch.control,
@@ -300,7 +292,8 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
       if (going && last == Plan::stage_count) end_step(b);
       keep(b, true);
     }
+    b.core.forget();  // else the comparison below is kept in a register from the kernel's start
     b.core.barrier();
-    if (threadIdx.x == 0) *const_cast<volatile int*>(&signals.left) = 1;
+    if (b.core.thread() == 0) barrier_arrive(&signals.left);
   }
 }

@@ -1,128 +1,142 @@
-// A chunk's activations and products on the tensor cores: tokens are the 16 rows of an instruction, 8 weight rows its
-// columns, read straight from the ring. During the passes the ring has fewer slots; the rest of its memory holds the first
-// columns of the stage's activations, or what attention needs. Barriers of its own keep the decode ring untouched.
+// A chunk's activations and products. Of 16-bit weights on the tensor cores: 16 tokens are the rows of an instruction, 8 weight
+// rows its columns. Warps divide a matrix by columns: each keeps its share of the activations in its part of the shared memory,
+// and asks for its share of the weights straight into registers, steps ahead, across rows and barriers.
+// The ring rests during the passes; its memory holds the activations, or what attention needs.
 #pragma once
 
 namespace twin {
 
-constexpr int CHUNK_TOKENS = 16;
-constexpr int CHUNK_TILE_ROWS = 8;
-constexpr int CHUNK_SUMS = CHUNK_TOKENS * CHUNK_TILE_ROWS;  // of one warp
-constexpr int PIECE_COLUMNS = 8;                            // 16 bytes of 16-bit activations
-constexpr int PIECE_BYTES = 2 * PIECE_COLUMNS * CHUNK_TOKENS;
+constexpr int CHUNK_TOKENS = 16;    // of a tensor-core instruction
+constexpr int CHUNK_TILE_ROWS = 8;  // of a tensor-core instruction
+constexpr int PIECE_COLUMNS = 8;    // 16 bytes of 16-bit activations
+constexpr int STEP_PIECES = 4;      // of a row: four lanes load 64 bytes together
+constexpr int CHUNK_GROUPS = 4;     // groups of 8 rows that share the activations' way to the registers
+constexpr int WEIGHT_STEPS = 4;     // whose weights are under way: 64 KiB a multiprocessor
+constexpr int ACTIVATION_STEPS = 6;  // whose activations are under way
 
-// Shared memory of a block during passes, in bytes from its start; slots want 128-byte alignment.
+// Of a plan with passes; one token a pass is never read in them.
+constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : CHUNK_TOKENS;
+constexpr int TOKEN_SETS = PASS_TOKENS / CHUNK_TOKENS;
+constexpr int PIECE_BYTES = 2 * PIECE_COLUMNS * PASS_TOKENS;
+constexpr int STEP_BYTES = STEP_PIECES * PIECE_BYTES, STEP_COLUMNS = STEP_PIECES * PIECE_COLUMNS;
+constexpr int CHUNK_ROWS = CHUNK_GROUPS * CHUNK_TILE_ROWS, CHUNK_QUADS = CHUNK_ROWS / 4;
+constexpr int CHUNK_SUMS = PASS_TOKENS * CHUNK_ROWS;  // of one warp
+static_assert(PASS_TOKENS % CHUNK_TOKENS == 0, "whole instructions");
+
+// Shared memory of a block during passes, in bytes from its start.
 struct ChunkShared {
-  static constexpr int slots = 0;
-  static constexpr int activations = Plan::prompt_slots * Plan::slot_bytes;
-  static constexpr int sums = activations + Plan::prompt_activation_bytes;
-  static constexpr int bytes = sums + 2 * 4 * CHUNK_SUMS * CONSUMER_WARPS;
+  static constexpr int activations = 0;
+  static constexpr int sums = Plan::prompt_activation_bytes;  // [warps][tokens][CHUNK_ROWS] FP32
+  static constexpr int bytes = sums + (WEIGHT == Type::FP32 ? 0 : 4 * CHUNK_SUMS * CONSUMER_WARPS);
 };
 
-// Mbarriers of the passes: they lie outside of what bulk copies of the decode ring overwrite.
-struct ChunkBarriers {
-  static constexpr int SLOTS = Plan::prompt_slots > 0 ? Plan::prompt_slots : 1;
-  u64 full[SLOTS];
-  u64 empty[SLOTS];
-  u64 done;  // all passes are over: the decode ring may have the memory
-
-  __device__ void init() {
-    for (int i = 0; i < SLOTS; ++i) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, CONSUMER_WARPS);
-    }
-    barrier_init(&done, CONSUMERS);
-  }
-};
-
-__device__ __forceinline__ u32 chunk_slot(u32 tile) { return tile % u32(ChunkBarriers::SLOTS); }
-__device__ __forceinline__ u32 chunk_parity(u32 tile) { return tile / u32(ChunkBarriers::SLOTS) & 1u; }
-
-// The loader's side of the passes.
-struct ChunkLoader {
-  u8* slots;
-  ChunkBarriers& barriers;
-  const volatile int* stop;  // the consumers have left
-  u32 tile;
-
-  __device__ bool wait(u64* barrier, u32 parity) const {
-    while (!barrier_passed(barrier, parity))
-      if (*stop) return false;
-    return true;
-  }
-  __device__ bool fill(const u8* from, int bytes) {
-    const u32 slot = chunk_slot(tile);
-    if (tile >= u32(ChunkBarriers::SLOTS) && !wait(barriers.empty + slot, chunk_parity(tile) ^ 1u)) return false;
-    bulk_copy(slots + slot * u32(Plan::slot_bytes), from, bytes, barriers.full + slot);
-    ++tile;
-    return !*stop;
-  }
-  // False: the run has ended. Nothing may arrive after the block has left.
-  __device__ bool finish() {
-    if (wait(&barriers.done, 0)) return true;
-    const u32 last = tile < u32(ChunkBarriers::SLOTS) ? tile : u32(ChunkBarriers::SLOTS);
-    for (u32 back = 1; back <= last; ++back) barrier_wait(barriers.full + chunk_slot(tile - back), chunk_parity(tile - back));
-    return false;
-  }
-};
-
-// d += a * b for 16 tokens, 8 weight rows and 16 columns.
+// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
 __device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if constexpr (WEIGHT == Type::BF16) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   } else {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 }
 
-__device__ __forceinline__ uint4 load_piece_shared(u32 at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-  return v;
+// Weights are read once a pass: they leave the caches to what blocks tell each other.
+__device__ __forceinline__ u64 once_policy() {
+  u64 once;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  return once;
+}
+__device__ __forceinline__ void load_weights(uint4& to, const u8* at, u64 once) {
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+               : "l"(at), "l"(once));
 }
 
-// Past the first-level cache: other multiprocessors wrote it.
-__device__ __forceinline__ uint4 load_piece_global(const u8* at) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
-  return v;
-}
+// A block's rows of a stage's matrix as they lie in its stream: row groups of the tile's height, in each its column slices.
+struct Rows16 {
+  const u8* from;
+  int rows;    // of the block
+  int cols;
+  int tile_cols;
+  int height;  // of a row group
+};
+
+// Where a warp stands in its share of the columns; 32 columns a step, which end with a slice.
+struct ChunkColumns {
+  int before;  // columns of the slices before this one
+  int width;   // of the slice
+  int at;      // in the slice
+
+  __device__ __forceinline__ void open(const Rows16& matrix, int step) {
+    const int steps = (matrix.tile_cols + STEP_COLUMNS - 1) / STEP_COLUMNS;  // of a slice
+    before = step / steps * matrix.tile_cols;
+    at = step % steps * STEP_COLUMNS;
+    width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+  }
+  __device__ __forceinline__ void next(const Rows16& matrix) {
+    at += STEP_COLUMNS;
+    if (at < width) return;
+    before += matrix.tile_cols;
+    at = 0;
+    width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+  }
+};
 
 struct Chunk {
   static constexpr int RUN = 8;
-  static constexpr int CACHED = Plan::prompt_activation_bytes / PIECE_BYTES;  // pieces of the activations on the chip
+  static constexpr int SHARE_BYTES = Plan::prompt_activation_bytes / CONSUMER_WARPS;  // of a warp
+  static constexpr int HELD = SHARE_BYTES / STEP_BYTES;                               // steps of a warp that the chip holds
 
   u8* shared;
-  ChunkBarriers& barriers;
-  u32 tile;  // of all passes so far
-  int half;  // of the sums
+  u64* passed;       // all passes are over: the decode ring may have the memory
+  const u8* stream;  // the next stage's weights
+  int me;            // the thread
 
+  // Addresses that are computed here are not kept in registers for the steps that follow.
   template <class Block>
-  __device__ explicit Chunk(Block& b) : shared(b.core.ring.slots), barriers(b.core.chunk_barriers), tile(0), half(0) {}
+  __device__ explicit Chunk(Block& b) : passed(&b.core.signals.passed), stream(nullptr), me(b.core.thread()) {
+    int start = 0;
+    keep_here(start);
+    shared = b.core.ring.slots + start;
+    keep_here(me);
+  }
 
   template <class Block>
   __device__ float* memory(Block&) const {
     return reinterpret_cast<float*>(shared + ChunkShared::activations);
   }
 
+  // A pass begins.
+  template <class Block>
+  __device__ void open(Block& b) {
+    stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
+  }
+
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
   template <class Block>
   __device__ void finish(Block&) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    barrier_arrive(&barriers.done);
+    barrier_arrive(passed);
+  }
+
+  // The next stage's weights on their way to the second-level cache, while the block does something else.
+  template <class Block>
+  __device__ void prefetch(Block& b, const Stage& stage) const {
+    constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
+    if (me == 0 && bytes > 0)
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(stream), "r"(bytes < MOST ? bytes : MOST) : "memory");
   }
 
   // ---- activations ----
 
-  // 16-bit: pieces of 8 columns, in each the 16 bytes of 16 tokens. Tokens are shuffled within a piece, so that the lanes
-  // of one load phase (2 tokens of 4 pieces) touch all banks. A number too large for a half becomes the largest one.
+  // 16-bit: pieces of 8 columns, in each the 16 bytes of all tokens. A number too large for a half becomes the largest one.
   __device__ static int offset(int token, int column) {
-    const int piece = column / PIECE_COLUMNS;
-    return piece * PIECE_BYTES + token / 8 * 128 + ((token % 8) ^ (piece % 4 * 2)) * 16 + column % PIECE_COLUMNS * 2;
+    return column / PIECE_COLUMNS * PIECE_BYTES + token * 2 * PIECE_COLUMNS + column % PIECE_COLUMNS * 2;
   }
   __device__ static u16 rounded(float value) {
     if constexpr (WEIGHT == Type::BF16) return bfloat_bits(value);
@@ -147,134 +161,252 @@ struct Chunk {
     }
   }
 
-  // The first pieces onto the chip. Ends with a block barrier.
-  template <class Core>
-  __device__ __forceinline__ void fetch(Core& core, const u8* x, int columns) const {
-    const int pieces = columns / PIECE_COLUMNS, bytes = (pieces < CACHED ? pieces : CACHED) * PIECE_BYTES;
-    const u32 to = shared_address(shared + ChunkShared::activations);
-    for (int i = core.thread() * 16; i < bytes; i += CONSUMERS * 16)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + u32(i)), "l"(x + i) : "memory");
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    core.barrier();
+  // A step's activations on their way to `to` in shared memory. Tokens are shuffled within a piece, so that the lanes of one
+  // load phase (2 tokens of 4 pieces) touch all banks. Columns beyond the matrix are zeros.
+  __device__ __forceinline__ void fetch(const u8* x, int column, int columns, u32 to) const {
+    const int lane = me % 32, first = column / PIECE_COLUMNS, pieces = columns / PIECE_COLUMNS;
+#pragma unroll
+    for (int i = 0; i < STEP_PIECES * PASS_TOKENS; i += 32) {
+      const int piece = (i + lane) / PASS_TOKENS, token = (i + lane) % PASS_TOKENS;
+      const bool there = first + piece < pieces;
+      const u8* from = x + (there ? (first + piece) * PIECE_BYTES + token * 16 : 0);
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + u32(piece * PIECE_BYTES + (token ^ piece * 2) * 16)), "l"(from),
+                   "r"(there ? 16 : 0)
+                   : "memory");
+    }
+  }
+
+  // ---- cached keys and values ----
+
+  static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
+  __device__ static __forceinline__ void copy(u8* to, const u8* from) {
+    if constexpr (COPY_BYTES == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    } else {
+      *reinterpret_cast<float*>(to) = load_shared(reinterpret_cast<const float*>(from));
+    }
+  }
+  __device__ static __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  // All that was sent, but for the last.
+  __device__ static __forceinline__ void arrived() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+  // A lane's part of a position on the chip, in wide loads.
+  template <class Core, class Piece>
+  __device__ static __forceinline__ void load(const Core& core, Piece& piece, const u8* row) {
+    const u8* at = row + core.lane() % Piece::LANES * Piece::BYTES;
+    if constexpr (!Piece::WIDE) {
+      piece.load_near(core, row);
+    } else if constexpr (Piece::BYTES % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; i += 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(at + 4 * i);
+        piece.word[i] = v.x, piece.word[i + 1] = v.y, piece.word[i + 2] = v.z, piece.word[i + 3] = v.w;
+      }
+    } else if constexpr (Piece::BYTES % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; i += 2) {
+        const uint2 v = *reinterpret_cast<const uint2*>(at + 4 * i);
+        piece.word[i] = v.x, piece.word[i + 1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Piece::WORDS; ++i) piece.word[i] = *reinterpret_cast<const u32*>(at + 4 * i);
+    }
   }
 
   // ---- products ----
 
-  // sum += all tokens times 8 rows of the tile at `from` whose first column is `column`: this warp's 32-column chunks.
-  // `ready` waits for the tile: activations that are not on the chip are asked for before.
-  template <class Ready>
-  __device__ __forceinline__ void add_tile(const u8* x, u32 from, int rows, int cols, int column, float (&sum)[4], Ready ready) const {
-    constexpr int AT_ONCE = 2, STEP = 4 * PIECE_COLUMNS;
-    const int lane = int(threadIdx.x % 32), row = lane / 4, quarter = lane % 4;
-    const u32 weights = from + u32((row < rows ? row : 0) * cols + quarter * PIECE_COLUMNS) * 2u;
-    const u32 cached = shared_address(shared + ChunkShared::activations);
-    bool waited = false;
-    for (int c = int(threadIdx.x / 32) * STEP; c < cols || !waited; c += AT_ONCE * STEP * CONSUMER_WARPS) {
-      uint4 low[AT_ONCE] = {}, high[AT_ONCE] = {};  // tokens 0-7 and 8-15
+  // This lane's weights of a step in CHUNK_GROUPS row groups from `row` of the block on; zeros beyond the matrix.
+  __device__ __forceinline__ void ask(uint4 (&w)[CHUNK_GROUPS], const Rows16& matrix, const ChunkColumns& columns, int row, u64 once) const {
+    const int lane = me % 32, column = columns.at + lane % 4 * PIECE_COLUMNS;
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        const int at = c + k * STEP * CONSUMER_WARPS + quarter * PIECE_COLUMNS;
-        if (at >= cols) continue;
-        const int piece = (column + at) / PIECE_COLUMNS, offset = piece * PIECE_BYTES + (row ^ (piece % 4 * 2)) * 16;
-        if (piece < CACHED) {
-          low[k] = load_piece_shared(cached + u32(offset)), high[k] = load_piece_shared(cached + u32(offset) + 128u);
-        } else {
-          low[k] = load_piece_global(x + offset), high[k] = load_piece_global(x + offset + 128);
+    for (int g = 0; g < CHUNK_GROUPS; ++g) {
+      const int first = row + g * matrix.height, rows = matrix.rows - first < matrix.height ? matrix.rows - first : matrix.height;
+      w[g] = uint4{0, 0, 0, 0};
+      if (rows <= 0 || column >= columns.width) continue;
+      const int mine = lane / 4 < rows ? lane / 4 : 0;
+      const u32 at = u32(first) * u32(matrix.cols) + u32(columns.before * rows + mine * columns.width + column);
+      load_weights(w[g], matrix.from + u64(at) * 2, once);
+    }
+  }
+
+  // sum += all tokens times the step's weights.
+  __device__ __forceinline__ void multiply_step(const u8* slot, const uint4 (&w)[CHUNK_GROUPS], float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
+    const int lane = me % 32;
+    const uint4* at = reinterpret_cast<const uint4*>(slot + lane % 4 * PIECE_BYTES + (lane / 4 ^ lane % 4 * 2) * 16);
+#pragma unroll
+    for (int t = 0; t < TOKEN_SETS; ++t) {
+      const uint4 low = at[16 * t], high = at[16 * t + 8];
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low.x, high.x, low.y, high.y, w[g].x, w[g].y);
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low.z, high.z, low.w, high.w, w[g].z, w[g].w);
+    }
+  }
+
+  // emit(token, element, sum of its first row, sum of its last row) for each element of the block. `ready` waits for the
+  // activations, once the first weights are under way; false ends it.
+  template <class Block, class Ready, class Emit>
+  __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    const bool sliced = stage.cols > stage.tile_cols;
+    const Rows16 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols, sliced ? stage.tile_rows : CHUNK_TILE_ROWS};
+    stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
+    if constexpr (WEIGHT == Type::FP32) {
+      if (!ready()) return false;
+      multiply_fp32(matrix, own.lo / stage.unit, stage.unit, sliced ? stage.tile_rows : matrix.rows, x, tokens, emit);
+      return true;
+    } else {
+      return multiply_16(b, matrix, own.lo / stage.unit, stage.unit, reinterpret_cast<const u8*>(x), tokens, ready, emit);
+    }
+  }
+
+  template <class Block, class Ready, class Emit>
+  __device__ __forceinline__ bool multiply_16(Block& b, const Rows16& matrix, int element, int unit, const u8* x, int tokens, Ready ready,
+                                              Emit emit) {
+    const int warp = me / 32, batch = CHUNK_GROUPS * matrix.height;
+    const int slice = (matrix.tile_cols + STEP_COLUMNS - 1) / STEP_COLUMNS, last = matrix.cols % matrix.tile_cols;
+    const int all = matrix.cols / matrix.tile_cols * slice + (last + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const int share = (all + CONSUMER_WARPS - 1) / CONSUMER_WARPS, left = all - warp * share;
+    const int steps = left < 0 ? 0 : left < share ? left : share;  // of this warp
+    const u64 once = once_policy();
+
+    ChunkColumns start;
+    start.open(matrix, warp * share);
+    ChunkColumns asked = start, fetched = start;  // the next weights, the next activations
+    uint4 w[WEIGHT_STEPS][CHUNK_GROUPS];
+#pragma unroll
+    for (int d = 0; d < WEIGHT_STEPS; ++d)
+      if (d < steps) ask(w[d], matrix, asked, 0, once), asked.next(matrix);
+    if (!ready()) return false;
+
+    // Activations come steps ahead into slots taken in turn; what fits the chip is fetched once, for all rows.
+    const bool fits = steps <= HELD;
+    const int slots = fits ? steps : HELD, batches = (matrix.rows + batch - 1) / batch;
+    int to_fetch = fits ? steps : steps * batches, place = 0, slot = 0, round = 0;
+    u8* const mine = shared + ChunkShared::activations + warp * (HELD * STEP_BYTES);
+    const u32 mine_at = shared_address(mine);
+    auto fetch_next = [&] {
+      if (to_fetch > 0) {
+        --to_fetch;
+        fetch(x, fetched.before + fetched.at, fetched.before + fetched.width, mine_at + u32(place * STEP_BYTES));
+        fetched.next(matrix);
+        if (++round == steps) round = 0, fetched = start;
+        if (++place == slots) place = 0;
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll 1
+    for (int i = 0; i < ACTIVATION_STEPS; ++i) fetch_next();
+
+    for (int row = 0; row < matrix.rows; row += batch) {
+      float sum[CHUNK_GROUPS][TOKEN_SETS][4] = {};
+#pragma unroll 1
+      for (int step = 0; step < steps; step += WEIGHT_STEPS) {
+        const bool turns = step + WEIGHT_STEPS >= steps;  // the next weights are the next rows'
+        const int next_row = turns ? row + batch : row;
+        if (turns) asked = start;
+#pragma unroll
+        for (int d = 0; d < WEIGHT_STEPS; ++d) {
+          if (step + d < steps) {
+            fetch_next();
+            asm volatile("cp.async.wait_group %0;" ::"n"(ACTIVATION_STEPS) : "memory");
+            __syncwarp();
+            multiply_step(mine + slot * STEP_BYTES, w[d], sum);
+            if (++slot == slots) slot = 0;
+          }
+          if ((turns ? d : step + WEIGHT_STEPS + d) < steps && next_row < matrix.rows) ask(w[d], matrix, asked, next_row, once), asked.next(matrix);
         }
       }
-      if (!waited) ready();
-      waited = true;
-      __syncwarp();
+      add_warps(b, matrix, row, element, unit, tokens, sum, emit);
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    return true;
+  }
+
+  // The warps' sums of a batch of rows, added in their order.
+  template <class Block, class Emit>
+  __device__ __forceinline__ void add_warps(Block& b, const Rows16& matrix, int row, int element, int unit, int tokens,
+                                            const float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4], Emit emit) const {
+    const int lane = me % 32;
+    float* const sums = reinterpret_cast<float*>(shared + ChunkShared::sums);
+    if (row > 0) b.core.barrier();  // the batch before has been added
+    // Of token lane / 4 and 8 more, rows 2 * (lane % 4) and the next. Quads of rows are shuffled: no two lanes meet in a bank.
+    float* const mine = sums + me / 32 * CHUNK_SUMS + lane / 4 * CHUNK_ROWS + lane % 2 * 2;
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        const int start = c + k * STEP * CONSUMER_WARPS;  // the same in all lanes, which multiply together
-        if (start >= cols) break;
-        uint4 w = {};
-        if (start + quarter * PIECE_COLUMNS < cols) w = load_piece_shared(weights + u32(start) * 2u);
-        multiply_add(sum, low[k].x, high[k].x, low[k].y, high[k].y, w.x, w.y);
-        multiply_add(sum, low[k].z, high[k].z, low[k].w, high[k].w, w.z, w.w);
+    for (int g = 0; g < CHUNK_GROUPS; ++g)
+#pragma unroll
+      for (int t = 0; t < TOKEN_SETS; ++t) {
+        float* const to = mine + t * CHUNK_TOKENS * CHUNK_ROWS + ((2 * g + lane % 4 / 2) ^ (lane / 4 % 4 * 2)) * 4;
+        *reinterpret_cast<float2*>(to) = float2{sum[g][t][0], sum[g][t][1]};
+        *reinterpret_cast<float2*>(to + 8 * CHUNK_ROWS) = float2{sum[g][t][2], sum[g][t][3]};
+      }
+    b.core.barrier();
+#pragma unroll 1
+    for (int i = me; i < tokens * CHUNK_QUADS; i += CONSUMERS) {
+      const int token = i / CHUNK_QUADS, quad = i % CHUNK_QUADS;
+      const float* at = sums + token * CHUNK_ROWS + (quad ^ (token % 4 * 2)) * 4;
+      float4 total = *reinterpret_cast<const float4*>(at);
+#pragma unroll
+      for (int w = 1; w < CONSUMER_WARPS; ++w) {
+        const float4 more = *reinterpret_cast<const float4*>(at + w * CHUNK_SUMS);
+        total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+      }
+      const int below = quad % 2 * 4, first = row + quad / 2 * matrix.height + below;  // row of total.x, of the block
+      const int here = matrix.height - below < matrix.rows - first ? matrix.height - below : matrix.rows - first;
+      if (unit == 1) {
+        if (here > 0) emit(token, element + first, total.x, total.x);
+        if (here > 1) emit(token, element + first + 1, total.y, total.y);
+        if (here > 2) emit(token, element + first + 2, total.z, total.z);
+        if (here > 3) emit(token, element + first + 3, total.w, total.w);
+      } else {
+        if (here > 1) emit(token, element + first / 2, total.x, total.y);
+        if (here > 3) emit(token, element + first / 2 + 1, total.z, total.w);
       }
     }
   }
 
-  // The same in FP32, two tokens at a time; sums [tokens][8] of this warp, in shared memory.
-  __device__ __forceinline__ void add_tile_fp32(const float* x, const float* from, int rows, int cols, int column, int columns, int tokens,
-                                                bool first, float* sums) const {
-    constexpr int TOKENS = 2, STEP = 4;
-    const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
-    for (int token = 0; token < tokens; token += TOKENS) {
-      float sum[TOKENS][CHUNK_TILE_ROWS] = {};
-      for (int c = (warp * 32 + lane) * STEP; c < cols; c += CONSUMERS * STEP) {
-        float4 xs[TOKENS];
+  // FP32: a warp takes four rows of a row group at a time, and two tokens; its lanes share the columns.
+  template <class Emit>
+  __device__ __forceinline__ void multiply_fp32(const Rows16& matrix, int element, int unit, int height, const float* x, int tokens,
+                                                Emit emit) const {
+    constexpr int TOKENS = 2, ROWS = 4, STEP = 4;
+    const int lane = me % 32;
+    for (int row = me / 32 * ROWS; row < matrix.rows; row += CONSUMER_WARPS * ROWS) {
+      for (int token = 0; token < tokens; token += TOKENS) {
+        float sum[TOKENS][ROWS] = {};
+#pragma unroll 1
+        for (int before = 0; before < matrix.cols; before += matrix.tile_cols) {
+          const int width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+#pragma unroll 1
+          for (int c = lane * STEP; c < width; c += 32 * STEP) {
+            float4 xs[TOKENS];
+#pragma unroll
+            for (int t = 0; t < TOKENS; ++t) xs[t] = load_quad(x + long(token + t < tokens ? token + t : token) * matrix.cols + before + c);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+              const int at = row + r < matrix.rows ? row + r : row, group = at - at % height;
+              const int rows = matrix.rows - group < height ? matrix.rows - group : height;
+              const u64 from = u64(group) * u64(matrix.cols) + u64(before * rows + at % height * width + c);
+              const float4 w = load_once(reinterpret_cast<const float*>(matrix.from) + from);
+#pragma unroll
+              for (int t = 0; t < TOKENS; ++t) sum[t][r] += xs[t].x * w.x + xs[t].y * w.y + xs[t].z * w.z + xs[t].w * w.w;
+            }
+          }
+        }
 #pragma unroll
         for (int t = 0; t < TOKENS; ++t) {
-          const int row = token + t < tokens ? token + t : token;
-          xs[t] = load_quad(x + long(row) * columns + column + c);
-        }
 #pragma unroll
-        for (int r = 0; r < CHUNK_TILE_ROWS; ++r) {
-          const float4 w = *reinterpret_cast<const float4*>(from + (r < rows ? r : 0) * cols + c);
+          for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-          for (int t = 0; t < TOKENS; ++t) sum[t][r] += xs[t].x * w.x + xs[t].y * w.y + xs[t].z * w.z + xs[t].w * w.w;
-        }
-      }
+            for (int apart = 16; apart; apart /= 2) sum[t][r] += __shfl_xor_sync(0xFFFFFFFFu, sum[t][r], apart);
+          if (lane != 0 || token + t >= tokens) continue;
 #pragma unroll
-      for (int t = 0; t < TOKENS; ++t)
-#pragma unroll
-        for (int r = 0; r < CHUNK_TILE_ROWS; ++r) {
-          float total = sum[t][r];
-#pragma unroll
-          for (int apart = 16; apart; apart /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, apart);
-          float* at = sums + (token + t) * CHUNK_TILE_ROWS + r;
-          if (lane == r) *at = first ? total : *at + total;
-        }
-    }
-  }
-
-  // emit(token, element, sum of its first row, sum of its last row) for each element of the block. All warps share each
-  // tile's columns; 8 rows of all tokens are summed over the warps between two barriers, in turns of two halves.
-  template <class Block, class Emit>
-  __device__ __forceinline__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
-    constexpr bool WIDE = WEIGHT == Type::FP32;
-    const int lane = b.core.lane(), warp = b.core.warp(), unit = stage.unit, size = type_bytes(WEIGHT);
-    const Span own = b.plan.owned_of(stage.owned, b.block);
-    const u8* packed = reinterpret_cast<const u8*>(x);
-    if constexpr (!WIDE) fetch(b.core, packed, stage.cols);
-    const u32 slices = u32((stage.cols + stage.tile_cols - 1) / stage.tile_cols);
-    for (int row = own.lo; row < own.hi; row += stage.tile_rows, tile += slices) {
-      const int rows = own.hi - row < stage.tile_rows ? own.hi - row : stage.tile_rows;
-      for (int below = 0; below < rows; below += CHUNK_TILE_ROWS) {
-        const int here = rows - below < CHUNK_TILE_ROWS ? rows - below : CHUNK_TILE_ROWS;
-        float* const sums = reinterpret_cast<float*>(shared + ChunkShared::sums) + half * CONSUMER_WARPS * CHUNK_SUMS;
-        float sum[4] = {};
-        half ^= 1;
-        for (u32 slice = 0; slice < slices; ++slice) {
-          const int column = int(slice) * stage.tile_cols, cols = stage.cols - column < stage.tile_cols ? stage.cols - column : stage.tile_cols;
-          const u32 slot = chunk_slot(tile + slice);
-          const u8* from = shared + slot * u32(Plan::slot_bytes) + below * cols * size;
-          auto ready = [&] { barrier_wait(barriers.full + slot, chunk_parity(tile + slice)); };
-          if constexpr (WIDE) {
-            ready();
-            add_tile_fp32(x, reinterpret_cast<const float*>(from), here, cols, column, stage.cols, tokens, slice == 0, sums + warp * CHUNK_SUMS);
-          } else {
-            add_tile(packed, shared_address(from), here, cols, column, sum, ready);
+          for (int r = 0; r < ROWS; ++r) {
+            if (row + r >= matrix.rows || (unit > 1 && r % 2)) continue;
+            const float last = unit > 1 ? sum[t][(r + 1) % ROWS] : sum[t][r];
+            emit(token + t, element + (row + r) / unit, sum[t][r], last);
           }
-          __syncwarp();
-          if (below + CHUNK_TILE_ROWS >= rows && lane == 0) barrier_arrive(barriers.empty + slot);
-        }
-        if constexpr (!WIDE) {  // of token lane / 4 and 8 + lane / 4, rows 2 * (lane % 4) and the next
-          float2* to = reinterpret_cast<float2*>(sums + warp * CHUNK_SUMS) + lane;
-          to[0] = float2{sum[0], sum[1]}, to[CHUNK_SUMS / 4] = float2{sum[2], sum[3]};
-        }
-        b.core.barrier();
-        const int elements = here / unit;
-        for (int i = b.core.thread(); i < tokens * elements; i += CONSUMERS) {
-          const int token = i / elements, element = i % elements;
-          const float* at = sums + token * CHUNK_TILE_ROWS + element * unit;
-          float low = 0, high = 0;
-#pragma unroll
-          for (int w = 0; w < CONSUMER_WARPS; ++w) low += at[w * CHUNK_SUMS], high += at[w * CHUNK_SUMS + unit - 1];
-          emit(token, (row + below) / unit + element, low, high);
         }
       }
     }

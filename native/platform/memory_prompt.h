@@ -13,6 +13,10 @@ struct Chunk {
     return b.scratch;
   }
   template <class Block>
+  __device__ void open(Block&) {}
+  template <class Block>
+  __device__ void prefetch(Block&, const Stage&) const {}
+  template <class Block>
   __device__ void finish(Block&) {}
 
   // Activations are FP32 [tokens][columns].
@@ -21,10 +25,21 @@ struct Chunk {
     for (int i = 0; i < RUN; ++i) store(x, columns, token, column + i, run.at[i]);
   }
 
+  // Cached keys and values onto the chip, and from there.
+  static constexpr int COPY_BYTES = 4;
+  __device__ static void copy(u8* to, const u8* from) { *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from); }
+  __device__ static void sent() {}
+  __device__ static void arrived() {}
+  template <class Core, class Piece>
+  __device__ static void load(Core& core, Piece& piece, const u8* row) {
+    piece.load_near(core, row);
+  }
+
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block. Each warp adds its tiles'
   // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
-  template <class Block, class Emit>
-  __device__ void multiply(Block& b, const Stage& stage, const float* x, int tokens, Emit emit) {
+  template <class Block, class Ready, class Emit>
+  __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+    if (!ready()) return false;
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
@@ -60,6 +75,7 @@ struct Chunk {
       }
       b.core.barrier();
     }
+    return true;
   }
 };
 

@@ -17,7 +17,7 @@ from twin.data import data_dir
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
 READS = (  # after a wait for the slot, before an arrival at its `empty` barrier
     ("cuda_vector.cuh", "load_shared_at"),
-    ("cuda_prompt.cuh", "load_piece_shared"),  # also of a pass's activations: copies overwrite them once all have arrived at `done`
+    ("cuda_prompt.cuh", "load_tile_piece"),
 )
 ACCESS = re.compile(r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$", re.MULTILINE)
 SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from twin.plan.layout import step_bytes
-from twin.plan.prompt import chip_of
-from twin.plan.teams import teams_of
+from twin.plan.layout import beside_bytes, prompt_chip, step_bytes
 from twin.plan.types import Plan, Residual
-
-BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
-PROGRESS_BYTES = 32  # Progress in block.cuh
-SIGNAL_BYTES = 32 * 16 + 32  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 
 SCRATCH_BYTES = 12 << 10  # judged by what the dense kernel's stages take beside ring and residual
 INPUT_SHARE = 4  # judged
@@ -41,12 +35,4 @@ def _activation_bytes(plan: Plan) -> int:
 
 def shared_bytes(plan: Plan) -> int:
     """NVIDIA: ring and vectors of a step or a prompt pass, mbarriers, and what a block's warps tell each other."""
-    slots, warps = plan.options.ring_slots, teams_of(plan).warps
-    memory = step_bytes(plan)
-    chip = chip_of(plan, warps=warps, room=memory)
-    barriers = 2 * BARRIER_BYTES * (slots + warps) + _up16(2 * BARRIER_BYTES * max(1, chip.slots) + BARRIER_BYTES)
-    return max(memory, chip.total(plan.options.slot_bytes)) + barriers + _up16(SIGNAL_BYTES + 16 * warps) + PROGRESS_BYTES
-
-
-def _up16(size: int) -> int:
-    return -(-size // 16) * 16
+    return max(step_bytes(plan), prompt_chip(plan).total) + beside_bytes(plan)

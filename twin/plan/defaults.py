@@ -11,7 +11,8 @@ from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.plan.budget import on_chip_bytes
 from twin.plan.build import build, shard_of
-from twin.plan.prompt import TILE_ROWS, TOKENS
+from twin.plan.prompt import TILE_ROWS, TOKENS, fitting_chunk
+from twin.plan.teams import WARPS
 from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
@@ -24,6 +25,7 @@ EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are prefe
 # On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes 1,305 cycles; with all of a 208 KiB ring
 # it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-exchange).
 UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132 SMs
+BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
 
 
@@ -57,7 +59,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
-        "prompt_chunk": _prompt_chunk(node, options),
+        "prompt_chunk": _prompt_chunk(spec, node, options),
     }
     options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
     return dataclasses.replace(options, **_ring(spec, node, options, chosen))
@@ -77,9 +79,15 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
-def _prompt_chunk(node: Node, options: Options) -> int:
-    """As many tokens as one tensor-core instruction takes, if it takes the tiles. A CPU (3.6 times faster so) takes any."""
-    return TOKENS if node.device.sharing is not None or options.tile_rows <= TILE_ROWS else 1
+def _prompt_chunk(spec: ModelSpec, node: Node, options: Options) -> int:
+    """Tokens of one tensor-core instruction, or of two where they fit the chip; 1 if it does not take the tiles.
+
+    A CPU takes any number; 16 were 3.6 times faster than one.
+    """
+    if node.device.sharing is None and options.tile_rows > TILE_ROWS:
+        return 1
+    limits = limits_of(node)
+    return fitting_chunk(spec.hidden, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES) if limits.teams else TOKENS
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:

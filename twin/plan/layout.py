@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import MOST_WARPS, chip_of, partials, prompt_of
+from twin.plan.prompt import MOST_WARPS, Chip, chip_of, prompt_of
 from twin.plan.shards import Weights
 from twin.plan.teams import teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
+BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
+PROGRESS_BYTES = 32  # Progress in block.cuh
+SIGNAL_BYTES = 32 * 16 + 40  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
@@ -289,12 +292,23 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
 
 
 def _prompt_sizes(plan: Plan) -> dict[str, int]:
-    prompt, chip = prompt_of(plan), chip_of(plan, warps=teams_of(plan).warps, room=step_bytes(plan))
+    prompt, chip = prompt_of(plan), prompt_chip(plan)
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
         "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_slots": chip.slots, "prompt_activation_bytes": chip.activations,
+        "prompt_activation_bytes": chip.activations,
     }  # fmt: skip
+
+
+def prompt_chip(plan: Plan) -> Chip:
+    """NVIDIA: how a block divides the memory of a step, and what else there is of it, during a prompt pass."""
+    return chip_of(plan, warps=teams_of(plan).warps, room=plan.limits.on_chip_bytes - beside_bytes(plan))
+
+
+def beside_bytes(plan: Plan) -> int:
+    """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
+    warps = teams_of(plan).warps
+    return 2 * BARRIER_BYTES * (plan.options.ring_slots + warps) + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 
 def step_bytes(plan: Plan) -> int:
@@ -318,7 +332,7 @@ def _scratch_floats(plan: Plan) -> int:
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            merge = _up(partials(group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            merge = _up(max(MOST_WARPS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
             gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])

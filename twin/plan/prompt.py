@@ -13,17 +13,20 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
-from twin.plan.teams import WARPS
-from twin.plan.types import PARTIAL_EXTRA, Plan, Stage, StageKind
+from twin.plan.types import PARTIAL_EXTRA, Matrix, Plan, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
-HEADS_AT_ONCE = 1  # of a group of query heads: a warp of an NVIDIA block reads a cached position once for them
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
-TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
 SKIPPED = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.REDUCE)  # the first norm embeds; parts are read where they lie
-FEWEST_SLOTS = 4  # of the ring while activations share its memory: with 16 KiB each they hold 1.8 us of an H200's stream
+CHUNKS = (16, 32)  # tokens of a pass on tensor cores: more sums than these cost registers that the weights under way need
+TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
+GROUPS = 4  # of TILE_ROWS rows that a warp multiplies together: one way of the activations to its registers serves all
+PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
+TILE_BYTES = 128  # of a column of a tile of cached keys: 64 positions of 16 bits
+STEP_COLUMNS = 32  # of a row that four lanes load together, 16 bytes each
+STEPS_AHEAD = 6  # whose activations are under way to the chip; two more are in use, where not all fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """How an NVIDIA block divides its shared memory during a pass, in bytes: activations, sums, slots."""
+    """How an NVIDIA block divides its shared memory during a pass, in bytes."""
 
-    activations: int  # the first columns of a stage's input; or what attention needs
-    sums: int  # [2][warps][tokens][TILE_ROWS] FP32
-    slots: int  # number of ring slots
+    activations: int  # of each warp its share of the columns, as many as fit; or what attention needs
+    sums: int  # [warps][tokens][GROUPS * TILE_ROWS] FP32
 
-    def total(self, slot_bytes: int) -> int:
-        return self.activations + self.sums + self.slots * slot_bytes
+    @property
+    def total(self) -> int:
+        return self.activations + self.sums
 
 
 def passes(plan: Plan, tokens: int) -> int:
@@ -105,42 +108,62 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             return "", 0
 
 
-def partials(group: int) -> int:
-    """Softmax partials of a block's warps that wait for each other: a head's of 16 warps, or up to four heads' of NVIDIA's 8."""
-    return max(MOST_WARPS, WARPS[-1] * min(group, HEADS_AT_ONCE), group)
-
-
 def attention_bytes(plan: Plan) -> int:
-    """On the chip: keys, values and queries of a unit, FP32; its angles; keys and values as cached; partials; the unit's result."""
+    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; two tiles; partials.
+
+    The same as Attending in native/monokernel/prompt.cuh.
+    """
     shard, chunk = plan.shard, plan.options.prompt_chunk
     group = shard.heads // shard.kv_heads
-    heads = 4 * _up((2 * chunk + group) * shard.head_dim, LINE_FLOATS)
-    fresh = 4 * _up(2 * chunk * shard.head_dim * plan.kv.dtype.bytes // 4, LINE_FLOATS)
-    turns = 4 * _up(chunk * shard.head_dim, LINE_FLOATS)
-    merged = 4 * _up(partials(group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
-    return heads + turns + fresh + merged + 4 * _up(group * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    queries = min(chunk, -(-shard.kv_heads * chunk // plan.blocks)) * group
+    heads = _up((2 * chunk + queries) * shard.head_dim, LINE_FLOATS)
+    turns = _up(chunk * shard.head_dim, LINE_FLOATS)
+    pitch = 2 * shard.head_dim * plan.kv.dtype.bytes + PITCH_BYTES
+    fresh = _up(chunk * pitch // 4, LINE_FLOATS)
+    tiles = _up(2 * (TILE_BYTES // plan.kv.dtype.bytes) * pitch // 4, LINE_FLOATS)
+    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
 def chip_of(plan: Plan, *, warps: int, room: int) -> Chip:
-    """The division of `room` bytes, or of more where a small ring leaves too little; nothing without passes."""
+    """The division of `room` bytes; nothing without passes."""
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
-        return Chip(0, 0, 0)
-    sums = 2 * warps * options.prompt_chunk * TILE_ROWS * 4
+        return Chip(0, 0)
     attention = _up(attention_bytes(plan), 256)
-    left = room - sums - FEWEST_SLOTS * options.slot_bytes
-    widest = max(s.matrix.cols for s in pass_stages(plan) if s.matrix)
-    wanted = _up(widest, PIECE_COLUMNS) * options.prompt_chunk * 2 if options.weight_dtype is not DType.FP32 else 0
-    activations = max(attention, min(wanted, left - left % 256))
-    slots = max(FEWEST_SLOTS, (room - sums - activations) // options.slot_bytes)
-    return Chip(activations, sums, slots)
+    if options.weight_dtype is DType.FP32:
+        return Chip(attention, 0)
+    sums = warps * options.prompt_chunk * GROUPS * TILE_ROWS * 4
+    step = warps * activation_step_bytes(options.prompt_chunk)
+    wanted = max(warp_steps(s.matrix, warps) for s in pass_stages(plan) if s.matrix)
+    steps = min(wanted, max(STEPS_AHEAD + 2, (room - sums) // step))
+    return Chip(max(attention, steps * step), sums)
+
+
+def fitting_chunk(hidden: int, *, warps: int, room: int) -> int:
+    """The most tokens a pass whose residual rows, as a matrix's input, fit `room` bytes; else the fewest."""
+    steps = -(-hidden // (STEP_COLUMNS * warps))
+    sizes = {chunk: warps * (steps * activation_step_bytes(chunk) + chunk * GROUPS * TILE_ROWS * 4) for chunk in CHUNKS}
+    return max((chunk for chunk in CHUNKS if sizes[chunk] <= room), default=CHUNKS[0])
+
+
+def activation_step_bytes(chunk: int) -> int:
+    """Activations of a warp's step: STEP_COLUMNS columns of a chunk's tokens, 16-bit."""
+    return STEP_COLUMNS * 2 * chunk
+
+
+def warp_steps(matrix: Matrix, warps: int) -> int:
+    """Steps of the warp with the largest share of the columns; a slice ends with a step."""
+    slices, last = divmod(matrix.cols, matrix.tile_cols)
+    steps = slices * -(-matrix.tile_cols // STEP_COLUMNS) + -(-last // STEP_COLUMNS)
+    return -(-steps // warps)
 
 
 def check_tensor_cores(plan: Plan) -> None:
     """Raises PlanError for passes that an NVIDIA GPU cannot make."""
     options = plan.options
-    if options.prompt_chunk not in (1, TOKENS):
-        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {TOKENS} or 1")
+    if options.prompt_chunk not in (1, *CHUNKS):
+        chunks = " or ".join(map(str, CHUNKS))
+        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {chunks}, or 1")
     if options.prompt_chunk > 1 and options.tile_rows > TILE_ROWS:
         raise PlanError(f"tile_rows={options.tile_rows}: a prompt pass multiplies {TILE_ROWS} rows at a time; use that, or prompt_chunk=1")
 
