@@ -25,10 +25,9 @@ def _cycles(here: Device, there: Device) -> float:
 
 
 def _exchange(here: Device, there: Device) -> float:
-    """By the latency of the cache where blocks of all dies see the same words."""
-    if here.llc is not None and here.structure.dies.value > 1:
-        return here.llc.latency_s.value / there.l2.latency_s.value
-    return _cycles(here, there) if here.l2.latency_s.like else here.l2.latency_s.value / there.l2.latency_s.value
+    """By the latency of what is exchanged; where it follows itself, as it does."""
+    mine, its = here.exchange.latency_s, there.exchange.latency_s
+    return _cycles(here, there) if mine.like else mine.value / its.value
 
 
 def _share(here: Device, there: Device) -> float:

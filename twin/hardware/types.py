@@ -191,6 +191,11 @@ class Device:
         return self.vendor == "nvidia"
 
     @property
+    def exchange(self) -> Cache:
+        """Where blocks of all dies see the same words."""
+        return self.llc if self.llc is not None and self.structure.dies.value > 1 else self.l2
+
+    @property
     def blocks(self) -> int:
         """Blocks that can be resident, one per SM, CU or core."""
         return int(self.structure.dies.value * self.structure.blocks_per_die.value)

@@ -161,8 +161,7 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are loaded afterwards."""
     if plan.options.execution is Execution.RESIDENT and plan.options.handoff is HandOffKind.SENTINEL:
         return 0
-    far = device.llc is not None and device.structure.dies.value > 1
-    return picoseconds((device.llc if far and device.llc else device.l2).latency_s.value)
+    return picoseconds(device.exchange.latency_s.value)
 
 
 @dataclass(frozen=True, slots=True)
