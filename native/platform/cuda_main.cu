@@ -174,7 +174,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       TWIN_KEEP(step);
       if (sums_aside(plan) && stage.kind == int(StageKind::REDUCE)) {
         if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
-        if (!sum_late_parts(launch, memory, rank, block, step, index)) *const_cast<volatile int*>(&signals.lost) = 1;
+        if (!sum_late_parts(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
         __syncwarp();
         if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
         continue;

@@ -89,7 +89,7 @@ def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> C
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
-    latencies = rounds * picoseconds(device.l2.latency_s.value)
+    latencies = rounds * picoseconds(device.exchange.latency_s.value)
     return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded, device.warps.gather_bytes_per_s.value))))
 
 
