@@ -23,27 +23,35 @@ __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int 
   return work;
 }
 
-// Calls emit(element, sums of its `unit` rows) once for each element of the block, in row order per thread.
+__device__ __forceinline__ float unscaled() { return 1.0f; }
+
+// Calls emit(element, sums of its `unit` rows times the factor) once for each element of the block, in row order per
+// thread. `ahead`: weights of the first rows that were taken from the ring before x was there. factor() is asked for
+// behind a barrier.
 //
 // Rows are taken in batches whose partial sums fit one half of the scratch: within a batch warps take tiles without any
 // barrier, then each row's parts are added in a fixed order, so the result does not depend on who was faster. The other
 // half serves the next batch, so one barrier a batch is enough. False: a wait before was given up.
-template <class Vector, class Emit>
-__device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Work& work, const Vector& x, Emit emit) {
+template <class Vector, class Ahead, class Factor, class Emit>
+__device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Work& work, const Vector& x, Ahead& ahead, Factor factor, Emit emit) {
   const Span own = work.own;
+  float by = 1.0f;
   TWIN_ONCE
   for (int lo = own.lo; lo < own.hi; lo += stage.batch) {
     const int batch = stage.batch, hi = least(lo + batch, own.hi);
     float* const sums = b.scratch + b.half * b.plan.half_floats;  // [parts][batch]
     b.half ^= 1;
-    b.core.dot_tiles(stage, x, lo, hi, sums, batch);
+    b.core.dot_tiles(stage, x, lo, hi, sums, batch, ahead);
     b.core.barrier();
     if (b.core.gave_up()) return false;
-    if (lo == own.lo) b.core.cleared();
+    if (lo == own.lo) {
+      by = factor();
+      b.core.cleared();
+    }
     const int unit = work.unit, first = lo >> (unit - 1);  // 1 or 2; a division at run time would take 0.05 us
     TWIN_EACH(i, (hi - lo) >> (unit - 1)) {
       const float* at = sums + i * unit;
-      emit(first + i, x.total(stage, at, batch), x.total(stage, at + unit - 1, batch));
+      emit(first + i, by * x.total(stage, at, batch), by * x.total(stage, at + unit - 1, batch));
     }
   }
   return true;

@@ -26,11 +26,8 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
   return good;
 }
 
-// out = RMSNorm(x) * weight, or x itself when nothing is normed.
-__device__ __forceinline__ void normed(Block& b, Core::Hidden& out, const Core::Hidden& x, const Core::Hidden::Factors& weight, bool wanted) {
-  const float scale = wanted ? inverse_root(x.squares(b.core) / float(b.plan.hidden) + b.plan.norm_eps) : 1.0f;
-  out.scaled(b.core, x, scale, weight);
-}
+// RMSNorm's factor of a vector, from its sum of squares.
+__device__ __forceinline__ float norm_factor(const Block& b, float squares) { return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps); }
 
 // What an LM head publishes that is not computed.
 __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
@@ -72,20 +69,24 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
+  const bool needed = !head || head_needed(b.launch.request, b.at.step);
+  auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden), residual = b.residual.open(b.core);
   if (meeting ? !gather_vector<false>(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
-  if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, out);
+  if (!needed) return publish_zeros(b, out);
+  const auto squares = residual.begin_squares(b.core);  // known to all warps when their sums are: the norm's factor comes last
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
   } else {
-    normed(b, x, residual, weight, true);
+    x.scaled(b.core, residual, 1.0f, weight);
   }
   const float* bias = constants(b, stage.bias);
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
-  const bool done = multiply(b, stage, work, x, [&](int row, float sum, float up) {
+  const auto factor = [&] { return meeting ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
+  const bool done = multiply(b, stage, work, x, ahead, factor, [&](int row, float sum, float up) {
     if (head) {
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
       if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
@@ -171,18 +172,20 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
+  auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
   if (!combine(b, index, stage, x)) return false;
   begin(b, index, stage);
-  return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
+  auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector<false>(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
-  return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 // Between kernels only: hands this rank's part to all ranks, as a library's all-gather would.
@@ -223,7 +226,9 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   if (!read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
-  normed(b, x, residual, weight, stage.norm >= 0);
+  const auto squares = residual.begin_squares(b.core);
+  b.core.barrier();
+  x.scaled(b.core, residual, stage.norm >= 0 ? norm_factor(b, Core::Hidden::end_squares(b.core, squares)) : 1.0f, weight);
   b.core.barrier();
   if (b.core.gave_up()) return false;
   const Output out = output_of(b, stage);
@@ -326,7 +331,8 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
-  const bool done = multiply(b, stage, work, x, [&](int, float total, float) { sum += total; });
+  auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, true);
+  const bool done = multiply(b, stage, work, x, ahead, unscaled, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;
   return done;
 }

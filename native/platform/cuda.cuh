@@ -411,11 +411,21 @@ struct Core {
 
   template <class T>
   __device__ __forceinline__ T sum(T v) {
+    const T* met = begin_sum(v);
+    barrier();
+    return end_sum(met);
+  }
+  // The same in two halves, with a barrier of the caller's between them.
+  template <class T>
+  __device__ __forceinline__ const T* begin_sum(T v) {
     T* met = reinterpret_cast<T*>(signals.met[phase & 1u]);
     phase ^= 1;
     v = warp_sum(v);
     if (lane() == 0) met[warp()] = v;
-    barrier();
+    return met;
+  }
+  template <class T>
+  __device__ __forceinline__ static T end_sum(const T* met) {
     T total = met[0];
 #pragma unroll
     for (int w = 1; w < CONSUMER_WARPS; ++w) total += met[w];
@@ -452,32 +462,107 @@ struct Core {
 
   // ---- tiles ----
 
+  // Where a warp stands in a batch of a stage's rows: its team's tiles, ROWS_AT_ONCE rows of each at a time.
+  template <class Vector>
+  struct Walk {
+    int tile_rows, groups, count, group, row;
+
+    __device__ __forceinline__ Walk(const Stage& stage, int rows, int me)
+        : tile_rows(stage.tile_rows),
+          groups(Vector::row_group(me) < Vector::GROUPS ? (rows + stage.tile_rows - 1) * stage.tile_inverse >> 16 : 0),
+          count(rows),
+          group(Vector::row_group(me)),
+          row(0) {}
+    __device__ __forceinline__ bool more() const { return group < groups; }
+    __device__ __forceinline__ int first() const { return group * tile_rows + row; }
+    __device__ __forceinline__ int rows() const { return least_of(tile_rows, count - group * tile_rows); }  // of the tile
+    __device__ __forceinline__ int here() const { return least_of(ROWS_AT_ONCE, rows() - row); }
+    __device__ __forceinline__ bool last() const { return row + ROWS_AT_ONCE >= rows(); }  // of the tile's pieces
+    __device__ __forceinline__ void next() {  // a second piece only where there is a single column slice
+      row = last() ? 0 : row + ROWS_AT_ONCE;
+      if (row == 0) group += Vector::GROUPS;
+    }
+    __device__ static __forceinline__ int least_of(int a, int b) { return a < b ? a : b; }
+  };
+
+  template <class Vector>
+  static __device__ __forceinline__ bool beyond(int slice) {
+    return Vector::RAGGED && slice >= Vector::SLICES;
+  }
+
+  // The warp's part of one piece, from the ring.
+  template <class Vector>
+  __device__ __forceinline__ void take(const Walk<Vector>& at, u32 tile, int c, Packed<Vector::VECTOR> (&words)[ROWS_AT_ONCE]) {
+    Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
+  }
+
+  template <class Vector>
+  __device__ __forceinline__ Ahead<Vector> take_ahead(const Stage& stage, Span own, bool wanted) {
+    Ahead<Vector> ahead = {};
+    Walk<Vector> at(stage, Walk<Vector>::least_of(own.hi - own.lo, stage.batch), me);
+    bool there = wanted;
+#pragma unroll
+    for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
+#pragma unroll
+      for (int c = 0; c < Ahead<Vector>::CHUNKS; ++c) {
+        const int slice = Vector::slice(me, c);
+        const u32 tile = ring.tile + u32(at.group * Vector::SLICES + slice);
+        there = there && at.more() && !beyond<Vector>(slice) && __shfl_sync(0xFFFFFFFFu, int(barrier_seen(ring.full + Ring::barrier_of(tile), Ring::parity_of(tile))), 0);
+        if (there) Ring::wait(ring.full, tile);
+        Vector::load(me, c, shared_address(ring.slot(tile)) + u32(at.row * Vector::stride(me, c)), at.here(), ahead.words[g][c]);
+        if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+        ahead.held += there;
+      }
+      if (there) at.next();
+    }
+    return ahead;
+  }
+
   // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn.
   template <class Vector>
-  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch) {
+  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
     constexpr int SHARE = CONSUMER_WARPS / Vector::TEAM;
-    const int tile_rows = stage.tile_rows, groups = (hi - lo + tile_rows - 1) * stage.tile_inverse >> 16;
+    Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
-    ring.tile += u32(groups * Vector::SLICES);
-    if (Vector::row_group(me) >= Vector::GROUPS) return;
-    for (int group = Vector::row_group(me); group < groups; group += Vector::GROUPS) {
-      const int first = group * tile_rows, rows = hi - lo - first < tile_rows ? hi - lo - first : tile_rows;
-      const u32 tile = base + u32(group * Vector::SLICES);
-      float* const to = sums + Vector::part(me) * batch + first;
-      for (int row = 0; row < rows; row += ROWS_AT_ONCE) {  // once, unless there is a single column slice
-        float sum[ROWS_AT_ONCE] = {};
-        const int here = rows - row < ROWS_AT_ONCE ? rows - row : ROWS_AT_ONCE;
+    ring.tile += u32(((hi - lo + stage.tile_rows - 1) * stage.tile_inverse >> 16) * Vector::SLICES);
+    float* const to = sums + Vector::part(me) * batch;
+    const int held = ahead.held;
+    ahead.held = 0;
 #pragma unroll
-        for (int c = 0; c < Vector::CHUNKS; ++c) {
-          const u32 slice = u32(Vector::slice(me, c));
-          if (Vector::RAGGED && slice >= u32(Vector::SLICES)) break;
-          Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
-          x.load(me, c, ring.acquire(tile + slice) + u32(row * Vector::stride(me, c)), here, words);
-          x.multiply(c, words, sum);
-          if (row + ROWS_AT_ONCE >= rows) ring.release(tile + slice, SHARE);
+    for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
+      if (g * Ahead<Vector>::CHUNKS >= held) break;
+      float sum[ROWS_AT_ONCE] = {};
+#pragma unroll
+      for (int c = 0; c < Vector::CHUNKS; ++c) {
+        const u32 slice = u32(Vector::slice(me, c));
+        if (beyond<Vector>(int(slice))) break;
+        if (c < Ahead<Vector>::CHUNKS && g * Ahead<Vector>::CHUNKS + c < held) {
+          x.multiply(c, ahead.words[g][c < Ahead<Vector>::CHUNKS ? c : 0], sum);
+          continue;
         }
-        store_sums(sum, here, to + row);
+        Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
+        const u32 tile = base + u32(at.group * Vector::SLICES) + slice;
+        take(at, tile, c, words);
+        x.multiply(c, words, sum);
+        if (at.last()) ring.release(tile, SHARE);
       }
+      store_sums(sum, at.here(), to + at.first());
+      at.next();
+    }
+#pragma unroll 1
+    for (; at.more(); at.next()) {
+      float sum[ROWS_AT_ONCE] = {};
+#pragma unroll
+      for (int c = 0; c < Vector::CHUNKS; ++c) {
+        const u32 slice = u32(Vector::slice(me, c));
+        if (beyond<Vector>(int(slice))) break;
+        Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
+        const u32 tile = base + u32(at.group * Vector::SLICES) + slice;
+        take(at, tile, c, words);
+        x.multiply(c, words, sum);
+        if (at.last()) ring.release(tile, SHARE);
+      }
+      store_sums(sum, at.here(), to + at.first());
     }
   }
 

@@ -3,6 +3,7 @@
 
 namespace twin {
 
+constexpr int AHEAD_REGISTERS = WEIGHT == Type::FP32 ? 0 : 32;  // of each lane, for weights taken before a stage's inputs are there
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it. The loads of several
@@ -207,15 +208,20 @@ struct TeamVector {
     return good;
   }
 
+  // The sum of squares over the block, in two halves with a barrier of the caller's between them.
   template <class Core>
-  __device__ __forceinline__ float squares(Core& core) const {
+  __device__ __forceinline__ const float* begin_squares(Core& core) const {
     float sum = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
       if (valid(core.thread(), c) && row_group(core.thread()) == 0)
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) sum += at[c][i] * at[c][i];
-    return core.sum(sum);
+    return core.begin_sum(sum);
+  }
+  template <class Core>
+  __device__ static __forceinline__ float end_squares(Core& core, const float* begun) {
+    return core.end_sum(begun);
   }
 
   template <class Core>
@@ -285,6 +291,17 @@ struct TeamVector {
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * at[c][i];
   }
+};
+
+// Weights of a warp's first rows of a stage, taken from the ring while the stage's inputs are not there yet: the ring then
+// has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each.
+template <class Vector>
+struct Ahead {
+  static constexpr int MOST = AHEAD_REGISTERS / (ROWS_AT_ONCE * Packed<Vector::VECTOR>::WORDS);  // pieces of ROWS_AT_ONCE rows
+  static constexpr int CHUNKS = MOST < Vector::CHUNKS ? MOST : Vector::CHUNKS, GROUPS = CHUNKS ? MOST / Vector::CHUNKS > 1 ? MOST / Vector::CHUNKS : 1 : 0;
+
+  Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
+  int held;  // pieces, in the order in which they are multiplied
 };
 
 // A vector's registers put aside in shared memory, each thread's in its own places.

@@ -220,7 +220,11 @@ struct Core {
   __device__ static void begin() {}
   __device__ static void cleared() {}
   __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
-  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+  template <class Vector>
+  __device__ Nothing take_ahead(const Stage&, Span, bool) {
+    return {};
+  }
+  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
 

@@ -24,9 +24,14 @@ struct MemoryVector {
     return core.gather(source, 0, count, at, ADD, scale, stall);
   }
 
+  // The sum of squares over the block, in two halves with a barrier of the caller's between them: here the first does it all.
   template <class Core>
-  __device__ float squares(Core& core) const {
+  __device__ float begin_squares(Core& core) const {
     return core.dot(at, at, count);
+  }
+  template <class Core>
+  __device__ static float end_squares(Core&, float begun) {
+    return begun;
   }
 
   // this = x * by * factor, without factors x itself.
@@ -66,6 +71,8 @@ struct MemoryVector {
     return sum;
   }
 };
+
+struct Nothing {};  // no weights are taken from the ring before a stage's inputs are there
 
 struct MemoryResidual {
   MemoryVector vector;

@@ -129,7 +129,11 @@ struct Core {
   void begin() {}
   void cleared() {}
   bool told_to_leave(const int* abort) { return load_host(abort); }
-  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+  template <class Vector>
+  Nothing take_ahead(const Stage&, Span, bool) {
+    return {};
+  }
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
   template <class Wins>
