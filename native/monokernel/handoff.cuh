@@ -129,15 +129,15 @@ __device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& re
   return !b.core.any(!good);
 }
 
-// A whole value into a vector of the block, or with ADD its scale times it added. No barrier: a thread that gave up leaves a note
+// A whole value into a vector of the block, No barrier: a thread that gave up leaves a note
 // that all threads see after the next one.
-template <bool ADD, class Vector>
+template <class Vector>
 __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
   if (skipped(b, read.previous_step)) return true;
   const Source source = source_of(b, stage, read);
   if (source.lost) return false;
   Patience patience;
-  return b.core.agree(x.template gather<ADD>(b.core, source, read.scale, [&](int part, int element) {
+  return b.core.agree(x.gather(b.core, source, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});
   }));
 }

@@ -13,17 +13,19 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
 
 __device__ __forceinline__ const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
 
-// residual += reads, each read's parts in rank order. The last read comes first: delayed parts have long been there.
-// Where lanes' streams meet before the norm, their sum takes the stream's place.
-__device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& residual) {
-  bool good = true;
+// residual += reads, each the sum of its parts in rank order. The last read comes first: delayed parts have long been there.
+// Where lanes' streams meet before the norm, their sum takes the stream's place. `sum` is for what is read.
+__device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& sum) {
   TWIN_ONCE
-  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read && good; --i) {
+  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);
-    good = b.plan.ranks == 1 || read.residual ? gather_vector<true>(b, index, read, residual) : gather_vector<false>(b, index, read, residual);
+    if (skipped(b, read.previous_step)) continue;
+    if (!gather_vector(b, index, read, sum)) return false;
+    Core::Hidden residual = b.residual.open(b.core);
+    residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
+    b.residual.close(b.core, residual);
   }
-  b.residual.close(b.core, residual);
-  return good;
+  return true;
 }
 
 // RMSNorm's factor of a vector, from its sum of squares.
@@ -71,10 +73,11 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const Output& out = work.out;
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
   auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
-  Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden), residual = b.residual.open(b.core);
-  if (meeting ? !gather_vector<false>(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
+  Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
+  if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
+  const Core::Hidden residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);  // known to all warps when their sums are: the norm's factor comes last
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
@@ -182,7 +185,7 @@ __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
   auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
-    if (!gather_vector<false>(b, index, b.plan.reads_at(i), x)) return false;
+    if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
   return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
@@ -222,10 +225,10 @@ __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage&
 
 __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stage) {
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
-  Core::Hidden residual = b.residual.open(b.core);
-  if (!read_residual(b, index, stage, residual)) return false;
-  begin(b, index, stage);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
+  if (!read_residual(b, index, stage, x)) return false;
+  begin(b, index, stage);
+  const Core::Hidden residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
   x.scaled(b.core, residual, stage.norm >= 0 ? norm_factor(b, Core::Hidden::end_squares(b.core, squares)) : 1.0f, weight);

@@ -335,10 +335,12 @@ struct Signals {
   int delivered;  // the keeper's own
 };
 
+constexpr int AHEAD_HIDDEN = 64, AHEAD_HEADS = 32, AHEAD_FFN = 64;
+
 struct Core {
-  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team>;
+  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, AHEAD_HIDDEN>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, AHEAD_HEADS>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, AHEAD_FFN>;
   using Residual = Aside<Hidden>;
   using Piece = CachedPiece;
 

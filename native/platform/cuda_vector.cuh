@@ -3,7 +3,6 @@
 
 namespace twin {
 
-constexpr int AHEAD_REGISTERS = WEIGHT == Type::FP32 ? 0 : 32;  // of each lane, for weights taken before a stage's inputs are there
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it. The loads of several
@@ -126,8 +125,9 @@ struct Packed {
 // A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the tiles of some column
 // slices, and each lane keeps the VECTOR elements of its columns in each of them. With fewer slices than teams, several
 // teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_>
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_ = 0>
 struct TeamVector {
+  static constexpr int AHEAD = AHEAD_;  // registers of a lane for weights taken before a stage's inputs are there
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
   static constexpr int SLICES = COLS ? (COLS + TILE - 1) / TILE : 1;
   static constexpr int CHUNKS = (SLICES + TEAMS - 1) / TEAMS;
@@ -171,8 +171,8 @@ struct TeamVector {
     return x;
   }
 
-  template <bool ADD, class Core, class Stall>
-  __device__ __forceinline__ bool gather(Core& core, const Source& source, float scale, Stall stall) {
+  template <class Core, class Stall>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
     constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : CHUNKS == 1 ? 4 : 2;  // parts
     const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
     bool good = true;
@@ -202,10 +202,19 @@ struct TeamVector {
           const Run<VECTOR> run = got[j][c].settle(core.lane());
 #pragma unroll
           for (int i = 0; i < VECTOR; ++i)
-            if (p + j < parts && valid(me, c)) at[c][i] = ADD ? at[c][i] + scale * run.at[i] : p + j ? at[c][i] + run.at[i] : run.at[i];
+            if (p + j < parts && valid(me, c)) at[c][i] = p + j ? at[c][i] + run.at[i] : run.at[i];
         }
     }
     return good;
+  }
+
+  // this = keep * this + scale * x
+  template <class Core>
+  __device__ __forceinline__ void add(Core&, float keep, const TeamVector& x, float scale) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = keep * at[c][i] + scale * x.at[c][i];
   }
 
   // The sum of squares over the block, in two halves with a barrier of the caller's between them.
@@ -297,7 +306,7 @@ struct TeamVector {
 // has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each.
 template <class Vector>
 struct Ahead {
-  static constexpr int MOST = AHEAD_REGISTERS / (ROWS_AT_ONCE * Packed<Vector::VECTOR>::WORDS);  // pieces of ROWS_AT_ONCE rows
+  static constexpr int MOST = Vector::AHEAD / (ROWS_AT_ONCE * Packed<Vector::VECTOR>::WORDS);  // pieces of ROWS_AT_ONCE rows
   static constexpr int CHUNKS = MOST < Vector::CHUNKS ? MOST : Vector::CHUNKS, GROUPS = CHUNKS ? MOST / Vector::CHUNKS > 1 ? MOST / Vector::CHUNKS : 1 : 0;
 
   Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];

@@ -18,10 +18,17 @@ struct MemoryVector {
     return at;
   }
 
-  // this = (with ADD: += scale *) the sum of the source's parts. False: a wait was given up.
-  template <bool ADD, class Core, class Stall>
-  __device__ bool gather(Core& core, const Source& source, float scale, Stall stall) {
-    return core.gather(source, 0, count, at, ADD, scale, stall);
+  // this = the sum of the source's parts. False: a wait was given up.
+  template <class Core, class Stall>
+  __device__ bool gather(Core& core, const Source& source, Stall stall) {
+    return core.gather(source, 0, count, at, false, 1.0f, stall);
+  }
+
+  // this = keep * this + scale * x
+  template <class Core>
+  __device__ void add(Core& core, float keep, const MemoryVector& x, float scale) {
+    for (int i = core.thread(); i < count; i += core.threads()) at[i] = keep * at[i] + scale * x.at[i];
+    core.barrier();
   }
 
   // The sum of squares over the block, in two halves with a barrier of the caller's between them: here the first does it all.
