@@ -65,9 +65,14 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
     const Stage& stage = plan.stages_at(s);
     if (stage.owned < 0 || (stage.kind == int(StageKind::LM_HEAD) && !with_head)) continue;
     const Span own = plan.owned_of(stage.owned, block);
-    for (int row = own.lo; row < own.hi; row += stage.tile_rows)
-      for (int col = 0; col < stage.cols; col += stage.tile_cols)
-        if (!fill(least(stage.tile_rows, own.hi - row) * least(stage.tile_cols, stage.cols - col) * type_bytes(WEIGHT))) return false;
+    const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT), cols = stage.cols, most = stage.tile_cols;
+    for (int row = own.lo; row < own.hi; row += high) {
+      const int rows = least(high, own.hi - row);
+      int left = cols;
+      for (; left > most; left -= most)
+        if (!fill(rows * wide)) return false;
+      if (!fill(rows * left * type_bytes(WEIGHT))) return false;
+    }
   }
   return true;
 }

@@ -272,31 +272,54 @@ struct Ring {
   __device__ void rewind() {}
 };
 
+// What is read once a step: tables, norms, cached keys and values stay in the second-level cache.
+__device__ __forceinline__ u64 read_once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Starts a copy of `bytes` from global to shared memory; the barrier's phase ends when they are there.
-__device__ __forceinline__ void bulk_copy(u8* to, const u8* from, int bytes, u64* barrier) {
-  const u32 full = shared_address(barrier);
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(full), "r"(bytes) : "memory");
-  u64 once;  // read once a step: tables, norms, cached keys and values stay in the second-level cache
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(full), "l"(once)
+__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier, u64 policy) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier), "l"(policy)
                : "memory");
 }
+
+// One of the ring's barriers and its phase, tile after tile: counted, because a division for each tile is time without copies.
+struct Turn {
+  u32 at = 0, parity = 0;
+
+  __device__ __forceinline__ void next() {
+    if (++at == Ring::BARRIERS) at = 0, parity ^= 1u;
+  }
+};
 
 // The loader's side: one thread copies tile after tile, as far ahead as the window and the ring allow.
 struct Loader {
   Ring ring;
   u64* left;  // the consumers are done
+  u64 policy = read_once();
+  u32 slot = 0;
+  Turn now, under_way, used;  // of the tile to come, of that which the window lets it follow, and of its slot's last tenant
 
-  __device__ bool fill(const u8* from, int bytes) {
-    const u32 last = ring.tile - Ring::SLOTS;  // the slot's last tenant
-    while (ring.tile >= Ring::SLOTS && !barrier_passed(ring.empty + Ring::barrier_of(last), Ring::parity_of(last)))
-      if (barrier_seen(left, 0)) return false;
-    if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) Ring::wait(ring.full, ring.tile - u32(Plan::window_slots));
-    bulk_copy(ring.slot(ring.tile), from, bytes, ring.full + Ring::barrier_of(ring.tile));
+  // False: the run is over.
+  __device__ __forceinline__ bool fill(const u8* from, int bytes) {
+    if (ring.tile >= Ring::SLOTS) {
+      while (!barrier_passed(ring.empty + used.at, used.parity))
+        if (barrier_seen(left, 0)) return false;
+      used.next();
+    }
+    if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) {
+      barrier_wait(ring.full + under_way.at, under_way.parity);
+      under_way.next();
+    }
+    bulk_copy(shared_address(ring.slots) + slot * u32(Plan::slot_bytes), from, bytes, shared_address(ring.full + now.at), policy);
+    now.next();
+    slot = slot + 1 == Ring::SLOTS ? 0 : slot + 1;
     ++ring.tile;
-    return !barrier_seen(left, 0);
+    return true;
   }
 
   // Nothing may arrive after the block has left.
@@ -459,7 +482,7 @@ struct Core {
     return sum;
   }
 
-  __device__ static void relax(u32) {}
+  __device__ static void relax(u32) { __nanosleep(100); }  // polls take the stream's place on the way to the second-level cache
   __device__ static void published() {}
 
   // ---- tiles ----
