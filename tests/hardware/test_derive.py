@@ -62,6 +62,13 @@ def test_rates_fall_as_the_latency_of_the_exchange_grows() -> None:
     assert device.warps.gather_bytes_per_s.value == pytest.approx(fitted.warps.gather_bytes_per_s.value * 142 / 218)
 
 
+def test_dies_exchange_through_the_cache_that_all_of_them_see() -> None:
+    mi300x, b200 = load_device("mi300x"), load_device("b200")
+    assert mi300x.exchange == mi300x.llc
+    assert b200.exchange == b200.l2  # no cache behind those of its dies
+    assert H200.exchange == H200.l2
+
+
 @pytest.mark.parametrize("name", FOLLOWERS)
 @pytest.mark.parametrize(("loaded", "idle"), IDLE.items())
 def test_the_same_queue_costs_the_same_wait(name: str, loaded: str, idle: str) -> None:
