@@ -539,9 +539,13 @@ class Machine:
             block.landing += len(queue)
 
     def _gather(self, block: Block, stage: Stage) -> None:
-        """The library copies what this block read into this rank's part on every rank."""
+        """The library copies what the blocks read into this rank's part on every rank, each word once: its owner's if that read it."""
         value = self.plan.values[stage.publishes or 0]
+        owned, reads = self.compiled.owned[value.id], self.compiled.reads[stage.index, 0]
         for (_, word), content in block.seen.items():
+            readers = sorted((word not in owned[other], other) for other in range(self.plan.blocks) if word in reads[other])
+            if readers[0][1] != block.block:
+                continue
             for to in range(self.plan.ranks):
                 op = Op("store", block.rank, block.block, block.step, stage.index, (to, word))
                 at = (value.buffer, value.copy, block.rank, word)
