@@ -68,10 +68,8 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
     const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT), cols = stage.cols, most = stage.tile_cols;
     for (int row = own.lo; row < own.hi; row += high) {
       const int rows = least(high, own.hi - row);
-      int left = cols;
-      for (; left > most; left -= most)
-        if (!fill(rows * wide)) return false;
-      if (!fill(rows * left * type_bytes(WEIGHT))) return false;
+      for (int left = cols; left > 0; left -= most)
+        if (!fill(rows * (left < most ? left * type_bytes(WEIGHT) : wide))) return false;
     }
   }
   return true;

@@ -207,38 +207,42 @@ __device__ __forceinline__ u64 now_ns() {
 
 // ---- ring --------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
-
-__device__ __forceinline__ void barrier_init(u64* barrier, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+// An address in shared memory, from here on a number like any other: computed again for each use it costs a look-up of where
+// the block lies in its cluster, 30 cycles on the way of every tile.
+__device__ __forceinline__ u32 shared_address(const void* at) {
+  u32 address = u32(__cvta_generic_to_shared(at));
+  asm volatile("" : "+r"(address));
+  return address;
 }
 
-__device__ __forceinline__ bool barrier_passed(u64* barrier, u32 parity) {
+__device__ __forceinline__ void barrier_init(u32 barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
   u32 passed;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(passed)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return passed;
 }
 
 // The same without suspending the thread: for those who look at something else as well.
-__device__ __forceinline__ bool barrier_seen(u64* barrier, u32 parity) {
+__device__ __forceinline__ bool barrier_seen(u32 barrier, u32 parity) {
   u32 passed;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(passed)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return passed;
 }
 
-__device__ __forceinline__ void barrier_arrive(u64* barrier) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void barrier_arrive(u32 barrier, int count = 1) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(count) : "memory");
 }
 
-__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_passed(barrier, parity)) {
   }
 }
@@ -250,24 +254,24 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
 struct Ring {
   static constexpr u32 SLOTS = u32(Plan::ring_slots), BARRIERS = SLOTS + u32(CONSUMER_WARPS);
 
-  u8* slots;
-  u64* full;   // [BARRIERS] bytes have arrived
-  u64* empty;  // [BARRIERS] CONSUMER_WARPS arrivals: each warp of the team counts for its share of them
-  u32 tile;    // tiles of the block so far, of all teams
+  static constexpr u32 STEP = 8;  // bytes of a barrier
 
-  __device__ static u32 barrier_of(u32 tile) { return tile % BARRIERS; }
+  u32 slots;  // addresses in shared memory
+  u32 full;   // [BARRIERS] bytes have arrived; behind them [BARRIERS] CONSUMER_WARPS arrivals: each warp of the team counts for its share
+  u32 tile;   // tiles of the block so far, of all teams
+
   __device__ static u32 parity_of(u32 tile) { return tile / BARRIERS & 1u; }
-  __device__ u8* slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
-  __device__ static void wait(u64* barriers, u32 tile) { barrier_wait(barriers + barrier_of(tile), parity_of(tile)); }
+  __device__ u32 full_of(u32 tile) const { return full + tile % BARRIERS * STEP; }
+  __device__ u32 empty_of(u32 tile) const { return full_of(tile) + BARRIERS * STEP; }
+  __device__ u32 slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
+  __device__ __forceinline__ bool there(u32 tile) const { return barrier_seen(full_of(tile), parity_of(tile)); }
   __device__ __forceinline__ u32 acquire(u32 tile) const {  // its address in shared memory
-    wait(full, tile);
-    return shared_address(slot(tile));
+    barrier_wait(full_of(tile), parity_of(tile));
+    return slot(tile);
   }
   __device__ __forceinline__ void release(u32 tile, int share) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-      asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(shared_address(empty + barrier_of(tile))), "r"(share)
-                   : "memory");
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty_of(tile), share);
   }
   __device__ void rewind() {}
 };
@@ -289,43 +293,51 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
 
 // One of the ring's barriers and its phase, tile after tile: counted, because a division for each tile is time without copies.
 struct Turn {
-  u32 at = 0, parity = 0;
+  u32 at, parity, end;
 
+  __device__ __forceinline__ Turn(u32 first, u32 back) : at(first), parity(0), end(first + Ring::BARRIERS * Ring::STEP) {
+    if (back) at = end - back * Ring::STEP, parity = 1;  // the phase before the first has passed
+  }
   __device__ __forceinline__ void next() {
-    if (++at == Ring::BARRIERS) at = 0, parity ^= 1u;
+    at += Ring::STEP;
+    if (at == end) at -= Ring::BARRIERS * Ring::STEP, parity ^= 1u;
   }
 };
 
 // The loader's side: one thread copies tile after tile, as far ahead as the window and the ring allow.
 struct Loader {
-  Ring ring;
-  u64* left;  // the consumers are done
-  u64 policy = read_once();
-  u32 slot = 0;
+  const Ring& ring;
+  u32 left;  // barrier: the consumers are done
+  u64 policy;
+  u32 slot;
   Turn now, under_way, used;  // of the tile to come, of that which the window lets it follow, and of its slot's last tenant
+
+  __device__ __forceinline__ Loader(const Ring& ring, u32 left)
+      : ring(ring),
+        left(left),
+        policy(read_once()),
+        slot(ring.slots),
+        now(ring.full, 0),
+        under_way(ring.full, u32(Plan::window_slots)),
+        used(ring.full + Ring::BARRIERS * Ring::STEP, Ring::SLOTS) {}
 
   // False: the run is over.
   __device__ __forceinline__ bool fill(const u8* from, int bytes) {
-    if (ring.tile >= Ring::SLOTS) {
-      while (!barrier_passed(ring.empty + used.at, used.parity))
-        if (barrier_seen(left, 0)) return false;
-      used.next();
-    }
-    if (Plan::window_slots < Plan::ring_slots && ring.tile >= u32(Plan::window_slots)) {
-      barrier_wait(ring.full + under_way.at, under_way.parity);
-      under_way.next();
-    }
-    bulk_copy(shared_address(ring.slots) + slot * u32(Plan::slot_bytes), from, bytes, shared_address(ring.full + now.at), policy);
+    while (!barrier_passed(used.at, used.parity))
+      if (barrier_seen(left, 0)) return false;
+    if (Plan::window_slots < Plan::ring_slots) barrier_wait(under_way.at, under_way.parity);
+    bulk_copy(slot, from, bytes, now.at, policy);
     now.next();
-    slot = slot + 1 == Ring::SLOTS ? 0 : slot + 1;
-    ++ring.tile;
+    under_way.next();
+    used.next();
+    slot += u32(Plan::slot_bytes);
+    if (slot == ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot = ring.slots;
     return true;
   }
 
   // Nothing may arrive after the block has left.
   __device__ void drain() {
-    const u32 last = ring.tile < Ring::SLOTS ? ring.tile : Ring::SLOTS;
-    for (u32 back = 1; back <= last; ++back) Ring::wait(ring.full, ring.tile - back);
+    for (u32 n = 0; n < Ring::BARRIERS; ++n, now.next()) barrier_wait(now.at, now.parity ^ 1u);
   }
 };
 
@@ -349,7 +361,7 @@ struct Words {  // of exchange memory
 struct Signals {
   Words resets[MOST_RESETS];  // the keeper's own
   u64 go;    // consumers -> keeper: the stage's reads have succeeded
-  u64 done;  // keeper -> consumers: its resets are visible
+  u64 done;  // keeper -> consumers: its resets are visible; lies behind `go`
   u64 met[2][CONSUMER_WARPS];  // one value of each warp; the two take turns, so that one barrier a sum is enough
   u64 left;  // consumers -> helpers: they are done, and what they wrote may be read
   u64 passed;  // consumers -> loader: the prompt has been read, the ring may have its memory
@@ -369,6 +381,7 @@ struct Core {
 
   Ring ring;
   Signals& signals;
+  u32 go;      // the address of that signal
   int me;      // the thread
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
 
@@ -406,9 +419,9 @@ struct Core {
     if (phase > 1) cleared();
     phase += 2;
     __syncwarp();
-    if (lane() == 0) barrier_arrive(&signals.go);
+    if (lane() == 0) barrier_arrive(go);
   }
-  __device__ __forceinline__ void cleared() const { barrier_wait(&signals.done, (phase >> 1 & 1u) ^ 1u); }
+  __device__ __forceinline__ void cleared() const { barrier_wait(go + u32(sizeof(u64)), (phase >> 1 & 1u) ^ 1u); }
   __device__ __forceinline__ bool agree(bool good) {
     if (!good) *const_cast<volatile u16*>(&signals.lost) = 1;
     return true;
@@ -532,9 +545,9 @@ struct Core {
       for (int c = 0; c < Ahead<Vector>::CHUNKS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + u32(at.group * Vector::SLICES + slice);
-        there = there && at.more() && !beyond<Vector>(slice) && __shfl_sync(0xFFFFFFFFu, int(barrier_seen(ring.full + Ring::barrier_of(tile), Ring::parity_of(tile))), 0);
-        if (there) Ring::wait(ring.full, tile);
-        Vector::load(me, c, shared_address(ring.slot(tile)) + u32(at.row * Vector::stride(me, c)), at.here(), ahead.words[g][c]);
+        there = there && at.more() && !beyond<Vector>(slice) && __shfl_sync(0xFFFFFFFFu, int(ring.there(tile)), 0);
+        if (there) ring.acquire(tile);
+        Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), at.here(), ahead.words[g][c]);
         if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
         ahead.held += there;
       }

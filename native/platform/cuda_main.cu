@@ -47,8 +47,9 @@ __device__ void keep(Block& b, bool store) {
 
 // The prompt has been read, without the ring. False: the run has ended.
 __device__ bool passes_over(Signals& signals) {
-  while (!barrier_passed(&signals.passed, 0))
-    if (barrier_seen(&signals.left, 0)) return false;
+  const u32 passed = shared_address(&signals.passed), left = shared_address(&signals.left);
+  while (!barrier_passed(passed, 0))
+    if (barrier_seen(left, 0)) return false;
   return true;
 }
 
@@ -167,6 +168,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
   int& delivered = signals.delivered;  // steps whose token has been handed out
   u32 stages = 0;
   Words* const resets = signals.resets;
+  const u32 go = shared_address(&signals.go), done = shared_address(&signals.done), left = shared_address(&signals.left);
   do {
     for (int index = first; index < last; ++index) {
       const Stage& stage = plan.stages_at(index);
@@ -186,8 +188,8 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
         ++spans;
       });
       __syncwarp();
-      while (!barrier_passed(&signals.go, stages & 1u)) {
-        if (!barrier_seen(&signals.left, 0)) continue;
+      while (!barrier_passed(go, stages & 1u)) {
+        if (!barrier_seen(left, 0)) continue;
         if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
         return;
       }
@@ -214,7 +216,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
         reset(plan, memory, block, step, stage, confirm);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(&signals.done);
+      if (lane == 0) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
       if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
       if (tells && step > delivered) {
@@ -238,20 +240,19 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   extern __shared__ __align__(128) u8 shared[];
   const int rank = first_rank + int(blockIdx.x) / Plan::blocks, block = int(blockIdx.x) % Plan::blocks;
   const RankMemory& memory = launch.ranks[rank];
-  u64* full = reinterpret_cast<u64*>(shared + Shared::barriers);
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
-  const Ring ring = {shared, full, full + Ring::BARRIERS, 0};
+  const Ring ring = {shared_address(shared), shared_address(shared + Shared::barriers), 0};
   if (threadIdx.x == 0) {
     for (u32 i = 0; i < Ring::BARRIERS; ++i) {
-      barrier_init(ring.full + i, 1);
-      barrier_init(ring.empty + i, CONSUMER_WARPS);
+      barrier_init(ring.full_of(i), 1);
+      barrier_init(ring.empty_of(i), CONSUMER_WARPS);
     }
     signals = {};
-    barrier_init(&signals.go, CONSUMER_WARPS);
-    barrier_init(&signals.done, 1);
-    barrier_init(&signals.left, 1);
-    barrier_init(&signals.passed, CONSUMERS);
+    barrier_init(shared_address(&signals.go), CONSUMER_WARPS);
+    barrier_init(shared_address(&signals.done), 1);
+    barrier_init(shared_address(&signals.left), 1);
+    barrier_init(shared_address(&signals.passed), CONSUMERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     progress = {};
   }
@@ -260,12 +261,12 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
     if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
     if (threadIdx.x == 32 * LOADER_WARP) {
-      Loader loader = {ring, &signals.left};
+      Loader loader(ring, shared_address(&signals.left));
       load_weights(launch, memory, block, loader, signals, step, first, last);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Block b = {{ring, signals, int(threadIdx.x), 0},
+    Block b = {{ring, signals, shared_address(&signals.go), int(threadIdx.x), 0},
                launch,
                launch.plan,
                launch.control,
@@ -294,6 +295,6 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     }
     b.core.forget();  // else the comparison below is kept in a register from the kernel's start
     b.core.barrier();
-    if (b.core.thread() == 0) barrier_arrive(&signals.left);
+    if (b.core.thread() == 0) barrier_arrive(shared_address(&signals.left));
   }
 }

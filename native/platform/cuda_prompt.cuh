@@ -119,7 +119,7 @@ struct Chunk {
   template <class Block>
   __device__ void finish(Block&) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    barrier_arrive(passed);
+    barrier_arrive(shared_address(passed));
   }
 
   // The next stage's weights on their way to the second-level cache, while the block does something else.
