@@ -36,7 +36,9 @@ __device__ __forceinline__ void leave_all(Block& b) {
 }
 
 __device__ __forceinline__ void report_hang(Block& b, const Waiting& what) {
-  Control& c = *b.control;
+  Control* control = b.control;
+  TWIN_KEEP(control);  // its address is computed here, not carried from step to step in scarce registers
+  Control& c = *control;
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
   c.hung_rank = b.rank;
   c.hung_block = b.block;

@@ -23,7 +23,10 @@ constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthr
 constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
 
 __device__ __forceinline__ void keep_here(int& x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void keep_here(float*& x) { asm volatile("" : "+l"(x)); }
+template <class T>
+__device__ __forceinline__ void keep_here(T*& x) {
+  asm volatile("" : "+l"(x));
+}
 
 template <class To, class From>
 __device__ __forceinline__ To bits_as(From from) {

@@ -59,7 +59,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
-        "prompt_chunk": _prompt_chunk(spec, node, options),
+        "prompt_chunk": _prompt_chunk(node, options),
     }
     options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
     return dataclasses.replace(options, **_ring(spec, node, options, chosen))
@@ -79,7 +79,7 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
-def _prompt_chunk(spec: ModelSpec, node: Node, options: Options) -> int:
+def _prompt_chunk(node: Node, options: Options) -> int:
     """Tokens of one tensor-core instruction, or of two where they fit the chip; 1 if it does not take the tiles.
 
     A CPU takes any number; 16 were 3.6 times faster than one.
@@ -87,7 +87,7 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options) -> int:
     if node.device.sharing is None and options.tile_rows > TILE_ROWS:
         return 1
     limits = limits_of(node)
-    return fitting_chunk(spec.hidden, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES) if limits.teams else TOKENS
+    return fitting_chunk(warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES) if limits.teams else TOKENS
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:

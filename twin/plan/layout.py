@@ -288,13 +288,13 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
         "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_activation_bytes": chip.activations,
+        "prompt_slot_bytes": chip.slots,
     }  # fmt: skip
 
 
 def prompt_chip(plan: Plan) -> Chip:
-    """NVIDIA: how a block divides the memory of a step, and what else there is of it, during a prompt pass."""
-    return chip_of(plan, warps=teams_of(plan).warps, room=plan.limits.on_chip_bytes - beside_bytes(plan))
+    """NVIDIA: how a block divides its shared memory during a prompt pass."""
+    return chip_of(plan, warps=teams_of(plan).warps)
 
 
 def beside_bytes(plan: Plan) -> int:

@@ -19,13 +19,13 @@ LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
-CHUNKS = (16, 32)  # tokens of a pass on tensor cores: more sums than these cost registers that the weights under way need
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
-GROUPS = 4  # of TILE_ROWS rows that a warp multiplies together: one way of the activations to its registers serves all
 PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
 TILE_BYTES = 128  # of a column of a tile of cached keys: 64 positions of 16 bits
-STEP_COLUMNS = 32  # of a row that four lanes load together, 16 bytes each
-STEPS_AHEAD = 6  # whose activations are under way to the chip; two more are in use, where not all fit
+STEP_COLUMNS = 32  # of a row that four lanes copy together, 16 bytes each
+SUM_FLOATS = 1024  # of a warp, that are added over a block's warps together
+SLOTS = 4  # steps of a warp on the chip: one in use, the others under way
+GROUPS = {16: 8, 32: 8, 64: 4}  # by tokens of a pass: row groups that use a step's activations together; more sums would spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Prompt:
 class Chip:
     """How an NVIDIA block divides its shared memory during a pass, in bytes."""
 
-    activations: int  # of each warp its share of the columns, as many as fit; or what attention needs
-    sums: int  # [warps][tokens][GROUPS * TILE_ROWS] FP32
+    slots: int  # [warps][SLOTS] steps of activations and weights; or what attention needs
+    sums: int  # [warps][tokens][rows] FP32, of as many rows as make SUM_FLOATS
 
     @property
     def total(self) -> int:
-        return self.activations + self.sums
+        return self.slots + self.sums
 
 
 def passes(plan: Plan, tokens: int) -> int:
@@ -123,31 +123,25 @@ def attention_bytes(plan: Plan) -> int:
     return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
-def chip_of(plan: Plan, *, warps: int, room: int) -> Chip:
-    """The division of `room` bytes; nothing without passes."""
+def chip_of(plan: Plan, *, warps: int) -> Chip:
+    """Shared memory of an NVIDIA block's passes; nothing without them."""
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
         return Chip(0, 0)
     attention = _up(attention_bytes(plan), 256)
     if options.weight_dtype is DType.FP32:
         return Chip(attention, 0)
-    sums = warps * options.prompt_chunk * GROUPS * TILE_ROWS * 4
-    step = warps * activation_step_bytes(options.prompt_chunk)
-    wanted = max(warp_steps(s.matrix, warps) for s in pass_stages(plan) if s.matrix)
-    steps = min(wanted, max(STEPS_AHEAD + 2, (room - sums) // step))
-    return Chip(max(attention, steps * step), sums)
+    return Chip(max(attention, slot_bytes(options.prompt_chunk, warps)), 4 * SUM_FLOATS * warps)
 
 
-def fitting_chunk(hidden: int, *, warps: int, room: int) -> int:
-    """The most tokens a pass whose residual rows, as a matrix's input, fit `room` bytes; else the fewest."""
-    steps = -(-hidden // (STEP_COLUMNS * warps))
-    sizes = {chunk: warps * (steps * activation_step_bytes(chunk) + chunk * GROUPS * TILE_ROWS * 4) for chunk in CHUNKS}
-    return max((chunk for chunk in CHUNKS if sizes[chunk] <= room), default=CHUNKS[0])
+def slot_bytes(chunk: int, warps: int) -> int:
+    """[warps][SLOTS] of a step's activations and weights, 16-bit."""
+    return warps * SLOTS * 2 * STEP_COLUMNS * (chunk + GROUPS.get(chunk, 0) * TILE_ROWS)
 
 
-def activation_step_bytes(chunk: int) -> int:
-    """Activations of a warp's step: STEP_COLUMNS columns of a chunk's tokens, 16-bit."""
-    return STEP_COLUMNS * 2 * chunk
+def fitting_chunk(*, warps: int, room: int) -> int:
+    """The most tokens a pass that are worth it and fit `room` bytes of a block's shared memory; else the fewest."""
+    return max((chunk for chunk in (16, 32) if slot_bytes(chunk, warps) + 4 * SUM_FLOATS * warps <= room), default=TOKENS)
 
 
 def warp_steps(matrix: Matrix, warps: int) -> int:
@@ -160,9 +154,9 @@ def warp_steps(matrix: Matrix, warps: int) -> int:
 def check_tensor_cores(plan: Plan) -> None:
     """Raises PlanError for passes that an NVIDIA GPU cannot make."""
     options = plan.options
-    if options.prompt_chunk not in (1, *CHUNKS):
-        chunks = " or ".join(map(str, CHUNKS))
-        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {chunks}, or 1")
+    if options.prompt_chunk not in (1, *GROUPS):
+        chunks = ", ".join(map(str, GROUPS))
+        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {chunks} or 1")
     if options.prompt_chunk > 1 and options.tile_rows > TILE_ROWS:
         raise PlanError(f"tile_rows={options.tile_rows}: a prompt pass multiplies {TILE_ROWS} rows at a time; use that, or prompt_chunk=1")
 

@@ -15,19 +15,18 @@ from dataclasses import dataclass
 from twin.errors import PlanError
 from twin.hardware.types import Node, Number
 from twin.models.spec import DType
-from twin.plan.layout import prompt_chip
-from twin.plan.prompt import GROUPS, TILE_ROWS, activation_step_bytes, pass_stages, pass_weight_bytes, passes, warp_steps
+from twin.plan.prompt import GROUPS, SLOTS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
 from twin.plan.teams import WARP, teams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Stage, StageKind
 from twin.sim.cost import weight_rate
 
 # Cycles of cuda_prompt.cuh and prompt.cuh, judged from the machine code (studies/h200-prompts), not measured one by one.
-STEP_CYCLES = 400  # 32 columns of 32 rows, each warp its own: 200 instructions of two warps a scheduler
-BATCH_CYCLES = 700  # 32 rows: sums stored, two block barriers, eight loads added, numbers emitted
+STEP_CYCLES = 250  # of 32 columns, whatever its rows: groups of copies awaited, addresses, the warp met
+GROUP_CYCLES = 60  # 8 rows of a step, each warp its own: 30 instructions of two warps a scheduler
+SUM_CYCLES = 500  # the sums of 1,024 numbers: stored, two block barriers, eight loads added, numbers emitted
 HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
 SCAN_CYCLES = 200  # a warp's look at positions: loads, three shuffles, an exponential, products, each behind the one before
 POSITION_CYCLES = 50  # each position that a lane looks at beside
-WEIGHTS_AHEAD = 64 << 10  # bytes of a block that are asked for before its activations are there
 PREFETCHED = 128 << 10  # bytes of a block on their way to the second-level cache while it norms or attends
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
@@ -90,16 +89,18 @@ class _Passes:
         self.warps = teams_of(plan).warps
         self.stages = tuple(pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
-        self.step = self.warps * activation_step_bytes(plan.options.prompt_chunk)  # activations of a step of all warps
-        self.held = prompt_chip(plan).activations // self.step  # steps
         self.stream = min(node.device.memory.stream_bytes_per_s.value / resident, self.unit.load_bytes_per_s.value)
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
+        chunk = plan.options.prompt_chunk
+        self.groups = GROUPS.get(chunk, 1)  # of rows in a batch
+        self.slots = self.warps * (SLOTS - 1) * 2 * STEP_COLUMNS * TILE_ROWS * self.groups  # bytes of weights under way
+        self.activations = self.warps * 2 * STEP_COLUMNS * chunk  # bytes of a step
         self.ahead = 0.0  # bytes of the next stage's weights that have come already
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
         for stage in self.stages:
-            most = PREFETCHED if stage.kind in NORMED or not stage.matrix else WEIGHTS_AHEAD
+            most = PREFETCHED if stage.kind in NORMED or not stage.matrix else self.slots
             for name, seconds in self._waits(stage, first, tokens).items():
                 waits[name] = waits.get(name, 0.0) + seconds
                 now += seconds
@@ -116,16 +117,13 @@ class _Passes:
         self.ahead = 0.0
         if not self.tensor_cores:
             return max(streamed, tokens * size / weight_rate(self.unit, self.plan.options.weight_dtype))  # token by token
-        steps = warp_steps(matrix, self.warps)
-        batches = -(-rows // (GROUPS * (TILE_ROWS if matrix.cols == matrix.tile_cols else matrix.tile_rows)))
-        cycles = batches * (steps * STEP_CYCLES + BATCH_CYCLES)
-        fetched = self._fetches(matrix) * steps * self.step / self.cache
-        return max(streamed, cycles / self.unit.clock_hz.value, fetched)
-
-    def _fetches(self, matrix: Matrix) -> int:
-        """How often the activations come onto the chip: once, or again for each batch of rows."""
-        rows = max(hi - lo for lo, hi in matrix.owned)
-        return 1 if warp_steps(matrix, self.warps) <= self.held else -(-rows // (GROUPS * TILE_ROWS))
+        height = TILE_ROWS if matrix.cols == matrix.tile_cols else matrix.tile_rows
+        groups, steps = -(-rows // height), warp_steps(matrix, self.warps)
+        batches = -(-groups // self.groups)
+        sums = -(-groups * TILE_ROWS * self.plan.options.prompt_chunk // SUM_FLOATS)
+        cycles = steps * (batches * STEP_CYCLES + groups * GROUP_CYCLES) + sums * SUM_CYCLES
+        copied = size + batches * steps * self.activations  # what all blocks ask of the second-level cache
+        return max(streamed, cycles / self.unit.clock_hz.value, copied / self.cache)
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
