@@ -175,8 +175,11 @@ struct Chunk {
     }
   }
   __device__ static __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  // All that was sent, but for the last.
-  __device__ static __forceinline__ void arrived() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+  // All that was sent, but for the last LEFT times.
+  template <int LEFT>
+  __device__ static __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+  }
 
   // A lane's part of a position on the chip, in wide loads.
   template <class Core, class Piece>

@@ -21,7 +21,8 @@ MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and atten
 TOKENS = 16  # that one tensor-core instruction takes
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
 PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
-TILE_BYTES = 128  # of a column of a tile of cached keys: 64 positions of 16 bits
+TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
+TILES = 4  # on the chip
 STEP_COLUMNS = 32  # of a row that four lanes copy together, 16 bytes each
 SUM_FLOATS = 1024  # of a warp, that are added over a block's warps together
 SLOTS = 4  # steps of a warp on the chip: one in use, the others under way
@@ -108,7 +109,7 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
 
 
 def attention_bytes(plan: Plan) -> int:
-    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; two tiles; partials.
+    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; earlier ones; partials.
 
     The same as Attending in native/monokernel/prompt.cuh.
     """
@@ -119,7 +120,7 @@ def attention_bytes(plan: Plan) -> int:
     turns = _up(chunk * shard.head_dim, LINE_FLOATS)
     pitch = 2 * shard.head_dim * plan.kv.dtype.bytes + PITCH_BYTES
     fresh = _up(chunk * pitch // 4, LINE_FLOATS)
-    tiles = _up(2 * (TILE_BYTES // plan.kv.dtype.bytes) * pitch // 4, LINE_FLOATS)
+    tiles = _up(TILES * (TILE_BYTES // plan.kv.dtype.bytes) * pitch // 4, LINE_FLOATS)
     return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 

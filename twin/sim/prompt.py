@@ -25,8 +25,8 @@ STEP_CYCLES = 250  # of 32 columns, whatever its rows: groups of copies awaited,
 GROUP_CYCLES = 60  # 8 rows of a step, each warp its own: 30 instructions of two warps a scheduler
 SUM_CYCLES = 500  # the sums of 1,024 numbers: stored, two block barriers, eight loads added, numbers emitted
 HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
-SCAN_CYCLES = 200  # a warp's look at positions: loads, three shuffles, an exponential, products, each behind the one before
-POSITION_CYCLES = 50  # each position that a lane looks at beside
+SCAN_CYCLES = 400  # a warp's look at positions: loads, three shuffles, an exponential, products, each behind the one before
+POSITIONS = 4  # that each lane looks at together
 PREFETCHED = 128 << 10  # bytes of a block on their way to the second-level cache while it norms or attends
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
@@ -171,9 +171,8 @@ class _Passes:
         copied = -(-rows * shard.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * shard.head_dim // (COPIED * WARP * self.warps))
         prepared = copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / unit.clock_hz.value
         lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, shard.head_dim)) if shard.head_dim <= most)  # of a position
-        positions = 4 if -(-shard.head_dim // lanes) * plan.kv.dtype.bytes <= 16 else 1  # that a lane looks at together
-        at_once = WARP // lanes * positions * max(1, self.warps // sets)
-        cycles = -(-sets // self.warps) * -(-seen // at_once) * (SCAN_CYCLES + positions * POSITION_CYCLES)
+        at_once = WARP // lanes * POSITIONS * max(1, self.warps // sets)
+        cycles = -(-sets // self.warps) * -(-seen // at_once) * SCAN_CYCLES
         return prepared + max(cycles / unit.clock_hz.value, size / self.cache) + 2 * self.latency
 
 
