@@ -213,9 +213,8 @@ struct Chunk {
 #pragma unroll
     for (int g = 0; g < CHUNK_GROUPS; ++g) {
       const int first = row + g * matrix.height, rows = matrix.rows - first < matrix.height ? matrix.rows - first : matrix.height;
-      if (rows <= 0) break;
       const u32 at = u32(first) * u32(matrix.cols) + u32(columns.before * rows + (lane / 4 < rows ? lane / 4 : 0) * columns.width + column);
-      const bool there = column < columns.width;
+      const bool there = rows > 0 && column < columns.width;
       copy_weights(to + u32(g * GROUP_BYTES + lane * 16), matrix.from + u64(there ? at : 0u) * 2, there, once);
     }
   }
@@ -233,23 +232,25 @@ struct Chunk {
     }
   }
 
-  // sum += all tokens times the weights of a step that lies at `slot`.
-  __device__ __forceinline__ void multiply_step(const u8* slot, int groups, float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
+  // sum += all tokens times the weights of a step that lies at `slot`. Row groups that are not there are zeros: a branch would make
+  // each wait for the one before.
+  __device__ __forceinline__ void multiply_step(const u8* slot, float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
     const int lane = me % 32;
     const uint4* const at = reinterpret_cast<const uint4*>(slot + lane % 4 * PIECE_BYTES + (lane / 4 ^ lane % 4 * 2) * 16);
     const uint4* const weights = reinterpret_cast<const uint4*>(slot + STEP_ACTIVATIONS + lane * 16);
-    uint4 low[TOKEN_SETS], high[TOKEN_SETS];
+    uint4 low[TOKEN_SETS], high[TOKEN_SETS], w[CHUNK_GROUPS];
 #pragma unroll
     for (int t = 0; t < TOKEN_SETS; ++t) low[t] = at[16 * t], high[t] = at[16 * t + 8];
 #pragma unroll
-    for (int g = 0; g < CHUNK_GROUPS; ++g) {
-      if (g >= groups) break;
-      const uint4 w = weights[g * (GROUP_BYTES / 16)];
+    for (int g = 0; g < CHUNK_GROUPS; ++g) w[g] = weights[g * (GROUP_BYTES / 16)];
 #pragma unroll
-      for (int t = 0; t < TOKEN_SETS; ++t) multiply_add(sum[g][t], low[t].x, high[t].x, low[t].y, high[t].y, w.x, w.y);
+    for (int t = 0; t < TOKEN_SETS; ++t)
 #pragma unroll
-      for (int t = 0; t < TOKEN_SETS; ++t) multiply_add(sum[g][t], low[t].z, high[t].z, low[t].w, high[t].w, w.z, w.w);
-    }
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].x, high[t].x, low[t].y, high[t].y, w[g].x, w[g].y);
+#pragma unroll
+    for (int t = 0; t < TOKEN_SETS; ++t)
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].z, high[t].z, low[t].w, high[t].w, w[g].z, w[g].w);
   }
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block. `ready` waits for the
@@ -322,7 +323,7 @@ struct Chunk {
           advance();
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
-        multiply_step(slots + done % CHUNK_SLOTS * STEP_BYTES, groups, sum);
+        multiply_step(slots + done % CHUNK_SLOTS * STEP_BYTES, sum);
       }
 #pragma unroll
       for (int g = 0; g < CHUNK_GROUPS; g += SUM_GROUPS)
