@@ -7,6 +7,8 @@ namespace twin {
 
 constexpr int PARTIAL = HEAD_DIM + 2;  // outputs, maximum, sum
 
+__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.launch.request.read + b.at.step; }
+
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not full.
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   const int full = position / plan.page, rest = position % plan.page;
@@ -168,13 +170,15 @@ struct Scan {
     bool held[Core::POSITIONS];
   };
 
+  static constexpr int STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;  // positions that all warps of a set look at together
+
   u8* keys;  // [item_positions][HEAD_DIM]; the values follow
   u8* values;
   const u8* fresh;  // the newest key and value, on the chip
   int from;         // positions of the item that count
   int to;
   int newest;  // the present token's, or -1 when another split holds it
-  Rows rows;   // the next to look at; of the block's first item asked for before the queries were there
+  Rows rows, next;  // to look at next, and after that; of the block's first item asked for before the queries were there
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
     const u64 bytes = u64(b.plan.item_positions) * ROW;
@@ -210,15 +214,17 @@ struct Scan {
       }
     }
   }
-  __device__ __forceinline__ void prefetch(const Block& b) { ask(b, rows, from + unit(b), false); }
+  __device__ __forceinline__ void prefetch(const Block& b) {
+    ask(b, rows, from + unit(b), false);
+    ask(b, next, from + unit(b) + STRIDE, false);
+  }
 
-  // The newest key and value into the cache; `row` holds both.
-  __device__ __forceinline__ void append(const Block& b, const u8* row) {
-    if (newest < 0) return;
-    fresh = row;
+  // The newest key and value into the cache.
+  __device__ __forceinline__ void append(const Block& b) {
+    if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
-      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row)[i];
-      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(row + ROW)[i];
+      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
   }
 
@@ -226,7 +232,7 @@ struct Scan {
   // sum of each. `merged` is [warps][HEADS][PARTIAL] on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
-    constexpr int HEADS = Partial::HEADS, STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;
+    constexpr int HEADS = Partial::HEADS;
     const int busy = least(POSITION_WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
     for (int set = 0; set < HEAD_SETS; set += SETS_AT_ONCE) {
       const int head = (set + b.core.warp() % SETS_AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
@@ -235,18 +241,19 @@ struct Scan {
         partial.start();
         int at = from + unit(b);
         ask(b, rows, at, prefetched && set == 0);
+        ask(b, next, at + STRIDE, prefetched && set == 0);
+        TWIN_ONCE
         for (int p = from + b.core.warp() / SETS_AT_ONCE * UNITS; p < to; p += STRIDE, at += STRIDE) {
-          Rows next;
-          const bool more = p + STRIDE < to;
-          if (more) ask(b, next, at + STRIDE, false);
           partial.scan(b, queries + head * HEAD_DIM, heads, rows);
-          if (more) rows = next;
+          rows = next;
+          if (p + 2 * STRIDE < to) ask(b, next, at + 2 * STRIDE, false);
         }
         partial.meet(b);
         partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
       }
       b.core.barrier();
       merge(b, set * HEADS, least(SETS_AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
+      if (set + SETS_AT_ONCE >= HEAD_SETS) append(b);  // others wait for what was published; nobody for the cache before the next step
       b.core.barrier();
     }
   }
@@ -272,62 +279,67 @@ struct Scan {
   }
 };
 
-// x = the heads' outputs, their splits weighed by maxima and sums in split order.
+// x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that hold no position yet only a
+// sum is looked at: that it has come is what the plan's proof rests on.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
-  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL, AT_ONCE = 4;
-  constexpr int ALIGNED = WIDTH % 4 == 0 ? 16 : WIDTH % 2 == 0 ? 8 : 4;  // bytes; an item's outputs start at a multiple of it
-  const int splits = b.plan.splits;
+  const float* base = source.at(0);  // a value of one part
+  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL, AT_ONCE = Core::SPLITS;
+  constexpr int ALIGNED = least(WIDTH % 4 == 0 ? 16 : WIDTH % 2 == 0 ? 8 : 4, 4 * RUN);  // bytes; an item's outputs start at a multiple of it
+  constexpr int LANES = RUN * 4 / ALIGNED;
+  constexpr bool TOGETHER = HEAD_DIM % (RUN * LANES) == 0 && Vector::alike(LANES);  // lanes that load together look at one head
+  const int splits = b.plan.splits, filled = least(splits, position_of(b) / b.plan.page + 1);
   Patience patience;
-  return b.core.agree(x.runs(b.core, [&](int first, float* out) {
-    const int head = first / HEAD_DIM, kv = head / GROUP;
-    const int item = kv * splits * WIDTH, outputs = head % GROUP * HEAD_DIM + first % HEAD_DIM, sums = GROUP * HEAD_DIM + 2 * (head % GROUP);
+  return b.core.agree(x.runs(b.core, [&](int first, bool valid, float* out) {
+    const int head = first / HEAD_DIM, item = head / GROUP * splits * WIDTH;
+    const int outputs = item + head % GROUP * HEAD_DIM + first % HEAD_DIM, sums = item + GROUP * HEAD_DIM + 2 * (head % GROUP);
     float most = -infinity(), total = 0;
-    TWIN_UNROLL
-    for (int d = 0; d < RUN; ++d) out[d] = 0;
-    for (int s = 0; s < splits; s += AT_ONCE) {
-      Run<RUN> part[AT_ONCE];
+    Side<RUN, ALIGNED, TOGETHER> sum;
+    sum.clear();
+    bool good = true;
+    TWIN_ONCE
+    for (int s = 0; s < filled && good && valid; s += AT_ONCE) {
+      Side<RUN, ALIGNED, TOGETHER> part[AT_ONCE];
       Run<2> end[AT_ONCE];
-      const float* at = source.at(0) + item + s * WIDTH;
       for (;;) {
-        int late = -1;
+        bool late = false;
         TWIN_UNROLL
         for (int j = 0; j < AT_ONCE; ++j) {
-          if (s + j >= splits) continue;
-          part[j] = load_run<RUN, ALIGNED>(at + j * WIDTH + outputs);
-          end[j] = load_run<2, ALIGNED < 8 ? ALIGNED : 8>(at + j * WIDTH + sums);
+          const float* at = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
+          part[j].load(b.core.lane(), at + outputs);
+          end[j] = load_run<2, least(ALIGNED, 8)>(at + sums);
         }
         TWIN_UNROLL
-        for (int j = 0; j < AT_ONCE; ++j)
-          if (s + j < splits && (missing(part[j]) || missing(end[j]))) late = j;
-        if (late < 0 || !source.polled) break;
-        if (!keep_waiting(b, patience, {index, read.value, source.part(0), item + (s + late) * WIDTH + outputs})) return false;
+        for (int j = 0; j < AT_ONCE; ++j) late |= part[j].late() || missing(end[j]);
+        if (!late || !source.polled) break;
+        good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + outputs});
+        if (!good) break;
       }
       float top = most;
       TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j)
-        if (s + j < splits) top = end[j].at[0] > top ? end[j].at[0] : top;
+      for (int j = 0; j < AT_ONCE; ++j) top = end[j].at[0] > top ? end[j].at[0] : top;
       const float before = Partial::weight(most, top);
-      TWIN_UNROLL
-      for (int d = 0; d < RUN; ++d) out[d] *= before;
       total *= before;
       most = top;
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j) {
-        if (s + j >= splits) continue;
-        const float now = Partial::weight(end[j].at[0], top);
-        TWIN_UNROLL
-        for (int d = 0; d < RUN; ++d) out[d] += part[j].at[d] * now;
-        total += end[j].at[1] * now;
+        const float weight = s + j < filled ? Partial::weight(end[j].at[0], top) : 0.0f;
+        total += end[j].at[1] * weight;
+        sum.add(j ? 1.0f : before, part[j], weight);
       }
     }
+    TWIN_ONCE
+    for (int s = filled; s < splits && good && valid; ++s)
+      while (good && source.polled && missing(load_run<1, 4>(base + s * WIDTH + sums)))
+        good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + sums});
+    const Run<RUN> run = sum.settle(b.core.lane());
     const float by = 1.0f / total;
     TWIN_UNROLL
-    for (int d = 0; d < RUN; ++d) out[d] *= by;
-    return true;
+    for (int d = 0; d < RUN; ++d) out[d] = run.at[d] * by;
+    return good;
   }));
 }
 

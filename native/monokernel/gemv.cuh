@@ -5,7 +5,7 @@
 
 namespace twin {
 
-__device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ constexpr int least(int a, int b) { return a < b ? a : b; }
 
 // What a stage's end needs from the plan, looked up before its inputs are there: nothing between the last poll and the
 // publication may wait for memory.
@@ -16,7 +16,7 @@ struct Work {
 };
 
 __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int unit) {
-  Work work = {b.plan.owned_at(stage.owned + b.block), unit, output_of(b, stage)};
+  Work work = {b.plan.owned_of(stage.owned, b.block), unit, output_of(b, stage)};
   TWIN_KEEP(work.own.lo);
   TWIN_KEEP(work.own.hi);
   TWIN_KEEP(work.out.own);
@@ -56,7 +56,7 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
   for (int s = first; s < last; ++s) {
     const Stage& stage = plan.stages_at(s);
     if (stage.owned < 0 || (stage.kind == int(StageKind::LM_HEAD) && !with_head)) continue;
-    const Span own = plan.owned_at(stage.owned + block);
+    const Span own = plan.owned_of(stage.owned, block);
     for (int row = own.lo; row < own.hi; row += stage.tile_rows)
       for (int col = 0; col < stage.cols; col += stage.tile_cols)
         if (!fill(least(stage.tile_rows, own.hi - row) * least(stage.tile_cols, stage.cols - col) * type_bytes(WEIGHT))) return false;

@@ -6,11 +6,15 @@
 namespace twin {
 
 // Build option: when the stage's inputs were there (0) and when it was finished (1).
+__device__ __forceinline__ void mark(const Launch& launch, int rank, int block, int step, int index, int end) {
+  if (!launch.request.trace) return;
+  const u64 blocks = u64(launch.plan.ranks) * u64(launch.plan.blocks), me = u64(rank) * u64(launch.plan.blocks) + u64(block);
+  const u64 row = (u64(step) * blocks + me) * u64(launch.plan.stage_count) + u64(index);
+  launch.request.trace[2 * row + u64(end)] = now_ns();
+}
+
 __device__ __forceinline__ void mark(const Block& b, int index, int end) {
-  if (!b.launch.request.trace || b.core.thread() != 0) return;
-  const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks), me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
-  const u64 row = (u64(b.at.step) * blocks + me) * u64(b.plan.stage_count) + u64(index);
-  b.launch.request.trace[2 * row + u64(end)] = now_ns();
+  if (b.core.thread() == 0) mark(b.launch, b.rank, b.block, b.at.step, index, end);
 }
 
 // ---- waiting -----------------------------------------------------------------------------------------------
@@ -30,37 +34,43 @@ struct Patience {
 };
 
 // Tells all blocks, and the host, that the run has failed.
-__device__ __forceinline__ void leave_all(Block& b) {
-  store_host(b.launch.request.abort, 1);
-  store_host(&b.control->abort, 1);
+__device__ __forceinline__ void leave_all(const Launch& launch) {
+  store_host(launch.request.abort, 1);
+  store_host(&launch.control->abort, 1);
 }
 
-__device__ __forceinline__ void report_hang(Block& b, const Waiting& what) {
-  Control* control = b.control;
+__device__ __forceinline__ void report_hang(const Launch& launch, int rank, int block, const int& step, const Waiting& what) {
+  Control* control = launch.control;
   TWIN_KEEP(control);  // its address is computed here, not carried from step to step in scarce registers
   Control& c = *control;
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
-  c.hung_rank = b.rank;
-  c.hung_block = b.block;
+  c.hung_rank = rank;
+  c.hung_block = block;
   c.hung_stage = what.stage;
   c.hung_value = what.value;
   c.hung_part = what.part;
   c.hung_element = what.element;
-  c.hung_step = b.at.step;
-  leave_all(b);
+  c.hung_step = step;
+  leave_all(launch);
 }
 
-// Called between two polls. False: give up, because the run was cancelled, failed elsewhere, or hangs here.
+// Looks up now and then. False: give up, because the run was cancelled, failed elsewhere, or hangs here, for what() then.
+template <class What>
+__device__ __forceinline__ bool may_wait(const Launch& launch, int rank, int block, const int& step, Patience& patience, What what) {
+  if (patience.polls % POLLS_PER_CHECK) return true;
+  if (load_host(launch.request.abort)) return false;
+  const u64 now = now_ns();
+  if (!patience.deadline) patience.deadline = now + launch.request.watchdog_ns;
+  if (now < patience.deadline) return true;
+  report_hang(launch, rank, block, step, what());
+  return false;
+}
+
+// Called between two polls.
 __device__ __forceinline__ bool keep_waiting(Block& b, Patience& patience, const Waiting& what) {
   if (++patience.polls == 1) b.core.published();  // what this block arrived at, others wait for
   b.core.relax(patience.polls);
-  if (patience.polls % POLLS_PER_CHECK) return true;
-  if (load_host(b.launch.request.abort)) return false;
-  const u64 now = now_ns();
-  if (!patience.deadline) patience.deadline = now + b.launch.request.watchdog_ns;
-  if (now < patience.deadline) return true;
-  report_hang(b, what);
-  return false;
+  return may_wait(b.launch, b.rank, b.block, b.at.step, patience, [&] { return what; });
 }
 
 __device__ __forceinline__ bool wait_counter(Block& b, const u32* counter, u32 target, const Waiting& what) {
@@ -121,15 +131,15 @@ __device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& re
   return !b.core.any(!good);
 }
 
-// A whole value into a vector of the block, or `scale` times it added. No barrier: a thread that gave up leaves a note
+// A whole value into a vector of the block, or with ADD its scale times it added. No barrier: a thread that gave up leaves a note
 // that all threads see after the next one.
-template <class Vector>
+template <bool ADD, class Vector>
 __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
   if (skipped(b, read.previous_step)) return true;
   const Source source = source_of(b, stage, read);
   if (source.lost) return false;
   Patience patience;
-  return b.core.agree(x.gather(b.core, source, read.residual, read.scale, [&](int part, int element) {
+  return b.core.agree(x.template gather<ADD>(b.core, source, read.scale, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});
   }));
 }
@@ -143,7 +153,7 @@ __device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory
     const Reset& reset = plan.resets_at(i);
     if (reset.previous_step && step == 0) continue;
     const Value& value = plan.values_at(reset.value);
-    const Span own = plan.owned_at(value.owned + block);
+    const Span own = plan.owned_of(value.owned, block);
     for (int part = 0; part < value.parts; ++part)
       fill(memory.exchange + value.offset + part * value.part_stride + own.lo, own.hi - own.lo);
   }
@@ -161,6 +171,18 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
     reset(b.plan, b.memory, b.block, b.at.step, stage, [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
     if (stage.resets) publish_fence();
   }
+}
+
+// Does a helper of the block sum the late parts beside its other stages? It polls, so only where hand-offs are sentinels.
+__device__ __forceinline__ bool sums_aside(const Plan& plan) {
+  return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) && plan.kinds >> int(StageKind::REDUCE) & 1;
+}
+
+// The stage that a block's consumers run next: they pass by what a helper does, without a look at it.
+__device__ __forceinline__ int next_stage(const Plan& plan, int index) {
+  if (!sums_aside(plan)) return index + 1;
+  TWIN_KEEP(index);  // its row is addressed here, not kept through the stage
+  return plan.stages_at(index).next;
 }
 
 // Where a stage's elements go: into one part, on this rank or on all of them.
@@ -198,7 +220,7 @@ __device__ __forceinline__ bool finish(Block& b, int index, const Stage& stage) 
     publish_fence();  // of all threads' publications: the barrier has ordered them before it
     if (counted) {
       const Output out = output_of(b, stage);
-      const Span own = b.plan.owned_at(out.value->owned + b.block);
+      const Span own = b.plan.owned_of(out.value->owned, b.block);
       for (int rank = 0; rank < b.plan.ranks && own.lo < own.hi; ++rank)
         if (rank == b.rank || out.others) arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
     }

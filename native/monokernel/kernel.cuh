@@ -19,6 +19,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
     case StageKind::O_PROJ: return has(b, StageKind::O_PROJ) && o_proj(b, index, stage);
     case StageKind::DOWN: return has(b, StageKind::DOWN) && down(b, index, stage);
     case StageKind::SAMPLE: return has(b, StageKind::SAMPLE) && sample(b, index, stage);
+    case StageKind::REDUCE: return has(b, StageKind::REDUCE) && !sums_aside(b.plan) && sum_late_parts(b, index, stage);
     case StageKind::COLLECTIVE: return has(b, StageKind::COLLECTIVE) && collective(b, index, stage);
     case StageKind::LANE_MEAN: return has(b, StageKind::LANE_MEAN) && lane_mean(b, index, stage);
     case StageKind::STREAM: return has(b, StageKind::STREAM) && stream(b, index, stage);
@@ -59,7 +60,7 @@ __device__ __forceinline__ bool end_step(Block& b) {
 __device__ __forceinline__ void run(Block& b) {
   if (b.plan.prompt_chunk > 1 && b.launch.request.read > 0 && !read_prompt(b)) return;
   do {
-    for (int index = 0; index < b.plan.stage_count; ++index)
+    for (int index = 0; index < b.plan.stage_count; index = next_stage(b.plan, index))
       if (!run_stage(b, index) || b.at.stop) return;
   } while (end_step(b));
 }

@@ -42,7 +42,7 @@ static_assert(NORM_RUN == Chunk::RUN, "activations are stored as many at a time"
 __device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at, Run<NORM_RUN>& x) {
   constexpr int AT_ONCE = 2;  // their loads are under way together; more cost registers that a step needs
   const Value& value = b.plan.values_at(read.value);
-  const bool own = read.parts == int(Parts::OWN) || !value.pushed, others = read.parts == int(Parts::OTHERS);
+  const bool own = read.pass_parts == int(Parts::OWN), others = read.pass_parts == int(Parts::OTHERS);
   const int count = own ? 1 : b.plan.ranks - others, first = own ? b.rank : 0;
   TWIN_ONCE
   for (int p = 0; p < count; p += AT_ONCE) {
@@ -354,7 +354,7 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     TWIN_KEEP(pass.first);
     TWIN_KEEP(pass.tokens);
     auto ready = [&] { return meet(b, index, pass); };
-    if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE) continue;  // the first norm embeds; parts are read where they lie
+    if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE) continue;  // parts are read where they lie
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
       if (!ready()) return false;

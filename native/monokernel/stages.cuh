@@ -6,8 +6,6 @@
 
 namespace twin {
 
-__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.launch.request.read + b.at.step; }
-
 // Does this step's LM head count? While a prompt is read, only its last position asks for a token.
 __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
   return wanted.every_position || step >= wanted.forced - 1;
@@ -16,11 +14,14 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
 __device__ __forceinline__ const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
 
 // residual += reads, each read's parts in rank order. The last read comes first: delayed parts have long been there.
+// Where lanes' streams meet before the norm, their sum takes the stream's place.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& residual) {
   bool good = true;
   TWIN_ONCE
-  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read && good; --i)
-    good = gather_vector(b, index, b.plan.reads_at(i), residual);
+  for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read && good; --i) {
+    const Read& read = b.plan.reads_at(i);
+    good = b.plan.ranks == 1 || read.residual ? gather_vector<true>(b, index, read, residual) : gather_vector<false>(b, index, read, residual);
+  }
   b.residual.close(b.core, residual);
   return good;
 }
@@ -36,7 +37,7 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   b.core.barrier();
   if (b.core.gave_up()) return false;
   b.core.cleared();
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, 0.0f);
   return true;
 }
@@ -72,7 +73,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden), residual = b.residual.open(b.core);
-  if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
+  if (meeting ? !gather_vector<false>(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, residual)) return false;
   begin(b, index, stage);
   if (head && !head_needed(b.launch.request, b.at.step)) return publish_zeros(b, out);
   if (meeting) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   if (!done || !head || b.plan.full) return done;
   const Candidate best = b.core.best(mine, wins);
   if (b.core.thread() == 0) {
-    const int at = b.plan.owned_at(out.value->owned + b.block).lo;
+    const int at = b.plan.owned_of(out.value->owned, b.block).lo;
     publish(b, out, at, best.logit);
     publish(b, out, at + 1, float(best.index));
   }
@@ -114,7 +115,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   float* merged = b.scratch;                                                    // [warps][HEADS][PARTIAL]
   float* turns = merged + (Core::warps() * Core::HEADS * PARTIAL + 15) / 16 * 16;  // [TURNS]
   float* heads = turns + (TURNS + 15) / 16 * 16;                               // q heads, k heads, v heads of the block's items
-  const Span items = b.plan.owned_at(stage.items + b.block);
+  const Span items = b.plan.owned_of(stage.items, b.block);
   const int position = position_of(b), splits = b.plan.splits;
   const bool any = items.lo < items.hi, probe = b.plan.probe;  // a probe has no queries, and publishes nothing
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
@@ -153,7 +154,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   for (int i = items.lo; i < items.hi; ++i) {
     const int head = i / splits - first;
     if (i > items.lo) scan.open(b, stage, i, position);
-    if (!probe) scan.append(b, fresh + head * 2 * HEAD_DIM * type_bytes(KV));
+    if (!probe) scan.fresh = fresh + head * 2 * HEAD_DIM * type_bytes(KV);
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       const Output out = output_of(b, stage);
@@ -178,9 +179,9 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
-    if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
+    if (!gather_vector<false>(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
-  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
+  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
   return multiply(b, stage, work, x, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
@@ -190,7 +191,7 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   for (int lo = own.lo; lo < own.hi; lo += b.plan.input_floats) {
     const int count = least(b.plan.input_floats, own.hi - lo);
     if (!gather(b, index, read, source, lo, lo + count, b.input)) return false;
@@ -198,6 +199,19 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
     b.core.barrier();
   }
   begin(b, index, stage);
+  return true;
+}
+
+// The other ranks' parts of what this block owns of a module's output, for all blocks of the rank. Consumers come here only where no
+// helper makes such sums (`sums_aside`).
+__device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
+  if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
+  begin(b, index, stage);
+  const Output out = output_of(b, stage);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
+  b.core.cleared();
+  TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, b.scratch[i]);
+  b.core.barrier();  // the next stage may use the scratch
   return true;
 }
 
@@ -213,7 +227,7 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   b.core.barrier();
   if (b.core.gave_up()) return false;
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   b.core.cleared();
   x.each(b.core, [&](int i, float& value) {
     if (i >= own.lo && i < own.hi) publish(b, out, i, value);
@@ -294,7 +308,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   if (b.core.thread() != 0) return token >= 0;
   if (token < 0) {
     claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
-    leave_all(b);
+    leave_all(b.launch);
     return false;
   }
   b.at.token = b.at.chosen = token;
@@ -311,7 +325,7 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   Core::Hidden x = Core::Hidden::in(b.input, stage.cols);
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
-  const Work work = {b.plan.owned_at(stage.owned + b.block), 1, {}};
+  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
   const bool done = multiply(b, stage, work, x, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;
   return done;
@@ -328,7 +342,7 @@ __device__ __forceinline__ bool exchange(Block& b, int index, const Stage& stage
   }
   begin(b, index, stage);
   const Output out = output_of(b, stage);
-  const Span own = b.plan.owned_at(out.value->owned + b.block);
+  const Span own = b.plan.owned_of(out.value->owned, b.block);
   b.core.cleared();
   TWIN_EACH(i, own.hi - own.lo) {
     const int e = own.lo + i, next = e + 1 < n ? e + 1 : 0;

@@ -2,7 +2,8 @@
 // with bulk copies. No toolkit header is included, so NVRTC alone can compile the kernel.
 #pragma once
 
-#define TWIN_TABLE __device__ static const
+#define TWIN_TABLE __constant__ static const  // a cache of its own: a look-up past the first-level cache waits behind the weights under way
+#define TWIN_LARGE_TABLE __device__ static const
 #define TWIN_UNROLL _Pragma("unroll")  // of loops over registers
 #define TWIN_KEEP(x) twin::keep_here(x)  // looked up here, not where it is used
 #define TWIN_ONCE _Pragma("unroll 1")  // of loops whose copies would need too many
@@ -349,8 +350,9 @@ struct Core {
   int me;      // the thread
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
 
-  static constexpr int POSITIONS = CachedPiece::BYTES <= 16 ? 4 : 1;
-  static constexpr int HEADS = 1;  // warps with other heads of the item read the same rows from a cache
+  static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
+  static constexpr int HEADS = 1;  // query heads that share one read of a key
+  static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr int POSITION_LANES = CachedPiece::LANES;
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
 

@@ -129,7 +129,7 @@ struct Chunk {
   template <class Block>
   __device__ void prefetch(Block& b, const Stage& stage) const {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
-    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
     if (me == 0 && bytes > 0)
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(stream), "r"(bytes < MOST ? bytes : MOST) : "memory");
@@ -258,7 +258,7 @@ struct Chunk {
   template <class Block, class Ready, class Emit>
   __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
     keep_here(me);  // nor are they from stage to stage
-    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
     const bool sliced = stage.cols > stage.tile_cols;
     const Rows16 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols, sliced ? stage.tile_rows : CHUNK_TILE_ROWS};
     stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);

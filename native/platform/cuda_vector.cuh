@@ -32,6 +32,63 @@ __device__ __forceinline__ bool source_sum(const Source& source, int first, Run<
   return true;
 }
 
+// N neighbouring elements for each lane, where the next lanes need the next ones. TOGETHER, LANES lanes load each of their runs
+// side by side, a piece a lane, so that no load takes a sector of memory for less than all of its bytes; all of them load,
+// or none. `settle` then gives every lane its own run; all lanes of the warp take part in it.
+template <int N, int ALIGNED, bool TOGETHER>
+struct Side {
+  static constexpr int LANES = TOGETHER ? N * 4 / ALIGNED : 1, PIECE = N / LANES;
+  static_assert(LANES * PIECE == N && (LANES & (LANES - 1)) == 0, "pieces of a run go to a power of two lanes");
+
+  Run<PIECE> piece[LANES];
+
+  __device__ __forceinline__ void load(int lane, const float* from) {  // `from`: this lane's run
+    from -= lane % LANES * (N - PIECE);
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) piece[i] = load_run<PIECE, ALIGNED>(from + i * N);
+  }
+  __device__ __forceinline__ bool late() const {  // is one not there yet?
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) any |= missing(piece[i]);
+    return any;
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) piece[i] = {};
+  }
+  // this = this * by + other * weight; the same weights in all lanes that load together.
+  __device__ __forceinline__ void add(float by, const Side& other, float weight) {
+#pragma unroll
+    for (int i = 0; i < LANES; ++i)
+#pragma unroll
+      for (int e = 0; e < PIECE; ++e) piece[i].at[e] = piece[i].at[e] * by + other.piece[i].at[e] * weight;
+  }
+  __device__ __forceinline__ Run<N> settle(int lane) {
+#pragma unroll
+    for (int apart = 1; apart < LANES; apart *= 2) {
+      const bool upper = lane & apart;
+#pragma unroll
+      for (int i = 0; i < LANES; ++i) {
+        if (i & apart) continue;
+#pragma unroll
+        for (int e = 0; e < PIECE; ++e) {
+          const float keep = upper ? piece[i + apart].at[e] : piece[i].at[e];
+          const float other = __shfl_xor_sync(0xFFFFFFFFu, upper ? piece[i].at[e] : piece[i + apart].at[e], apart);
+          piece[i].at[e] = upper ? other : keep;
+          piece[i + apart].at[e] = upper ? keep : other;
+        }
+      }
+    }
+    Run<N> run;
+#pragma unroll
+    for (int i = 0; i < LANES; ++i)
+#pragma unroll
+      for (int e = 0; e < PIECE; ++e) run.at[i * PIECE + e] = piece[i].at[e];
+    return run;
+  }
+};
+
 // N stored weights in one or two wide loads.
 template <int N>
 struct Packed {
@@ -90,6 +147,8 @@ struct TeamVector {
   __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }  // first column inside a tile
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
   __device__ static bool valid(int me, int c) { return EXACT || (local(me) < TILE && column(me, c) < COLS); }
+  // Do lanes hold columns, or not, `count` neighbours alike?
+  __device__ static constexpr bool alike(int count) { return TILE % (VECTOR * count) == 0 && COLS % (VECTOR * count) == 0; }
   __device__ static int stride(int me, int c) {  // bytes between rows of a tile
     const int cols = COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
@@ -111,59 +170,41 @@ struct TeamVector {
     return x;
   }
 
-  template <class Core, class Stall>
-  __device__ __forceinline__ bool gather(Core& core, const Source& source, bool add, float scale, Stall stall) {
-    if constexpr (Plan::ranks == 1) {  // one part: all loads are under way before the first is looked at
-      Run<VECTOR> got[CHUNKS];
-      for (;;) {
-        int late = -1;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c)
-          if (valid(core.thread(), c)) got[c] = load_run<VECTOR, 16>(source.at(0) + column(core.thread(), c));
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c)
-          if (valid(core.thread(), c) && missing(got[c])) late = c;
-        if (late < 0 || !source.polled) break;
-        if (!stall(source.part(0), column(core.thread(), late))) return false;
-      }
-#pragma unroll
-      for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i)
-          if (valid(core.thread(), c)) at[c][i] = add ? at[c][i] + scale * got[c].at[i] : got[c].at[i];
-      return true;
-    } else {
-      constexpr int AT_ONCE = CHUNKS == 1 ? 4 : 2;  // parts
+  template <bool ADD, class Core, class Stall>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, float scale, Stall stall) {
+    constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : CHUNKS == 1 ? 4 : 2;  // parts
+    const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
+    bool good = true;
 #pragma unroll 1
-      for (int p = 0; p < source.parts; p += AT_ONCE) {
-        Run<VECTOR> got[AT_ONCE][CHUNKS];
-        for (;;) {
-          int late = -1, place = 0;
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j)
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-              if (p + j < source.parts && valid(core.thread(), c))
-                got[j][c] = load_run<VECTOR, 16>(source.at(p + j) + column(core.thread(), c));
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j)
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-              if (p + j < source.parts && valid(core.thread(), c) && missing(got[j][c])) late = p + j, place = column(core.thread(), c);
-          if (late < 0 || !source.polled) break;
-          if (!stall(source.part(late), place)) return false;
-        }
+    for (int p = 0; p < parts && good; p += AT_ONCE) {
+      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][CHUNKS];  // all under way before the first is looked at
+      for (;;) {
+        int late = -1, place = 0;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
           for (int c = 0; c < CHUNKS; ++c)
+            if (p + j < parts && valid(me, c)) got[j][c].load(core.lane(), source.at(p + j) + column(me, c));
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i)
-              if (p + j < source.parts && valid(core.thread(), c))
-                at[c][i] = add ? at[c][i] + scale * got[j][c].at[i] : p + j ? at[c][i] + got[j][c].at[i] : got[j][c].at[i];
+        for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+          for (int c = 0; c < CHUNKS; ++c)
+            if (p + j < parts && valid(me, c) && got[j][c].late()) late = p + j, place = column(me, c);
+        if (late < 0 || !source.polled) break;
+        good = stall(source.part(late), place);
+        if (!good) break;
       }
-      return true;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+          const Run<VECTOR> run = got[j][c].settle(core.lane());
+#pragma unroll
+          for (int i = 0; i < VECTOR; ++i)
+            if (p + j < parts && valid(me, c)) at[c][i] = ADD ? at[c][i] + scale * run.at[i] : p + j ? at[c][i] + run.at[i] : run.at[i];
+        }
     }
+    return good;
   }
 
   template <class Core>
@@ -213,8 +254,12 @@ struct TeamVector {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-      for (int i = 0; i < VECTOR; i += RUN)
-        if (valid(core.thread(), c) && good) good = make(column(core.thread(), c) + i, &at[c][i]);
+      for (int i = 0; i < VECTOR; i += RUN) {
+        good &= make(column(core.thread(), c) + i, valid(core.thread(), c), &at[c][i]);
+        if (valid(core.thread(), c)) continue;
+#pragma unroll
+        for (int d = 0; d < RUN; ++d) at[c][i + d] = 0.0f;
+      }
     return good;
   }
 

@@ -5,6 +5,7 @@
 #include "hip_runtime.h"
 
 #define TWIN_TABLE __device__ static const
+#define TWIN_LARGE_TABLE TWIN_TABLE
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
@@ -167,6 +168,7 @@ struct Core {
 
   static constexpr int POSITIONS = 1;  // with 2, eight lanes needed 39 registers more than the 256 there are
   static constexpr int HEADS = 1;
+  static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;
 

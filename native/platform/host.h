@@ -13,6 +13,7 @@
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define TWIN_TABLE static const
+#define TWIN_LARGE_TABLE TWIN_TABLE
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
@@ -349,6 +350,7 @@ struct Core {
 
   static constexpr int POSITIONS = 16;      // cached positions scored before the running maximum moves
   static constexpr int HEADS = GROUP;       // query heads that share one read of a key
+  static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = 1;  // lanes that share a cached position
   static constexpr bool KEEPER = false;     // no helper makes the resets
 

@@ -41,7 +41,7 @@ struct Chunk {
   template <class Block, class Ready, class Emit>
   __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
     if (!ready()) return false;
-    const Span own = b.plan.owned_at(stage.owned + b.block);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
     float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;  // one token's sums of a tile

@@ -18,10 +18,10 @@ struct MemoryVector {
     return at;
   }
 
-  // this = (or += scale *) the sum of the source's parts. False: a wait was given up.
-  template <class Core, class Stall>
-  __device__ bool gather(Core& core, const Source& source, bool add, float scale, Stall stall) {
-    return core.gather(source, 0, count, at, add, scale, stall);
+  // this = (with ADD: += scale *) the sum of the source's parts. False: a wait was given up.
+  template <bool ADD, class Core, class Stall>
+  __device__ bool gather(Core& core, const Source& source, float scale, Stall stall) {
+    return core.gather(source, 0, count, at, ADD, scale, stall);
   }
 
   template <class Core>
@@ -47,11 +47,13 @@ struct MemoryVector {
     core.barrier();
   }
 
-  // make(first, elements): RUN neighbours at a time. False when one of them says so.
+  __device__ static constexpr bool alike(int) { return true; }
+
+  // make(first, valid, elements): RUN neighbours at a time. False when one of them says so.
   template <class Core, class Make>
   __device__ bool runs(Core& core, Make make) {
     bool good = true;
-    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) good = make(i, at + i);
+    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) good = make(i, true, at + i);
     return good;
   }
 
@@ -106,5 +108,19 @@ __device__ bool missing(const Run<N>& run) {
   for (int i = 0; i < N; ++i) any |= bits_as<u32>(run.at[i]) == SENTINEL;
   return any;
 }
+
+// N neighbouring elements for each lane, here loaded by the lane itself.
+template <int N, int ALIGNED, bool TOGETHER>
+struct Side {
+  Run<N> run;
+
+  __device__ void load(int, const float* from) { run = load_run<N, ALIGNED>(from); }
+  __device__ bool late() const { return missing(run); }
+  __device__ void clear() { run = {}; }
+  __device__ void add(float by, const Side& other, float weight) {
+    for (int i = 0; i < N; ++i) run.at[i] = run.at[i] * by + other.run.at[i] * weight;
+  }
+  __device__ const Run<N>& settle(int) const { return run; }
+};
 
 }  // namespace twin

@@ -28,12 +28,18 @@ inline const Work& work_of(const State& s, const Block& block) { return s.works[
 // Of a block in a step.
 inline Int first_work(const State& s, Int b, Int step) {
   const Machine& m = *s.machine;
-  return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank + b % m.blocks_of_rank) * m.stages;
+  return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank + owner_of(s, b) % m.blocks_of_rank) * m.stages;
 }
 
 inline Sight& sight_of(State& s, const Block& block) {
   const Read& read = s.reads[block.read];
   return s.sights[record_of(s, block.rank, block.step - read.previous, read.channel) * s.machine->dies + block.die];
+}
+
+inline Int log_of(const State& s, Int b) {
+  const Machine& m = *s.machine;
+  const Block& block = s.blocks[b];
+  return block.step < m.kept_from ? NONE : ((block.step - m.kept_from) * m.blocks + owner_of(s, b)) * m.stages + block.stage;
 }
 
 // All GPUs meet before a library collective; else each for itself. A scope is at one border at a time.
@@ -97,7 +103,7 @@ inline Int enter(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  block.log = block.step < m.kept_from ? NONE : ((block.step - m.kept_from) * m.blocks + b) * m.stages + block.stage;
+  block.log = log_of(s, b);
   block.read = work.reads;
   if (!m.borders) return ENTERED;
   const Int scope = scope_of(s, block);
@@ -157,11 +163,63 @@ inline Int gather(State& s, Int b) {
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 
+// ---- the helper: a block of its own that makes sums of late parts, in the order of the plan ------------------------
+
+// The stage's reads have succeeded: the helper may begin the sums behind it.
+inline void ask(State& s, Int b, Int asks) {
+  const Int h = b + s.machine->blocks;
+  Block& helper = s.blocks[h];
+  s.blocks[b].owed = helper.sums_asked;
+  helper.sums_asked += asks;
+  if (!asks || helper.place != IDLE) return;
+  helper.place = SUM;
+  schedule(s, s.machine->now, RUN, h);
+}
+
+// To the next sum.
+inline Int begin_sum(State& s, Int h) {
+  Block& helper = s.blocks[h];
+  while (!work_of(s, helper).aside) {
+    ++helper.work;
+    if (++helper.stage < s.machine->stages) continue;
+    helper.stage = 0;
+    helper.work = first_work(s, h, ++helper.step);
+  }
+  helper.log = log_of(s, h);
+  helper.read = work_of(s, helper).reads;
+  log(s, h, s.machine->now, OTHER);  // where its time begins
+  return READ;
+}
+
+inline Int add(State& s, Int h) {
+  Block& helper = s.blocks[h];
+  const Work& work = work_of(s, helper);
+  helper.clock = s.machine->now + work.fixed;
+  log(s, h, helper.clock, work.fixed_cause);
+  return wait_beyond_now(s, h, SUMMED, helper.clock);
+}
+
+inline Int end_sum(State& s, Int h) {
+  Block& helper = s.blocks[h];
+  const Int b = owner_of(s, h);
+  const Work& work = work_of(s, helper);
+  if (work.size != NONE) publish(s, h, work);
+  s.blocks[b].waited = binder_of(s, h);
+  if (++helper.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED) schedule(s, s.machine->now, RUN, b);
+  ++helper.work;
+  ++helper.stage;  // sums stand inside a layer: the step goes on
+  return helper.sums_made < helper.sums_asked ? SUM : IDLE;
+}
+
+// The block publishes only when the sums of the stages before are made.
+inline bool owes(const State& s, Int b) { return s.machine->helped && s.blocks[b + s.machine->blocks].sums_made < s.blocks[b].owed; }
+
 // What a stage costs once its inputs are there, before its weights.
 inline Int work(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
+  if (m.helped) ask(s, b, work.asks);
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency, OTHER);
@@ -239,7 +297,16 @@ inline Int finish(State& s, Int b) {
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 
+inline Int pay(State& s, Int b) {
+  log(s, b, s.machine->now, HAND_OFF, s.blocks[b].waited);
+  return PUBLISH;
+}
+
 inline Int publish_stage(State& s, Int b) {
+  if (owes(s, b)) {
+    s.blocks[b].place = OWED;
+    return NONE;
+  }
   const Work& work = work_of(s, s.blocks[b]);
   if (work.stored != NONE) {
     request_now(s, s.blocks[b].memory, s.machine->now, work.stored);
@@ -262,8 +329,11 @@ inline Int pass_barrier(State& s, Int b) {
 inline Int leave(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  ++block.work;
-  if (++block.stage < m.stages) return ENTER;
+  do {
+    ++block.work;
+    ++block.stage;
+  } while (block.stage < m.stages && work_of(s, block).aside);
+  if (block.stage < m.stages) return ENTER;
   s.ended[block.step * m.blocks + b] = m.now;
   block.stage = 0;
   if (++block.step < m.steps) {
@@ -287,7 +357,7 @@ inline void advance(State& s, Int b) {
       case AT_READ: place = see_read(s, b); break;
       case GATHER: place = gather(s, b); break;
       case GATHERED: log(s, b, s.blocks[b].clock, s.reads[s.blocks[b].read++].cause); place = READ; break;
-      case WORK: place = work(s, b); break;
+      case WORK: place = b < s.machine->blocks ? work(s, b) : add(s, b); break;
       case SLOT_DONE: free_slot(s, b); ++s.blocks[b].slot; place = SLOT; break;
       case SLOT: place = consume(s, b); break;
       case ATTEND: place = attend(s, b); break;
@@ -297,6 +367,10 @@ inline void advance(State& s, Int b) {
       case PUBLISH: place = publish_stage(s, b); break;
       case AT_BARRIER: place = pass_barrier(s, b); break;
       case LEAVE: place = leave(s, b); break;
+      case OWED: place = pay(s, b); break;
+      case IDLE: s.blocks[b].place = IDLE; return;
+      case SUM: place = begin_sum(s, b); break;
+      case SUMMED: place = end_sum(s, b); break;
       default: place = resume(s, b, place); break;  // RESUME, TURN, SWITCHED
     }
   }

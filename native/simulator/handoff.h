@@ -9,7 +9,10 @@ inline Int record_of(const State& s, Int rank, Int step, Int channel) {
   return (rank * s.machine->steps + step) * s.machine->channels + channel;
 }
 
-inline Binder binder_of(const State& s, Int b) { return {b, s.blocks[b].stage, s.machine->now}; }
+// The block that b is, or whose helper it is.
+inline Int owner_of(const State& s, Int b) { return b < s.machine->blocks ? b : b - s.machine->blocks; }
+
+inline Binder binder_of(const State& s, Int b) { return {owner_of(s, b), s.blocks[b].stage, s.machine->now}; }
 
 inline Int* counter_times(State& s, Int r, Int channel) {
   return s.counter_times + r / s.machine->channels * s.machine->counter_total + s.channels[channel].counter;

@@ -26,6 +26,7 @@ from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
+from twin.plan.marks import of_consumers
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
@@ -168,8 +169,9 @@ def trace_of(case: Case) -> dict[str, Any]:
     with CudaEngine(plan, Vectors(plan.spec, plan.options.weight_dtype), random_streams=SEED, trace=True) as engine:
         made = engine.generate(prompt, max_tokens=48)
     assert made.trace is not None
-    trace = made.trace[PROMPT + 8 : -1].astype(np.float64)  # [steps][ranks][blocks][stages][2]
-    steps = trace.shape[0]
+    marks = made.trace[PROMPT + 8 : -1].astype(np.float64)  # [steps][ranks][blocks][stages][2]
+    trace, steps = of_consumers(plan, marks), marks.shape[0]
+    helped = {s.kind: (marks[..., s.index, 1] - marks[..., s.index, 0]).mean() / 1e3 for s in plan.stages if plan.aside(s)}
     flat = trace.transpose(1, 2, 0, 3, 4).reshape(plan.ranks * plan.blocks, steps * len(plan.stages), 2)
     before = np.concatenate([flat[:, :1, 0], flat[:, :-1, 1]], axis=1)
     wait, work = flat[:, :, 0] - before, flat[:, :, 1] - flat[:, :, 0]
@@ -184,6 +186,8 @@ def trace_of(case: Case) -> dict[str, Any]:
             "stages": count, "wait_us": float(wait[:, at].mean() * count / 1e3), "work_us": float(work[:, at].mean() * count / 1e3),
             "slowest_work_us": float(work[:, at].max(axis=0).mean() * count / 1e3), "finish_spread_us": float(spread[at].mean() / 1e3),
         }  # fmt: skip
+    for kind, took in helped.items():
+        out[kind.value]["beside_the_others_us"] = float(took)  # of the last such stage
     return out
 
 

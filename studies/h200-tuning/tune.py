@@ -30,7 +30,7 @@ def plan_of(text: str) -> Any:
     from twin.models.load import load_model
     from twin.models.spec import DType
     from twin.plan.build import build
-    from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
+    from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options
 
     if text.startswith("probe:"):
         from twin.calibrate.gpu_probes import gpu_probes
@@ -60,6 +60,8 @@ def plan_of(text: str) -> Any:
             options["handoff"] = HandOffKind(value)
         elif field == "execution":
             options["execution"] = Execution(value)
+        elif field == "late_parts":
+            options["late_parts"] = LateParts(value)
         else:
             options[field] = int(value)
     options.setdefault("max_context", int(options["context"]) + 512)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.engine.test_host_engine import LANED as FOUR_LANES
-from tests.engine.test_host_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS, after_the_first
+from tests.engine.test_host_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS, after_the_first, sums_what_comes_later
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
@@ -22,7 +22,7 @@ from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.reference import Reference
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, Sampling, StageKind
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
 
 H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))
@@ -96,8 +96,9 @@ LANE_CASES = [(head, delay, early) for head in LaneHead for delay, early in ((1,
 def all_plans() -> Iterator[Plan]:
     """What these tests compile, for who wants to compile it in advance and in parallel."""
     yield from (hung_plan(h) for h in (HandOffKind.SENTINEL, HandOffKind.COUNTER))
+    yield sums_what_comes_later(planned(LANED))
     yield from (planned(s, handoff=h, execution=x, **typed(d)) for s, h, d, x in MATRIX)
-    yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e))) for h, d, e in LANE_CASES)
+    yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e)), late_parts=late) for h, d, e in LANE_CASES for late in LateParts)
     yield from (wide(*one) for one in WIDE)
     yield crowded_plan()
     yield from (planned(execution=x, **FULL_PLAN) for x in EXECUTIONS)
@@ -160,6 +161,13 @@ def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKi
     assert "candidates" in str(caught.value)
 
 
+def test_a_keeper_that_waits_for_parts_that_never_come_ends_by_watchdog() -> None:
+    """Its consumers wait for the keeper, not for the clock."""
+    plan = sums_what_comes_later(planned(LANED))
+    with CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running, pytest.raises(EngineError, match=r"in reduce\[1\] at step 0"):
+        running.generate([1, 2, 3], max_tokens=3)
+
+
 # ---- the reference's numbers -----------------------------------------------------------------------------------
 
 
@@ -189,9 +197,11 @@ def test_every_protocol_and_execution_gives_the_same_bits() -> None:
     assert all(np.array_equal(made[0], other) for other in made)
 
 
+@pytest.mark.parametrize("late", list(LateParts))
 @pytest.mark.parametrize(("head", "delay", "early"), LANE_CASES)
-def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> None:
-    plan = planned(replace(LANED, lanes=Lanes(8, delay, head, early)))
+def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool, late: LateParts) -> None:
+    plan = planned(replace(LANED, lanes=Lanes(8, delay, head, early)), late_parts=late)
+    assert any(plan.aside(stage) for stage in plan.stages) == (late is LateParts.REDUCED)
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.FP16]

@@ -25,7 +25,7 @@ from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScalin
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.reference import Reference
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, Sampling, StageKind
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
 LLAMA = ModelSpec(
@@ -91,6 +91,28 @@ def test_logits_do_not_depend_on_blocks_ranks_and_hand_offs(blocks: int, gpus: i
 def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> None:
     spec = replace(LANED, lanes=Lanes(4, delay, head, early))
     assert error(planned(spec, gpus=2, blocks=4)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("lanes", "chosen"),
+    [
+        (Lanes(4, 1, LaneHead.SUM, True), {"gpus": 1, "blocks": 12}),
+        (Lanes(4, 2, LaneHead.VOCABULARY), {"gpus": 2, "blocks": 6}),
+        (Lanes(4, 2, LaneHead.MEAN, True), {"gpus": 4, "blocks": 1}),
+        (Lanes(4, 3), {"gpus": 2, "blocks": 4, "sampling": Sampling.FULL}),
+        (Lanes(4, 2), {"blocks": 8, "handoff": HandOffKind.COUNTER}),
+        (Lanes(4, 2), {"blocks": 8, "handoff": HandOffKind.GRID}),
+        (Lanes(4, 2, LaneHead.VOCABULARY), {"gpus": 2, "blocks": 6, "execution": Execution.GRAPH, "collective": CollectiveKind.LIBRARY}),
+    ],
+    ids=str,
+)
+def test_sums_of_late_parts_match_the_reference(lanes: Lanes, chosen: dict[str, Any]) -> None:
+    plan = planned(replace(LANED, lanes=lanes), late_parts=LateParts.REDUCED, **chosen)
+    assert any(stage.late for stage in plan.stages)
+    assert error(plan) < 1e-5
+    each = planned(replace(LANED, lanes=lanes), late_parts=LateParts.EACH, **chosen)
+    found, wanted = expected(plan, TOKENS), expected(each, TOKENS)
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.STREAM])
@@ -285,6 +307,20 @@ def _waits_for_the_others(plan: Plan) -> Plan:
     spans = (((0, plan.values[value].elements),),) * plan.blocks
     stages[at.index] = replace(at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans)))
     return replace(plan, stages=tuple(stages))
+
+
+def sums_what_comes_later(plan: Plan) -> Plan:
+    """The first sum of late parts is of parts that other ranks push later in the step."""
+    first = next(s for s in plan.stages if s.late)
+    last = max(read.value for s in plan.stages if s.late for read in s.reads)
+    broken = replace(first, reads=(replace(first.reads[0], value=last),))
+    return replace(plan, stages=tuple(broken if s is first else s for s in plan.stages))
+
+
+def test_a_sum_of_parts_that_never_come_ends_by_watchdog() -> None:
+    plan = sums_what_comes_later(planned(LANED, blocks=8, late_parts=LateParts.REDUCED))
+    with engine(plan, watchdog_s=0.2) as running, pytest.raises(EngineError, match=r"in reduce\[1\] at step 0 for .*, part [0-3], element"):
+        running.generate([1, 2, 3], max_tokens=3)
 
 
 @pytest.mark.parametrize("handoff", [HandOffKind.SENTINEL, HandOffKind.COUNTER])

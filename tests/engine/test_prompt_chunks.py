@@ -28,7 +28,7 @@ from twin.plan.build import build
 from twin.plan.defaults import plan_for
 from twin.plan.prompt import pass_weight_bytes, passes
 from twin.plan.reference import Reference
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
 from twin.sim.prompt import prompt_time
 
 CHUNK = 16
@@ -59,18 +59,19 @@ def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "delay", "early"),
+    ("head", "delay", "early", "late"),
     [
-        (LaneHead.SUM, 0, False),
-        (LaneHead.MEAN, 1, True),
-        (LaneHead.VOCABULARY, 2, False),
-        (LaneHead.SUM, 2, True),
-        (LaneHead.SUM, 2, False),
+        (LaneHead.SUM, 0, False, LateParts.EACH),
+        (LaneHead.MEAN, 1, True, LateParts.EACH),
+        (LaneHead.VOCABULARY, 2, False, LateParts.REDUCED),
+        (LaneHead.SUM, 2, True, LateParts.REDUCED),
+        (LaneHead.SUM, 2, False, LateParts.EACH),
+        (LaneHead.SUM, 1, False, LateParts.REDUCED),
     ],
 )
-def test_lanes_read_each_others_delayed_parts(head: LaneHead, delay: int, early: bool) -> None:
+def test_lanes_read_each_others_delayed_parts(head: LaneHead, delay: int, early: bool, late: LateParts) -> None:
     spec = replace(LANED, lanes=Lanes(4, delay, head, early))
-    assert error(chunked(spec, gpus=2, blocks=4), (7, 33)) < 1e-5
+    assert error(chunked(spec, gpus=2, blocks=4, late_parts=late), (7, 33)) < 1e-5
 
 
 @pytest.mark.parametrize(

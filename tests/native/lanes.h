@@ -84,6 +84,7 @@ struct Core {
 
   static constexpr int POSITIONS = 3;
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
+  static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;
 

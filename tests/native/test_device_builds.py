@@ -13,7 +13,7 @@ from twin.errors import ToolchainError
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
 
 H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 MI300X = Limits(blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False)
@@ -23,12 +23,15 @@ def planned(model: str, limits: Limits, **chosen: Any) -> Plan:
     return build(load_model(model), Options(**({"blocks": limits.blocks} | chosen)), limits)
 
 
+LANES: dict[str, Any] = {"blocks": 128, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
 NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "defaults": {},
     "lanes on four GPUs": {"gpus": 4, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16},
-    "lanes on one": {
-        "blocks": 128, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16, "prompt_chunk": 32,
-    },
+    "lanes on one": LANES,
+    "lanes, each": LANES | {"late_parts": LateParts.EACH},
+    "lanes, prompts": LANES | {"prompt_chunk": 32},
+    "lanes, counter": LANES | {"late_parts": LateParts.REDUCED, "handoff": HandOffKind.COUNTER},
+    "lanes, graph": LANES | {"late_parts": LateParts.REDUCED, "execution": Execution.GRAPH},
     "full": {"sampling": Sampling.FULL},
     "graph": {"execution": Execution.GRAPH},
     "graph, full": {"execution": Execution.GRAPH, "sampling": Sampling.FULL},
@@ -63,7 +66,7 @@ BUILDS = [
     ("qwen3-8b", "prompts"),
     *slow("llama-3.2-1b", "full", "graph, full", "grid", "FP32", "prompts", "short passes"),
     *slow("qwen3-8b", "defaults", "full", "graph", "small ring", "FP32"),
-    *slow("laneformer-2b", "lanes on one"),
+    *slow("laneformer-2b", "lanes on one", "lanes, each", "lanes, prompts", "lanes, counter", "lanes, graph"),
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     *slow("llama-3.1-8b", "counter", "defaults"),
 ]

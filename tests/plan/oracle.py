@@ -4,7 +4,9 @@ Every poll, reset and store is an operation of its own; a store travels and land
 remembers who wrote it, when, and a number that stands for its content, so a stale read, a lost store and a wrong sum all
 show. Elements with the same owners and readers everywhere behave alike and are simulated as one word. Of chosen experts' rows
 a block publishes as many as the step's routing gives it, and at least one. Stages that use parts of vectors (items, heads) are
-followed less closely: who wrote what they read, not what it sums up to. Shares no code with twin.plan beyond the types.
+followed less closely: who wrote what they read, not what it sums up to. Resident blocks that poll have a helper for sums of late parts: it
+begins one when the resets of the stage before are made, and the block makes those of the stage behind when it is done. Shares no code with
+twin.plan beyond the types.
 """
 
 from __future__ import annotations
@@ -205,6 +207,8 @@ class Block:
     trail: list[int] = field(default_factory=list)  # what it ended up with, step by step
     landing: int = 0  # own stores of the current stage that still travel
     done: bool = False
+    helper: Block | None = None  # while there are sums of late parts to make beside the block
+    asked: tuple[int, int] = (0, -1)  # (step, stage) behind which the helper was last told to go on
 
 
 class Machine:
@@ -317,13 +321,42 @@ class Machine:
     # ---- blocks ----------------------------------------------------------------------------------------------
 
     def _advance(self, block: Block) -> bool:
-        """One operation, or one change of phase. False: it has to wait."""
+        """One operation, or one change of phase, of the block or its helper. False: both have to wait."""
+        if block.helper is not None and self.random.random() < 0.5:
+            return self._help(block) or self._go_on(block)
+        return self._go_on(block) or (block.helper is not None and self._help(block))
+
+    def _help(self, block: Block) -> bool:
+        """One operation of the helper, or its step to the next stage."""
+        helper = block.helper
+        assert helper is not None
+        if helper.pending:
+            return self._one_of(helper)
+        self._publish(helper, self.plan.stages[helper.stage])
+        block.helper = self._helper(helper)
+        return True
+
+    def _helper(self, after: Block) -> Block | None:
+        """At the stage behind, if a helper makes it."""
+        index = after.stage + 1
+        if not (self.resident and self.sentinel and index < len(self.plan.stages) and self.plan.stages[index].late):
+            return None
+        helper = Block(after.rank, after.block, after.step, index)
+        helper.pending = list(self._polls(helper, self.plan.stages[index]))
+        return helper
+
+    def _go_on(self, block: Block) -> bool:
         if block.pending:
             return self._one_of(block)
         stage = self.plan.stages[block.stage] if block.stage >= 0 else None
         if block.phase == 3:
             return self._next_stage(block)
         assert stage is not None
+        if block.helper is not None and block.asked != (block.step, block.stage):
+            return False  # sums of the stages before are not made yet
+        if block.phase == 1 and block.asked != (block.step, block.stage) and (helper := self._helper(block)) is not None:
+            block.helper, block.asked = helper, (block.step, block.stage)
+            return True
         block.phase += 1
         if block.phase == 1:
             block.pending = list(self._resets(block, stage))
@@ -350,6 +383,8 @@ class Machine:
 
     def _next_stage(self, block: Block) -> bool:
         index = block.stage + 1
+        while self.resident and self.sentinel and index < len(self.plan.stages) and self.plan.stages[index].late:
+            index += 1  # the helper's
         step = block.step + (index == len(self.plan.stages))
         index %= len(self.plan.stages)
         if step == self.steps:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.plan.oracle import Schedule, find_fault, meaning, operations, schedules
 from tests.plan.tiny import LIMITS, plan_of, tiny
 from twin.errors import PlanError
-from twin.models.spec import LaneHead, Lanes
+from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.happens_before import _Machine
 from twin.plan.probe import NO_SHARD, _plan, exchange_probe
 from twin.plan.resets import with_resets
@@ -18,6 +19,7 @@ from twin.plan.types import (
     CollectiveKind,
     Execution,
     HandOffKind,
+    LateParts,
     Options,
     Parts,
     Plan,
@@ -179,3 +181,89 @@ def test_with_two_ranks_the_others_foreign_rank_is_the_readers_own() -> None:
     # Block 1 heard only of the other rank's block 0, which has heard of block 1 of this rank.
     assert machine.foreign[1].tolist() == [1, -1]
     assert machine.own[1].tolist() == [0, 2]
+
+
+# ---- sums of late parts --------------------------------------------------------------------------------------------------
+
+
+def summed(delay: int = 2) -> Plan:
+    plan = plan_of(tiny(2 * delay + 2, Lanes(2, delay)), gpus=2, blocks=2, max_context=128, late_parts=LateParts.REDUCED)
+    validate(plan)
+    return plan
+
+
+def with_read(plan: Plan, stage: Stage, **changes: Any) -> Plan:
+    """The same plan with another first read of a stage."""
+    read = replace(stage.reads[0], **changes)
+    return reset_anew(replace(plan, stages=tuple(replace(s, reads=(read, *s.reads[1:])) if s is stage else s for s in plan.stages)))
+
+
+def sums(plan: Plan) -> list[Stage]:
+    return [stage for stage in plan.stages if stage.late]
+
+
+def computes_something_else(plan: Plan, sound: Plan) -> bool:
+    return find_fault(plan, schedules(0, plan, 0), meaning(sound)) is not None
+
+
+def test_a_sum_of_late_parts_reads_all_that_its_block_owns() -> None:
+    plan = summed()
+    stage = sums(plan)[0]
+    (lo, hi), *_ = stage.reads[0].spans[0]
+    broken = with_read(plan, stage, spans=(((lo + 1, hi),), *stage.reads[0].spans[1:]))
+    assert any("block 0 needs" in v.message for v in violations(broken))
+    assert computes_something_else(broken, plan)
+
+
+def test_a_sum_of_late_parts_is_of_the_layer_that_is_due() -> None:
+    plan = summed()
+    first, second = [stage for stage in sums(plan) if plan.values[stage.reads[0].value].name.startswith("o_proj")][:2]
+    broken = with_read(plan, first, value=second.reads[0].value)
+    assert {v.rule for v in violations(broken)} & {"data flow", "deadlock"}
+    assert computes_something_else(broken, plan)
+
+
+def test_late_parts_are_not_added_twice() -> None:
+    """Once in their sum, and once more each."""
+    plan = summed()
+    sum_ = sums(plan)[0]
+    user = next(s for s in plan.stages if any(read.value == sum_.publishes for read in s.reads))
+    parts = replace(sum_.reads[0], spans=user.reads[0].spans, residual=True)
+    both = tuple(replace(s, reads=(*s.reads, parts)) if s is user else s for s in plan.stages)
+    broken = reset_anew(replace(plan, stages=both))
+    assert any("which the model does not call for" in v.message for v in violations(broken))
+    assert computes_something_else(broken, plan)
+
+
+def test_late_parts_are_summed_behind_the_stage_that_makes_them() -> None:
+    plan = summed(1)
+    early = sums(plan)[0]
+    later = next(v for v in plan.values if v.name == f"down[{early.layer}]")
+    refused(with_read(plan, early, value=later.id), "deadlock", "which down[0] publishes later in the step")
+
+
+def test_a_block_sums_only_what_it_owns_and_resets_nothing_there() -> None:
+    """It publishes sums while it waits for the next parts: nobody else may then take these to be read and reset them."""
+    plan = summed()
+    stage = sums(plan)[0]
+    more = with_read(plan, stage, spans=(((0, plan.shard.hidden),), *stage.reads[0].spans[1:]))
+    assert any("blocks read more of" in v.message for v in violations(more))
+    moved_there = moved(plan, "gate_up[1]", stage.name)
+    assert any("resets something" in v.message for v in violations(moved_there))
+
+
+@pytest.mark.parametrize(
+    ("spec", "delay", "words"),
+    [(tiny(2), None, "has no lanes"), (tiny(4, Lanes(2, 2)), 0, "all parts are needed at once")],
+)
+def test_late_parts_are_summed_only_where_some_are_late(spec: ModelSpec, delay: int | None, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_of(spec, blocks=4, delay=delay, late_parts=LateParts.REDUCED)
+
+
+def test_late_parts_are_summed_where_a_block_then_reads_fewer_bytes() -> None:
+    eight = tiny(4, Lanes(8, 2), heads=8, kv_heads=8)
+    assert plan_of(replace(eight, ffn=64), blocks=8).options.late_parts is LateParts.EACH
+    assert plan_of(replace(eight, ffn=64), blocks=32).options.late_parts is LateParts.REDUCED
+    assert plan_of(replace(eight, ffn=64), blocks=32, handoff=HandOffKind.COUNTER).options.late_parts is LateParts.EACH
+    assert plan_of(tiny(4, Lanes(2, 2)), blocks=8).options.late_parts is LateParts.EACH

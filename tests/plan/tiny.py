@@ -10,7 +10,7 @@ from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
 
 LIMITS = Limits(blocks=304, dies=2, on_chip_bytes=160 << 10, memory_bytes=192 << 30, oversubscribe=False)
 LANEFORMER = ModelSpec(
@@ -48,7 +48,9 @@ def some_plan(seed: int, *, most: int = 6, protocol: HandOffKind | None = None) 
                 rings = options.copies * chance.choice((1, 2, 3))
                 plan = exchange_probe(replace(options, gpus=1), LIMITS, elements=chance.choice((4, 9)), stages=rings)
             else:
-                plan = build(_some_model(chance), options, LIMITS)
+                model = _some_model(chance)
+                late = model.lanes is not None and model.lanes.delay > 0 and chance.random() < 0.6
+                plan = build(model, replace(options, late_parts=LateParts.REDUCED if late else None), LIMITS)
         except PlanError:
             continue
         if plan.ranks * plan.blocks <= most:

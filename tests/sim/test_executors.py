@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sim.machines import LANES, ideal, limits_of, node_of, nodes, number, numbers, plan_for, plans, usual
+from tests.sim.machines import LANES, MODEL, ideal, limits_of, node_of, nodes, number, numbers, plan_for, plans, usual
 from tests.sim.test_families import cases as families
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
@@ -23,9 +23,10 @@ from twin.hardware.override import numbers as numbers_of
 from twin.hardware.types import Cache, Device, Link, Node, Sharing, Warps
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
+from twin.plan.build import build
 from twin.plan.defaults import plan_for as default_plan
 from twin.plan.probe import stream_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options, Plan, Sampling
 from twin.sim import executor as executors
 from twin.sim import wiring
 from twin.sim.batch import planned, simulate_many
@@ -69,14 +70,17 @@ def machines(draw: st.DrawFn) -> Node:
     return draw(variations(node))
 
 
+WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10, "crowd_bytes_per_s": 1e11}
+WARP_COSTS = ("copy_s", "watch_s", "heads_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s")
+
+
 @st.composite
 def variations(draw: st.DrawFn, node: Node) -> Node:
     """Blocks of warps, loading on demand, fences, caches that keep a share or all, far memory, slow links or quick ones."""
     device = node.device
     if draw(st.booleans()):
-        costs = {
+        costs = dict.fromkeys(WARP_COSTS, 2e-9) | {
             "copy_s": draw(st.sampled_from((0.0, 5e-9))),
-            "watch_s": 2e-9,
             "heads_s": 7e-8,
             "reduction_s": 2e-8,
             "item_s": 3e-7,
@@ -84,8 +88,7 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
             "vector_s": 4e-8,
             "tile_s": 3e-8,
         }
-        rates = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10, "crowd_bytes_per_s": 1e11}
-        device = replace(device, warps=Warps(**numbers(**rates, **costs)))
+        device = replace(device, warps=Warps(**numbers(**WARP_RATES, **costs)))
     if draw(st.booleans()):
         device = replace(device, block=replace(device.block, loading="on-demand"))
     if draw(st.booleans()):
@@ -119,7 +122,9 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     if plan.spec is not None and possible and draw(st.integers(0, 2)) == 0:
         ranks = draw(st.sampled_from(possible))
         lanes = replace(LANES, count=ranks, early_exchange=draw(st.booleans()))
-        options = replace(plan.options, delay=draw(st.integers(0, 1)), collective=CollectiveKind.PUSH)
+        delay = draw(st.integers(0, 1))
+        late = LateParts.REDUCED if delay and draw(st.booleans()) else None
+        options = replace(plan.options, delay=delay, collective=CollectiveKind.PUSH, late_parts=late)
         per_gpu = ranks // node.gpus
         if options.blocks % per_gpu == 0:
             plan = plan_for(node, options, lanes=lanes)
@@ -133,6 +138,26 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
 @given(cases(), st.integers(1, 3))
 def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
+    assert_equal(plan, node, steps=steps)
+
+
+@equal(25)
+@given(st.data(), st.integers(1, 3), st.booleans(), st.sampled_from(list(Sampling)), st.integers(1, 3))
+def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
+    data: st.DataObject, delay: int, early: bool, sampling: Sampling, steps: int
+) -> None:
+    """Helpers that are quicker than their blocks, and helpers that these wait for."""
+    node = node_of(usual(per_die=8), data.draw(st.sampled_from((1, 2))))
+    node = data.draw(variations(node))
+    warps = node.device.warps or Warps(**numbers(**WARP_RATES, **dict.fromkeys(WARP_COSTS, 2e-8)))
+    block = replace(node.device.block, stage_s=number(data.draw(st.sampled_from((0.0, 1e-7, 4e-6)))))
+    node = replace(node, device=replace(node.device, warps=warps, block=block))
+    spec = replace(MODEL, layers=2 * delay + 1, windows=(0,) * (2 * delay + 1), lanes=replace(LANES, delay=delay, early_exchange=early))
+    options = Options(
+        gpus=node.gpus, blocks=8, slot_bytes=512, sampling=sampling, collective=CollectiveKind.PUSH, late_parts=LateParts.REDUCED
+    )
+    plan = build(spec, options, limits_of(node.device))
+    assert Machine(plan, node, steps=1, keep_all=False).helped
     assert_equal(plan, node, steps=steps)
 
 

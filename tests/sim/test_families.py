@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from tests.plan.family_models import CHOSEN, DELTA, DENSE, EXPERTS, FEEDS, GROUPED, HASHED, LATENT, MIXERS, PACKED, SHARED, family
 from tests.sim.machines import MODEL, limits_of, node_of, nodes, number, usual
 from twin.errors import PlanError
+from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.layers import Layer
+from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Options, Plan, Residual, StageKind
 from twin.plan.validate import validate
+from twin.sim.batch import planned
 from twin.sim.causes import CAUSES
 from twin.sim.gated import GatedRing
 from twin.sim.machine import Machine
@@ -29,6 +32,7 @@ from twin.sim.program import compile_plan
 from twin.sim.routing import Draws, Routing, RoutingKind, read_routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
+from twin.study.point import first_layers
 
 ANOMALY = 1.03
 UNIFORM, SKEWED = Routing(seed=1), Routing(RoutingKind.ZIPF, exponent=4.0, seed=1)
@@ -310,3 +314,37 @@ def test_a_recorded_histogram_draws_only_what_it_counts() -> None:
     first, second = Draws(plan, routing).step(0)
     assert first == ((4, 4),)
     assert second == ((),)
+
+
+def gathers(model: str, **chosen: Any) -> list[tuple[StageKind, StageKind, int, int]]:
+    """(reader, producer, FP32 words, time of the gather) of the reads of one block of an H200, whose warps pay for sectors."""
+    node = load_node("1xh200")
+    plan = planned(first_layers(load_model(model), 4), node, **chosen)
+    works = compile_plan(plan, node.device).stages[0]
+    return [
+        (stage.kind, plan.stages[plan.values[read.value].stage].kind, done.size // 4, done.cost_ps)
+        for stage, work in zip(plan.stages, works, strict=True)
+        for read, done in zip([r for r in stage.reads if r.spans[0]], work.reads, strict=True)
+    ]
+
+
+def test_a_window_combines_its_own_splits_whatever_the_context() -> None:
+    """GPT-OSS: layers 0 and 2 attend 128 positions, 1 and 3 all of them."""
+
+    def combined(context: int) -> list[int]:
+        found = gathers("gpt-oss-120b", context=context, max_context=context)
+        return [ps for reader, producer, _, ps in found if (reader, producer) == (StageKind.O_PROJ, StageKind.ATTENTION)]
+
+    short, long = combined(1024), combined(16384)
+    assert long[0] == long[2] == short[0]
+    assert long[1] == long[3] > short[1] > short[0]
+
+
+def test_a_few_elements_are_not_paid_for_as_a_vector() -> None:
+    """DeepSeek-V4's weights of its streams are a few elements; the vectors that they weigh are thousands."""
+    found = gathers("deepseek-v4-flash", context=1024)
+    few = [ps for _, producer, words, ps in found if producer is StageKind.HYPER and words < 128]
+    whole = [ps for reader, _, words, ps in found if reader is StageKind.HYPER and words >= 4096]
+    assert few
+    assert whole
+    assert 5 * max(few) < min(whole)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from twin.calibrate import store
 from twin.engine.choose import HOST
-from twin.hardware.load import load_node
+from twin.hardware.derive import follow, followed
+from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Node
+from twin.hardware.types import Device, Node
 
 
 def calibrated_node(name: str) -> Node:
-    """The node with its device's fit applied, where there is one; a fit of the host only on the very processor that made it."""
+    """The node with its device's fit applied, where there is one."""
     node = load_node(name)
-    found = store.read_fit(node.device.name)
+    return dataclasses.replace(node, device=calibrated(node.device))
+
+
+def calibrated(device: Device) -> Device:
+    """A device on file with its fit; what is like another part follows that part's fit.
+
+    A fit of the host only on the very processor that made it.
+    """
+    for name in followed(device):
+        on_file = load_device(name)
+        device = follow(device, calibrated(on_file), on_file)
+    found = store.read_fit(device.name)
     if found is None:
-        return node
-    numbers, meta = found
-    if node.device.isa == HOST and meta.get("cpu") != store.cpu_name():
-        return node  # another computer's fit says nothing about this one
-    return Node(node.name, apply_fit(node.device, numbers), node.gpus, node.link)
+        return device
+    fit, meta = found
+    if device.isa == HOST and meta.get("cpu") != store.cpu_name():
+        return device  # another computer's fit says nothing about this one
+    return apply_fit(device, fit)

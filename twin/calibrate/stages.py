@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate.store import StageTimes
+from twin.plan.marks import of_consumers
 from twin.plan.types import Plan
 
 Times = NDArray[np.float64]
@@ -14,14 +15,16 @@ Times = NDArray[np.float64]
 def stage_times(run: str, plan: Plan, trace: Times) -> list[StageTimes]:
     """Medians over steps, by kind. `trace`: [steps][ranks][blocks][stages][inputs ready, finished] in seconds, consecutive steps.
 
-    The first step only says when the second one began.
+    The first step only says when the second one began. What a block's helper makes has work, but no span and no wait.
     """
+    took = (trace[..., 1] - trace[..., 0]).mean(axis=(1, 2)).reshape(-1)  # [stages in time]
+    trace = of_consumers(plan, trace)
     steps, stages = trace.shape[0], trace.shape[3]
     flat = trace.reshape(steps, -1, stages, 2).transpose(1, 0, 2, 3).reshape(-1, steps * stages, 2)  # [all blocks][stages in time]
     ready, finished = flat[:, :, 0], flat[:, :, 1]
     before = np.concatenate([ready[:, :1], finished[:, :-1]], axis=1)
     span = _spans(finished.max(axis=0))
-    wait, work = (ready - before).mean(axis=0), (finished - ready).mean(axis=0)
+    wait, work = (ready - before).mean(axis=0), took
     kinds = [stage.kind.value for stage in plan.stages]
     found = []
     for kind in dict.fromkeys(kinds):

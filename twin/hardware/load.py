@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
+from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
 from twin.hardware.schema import build, check_keys
 from twin.hardware.types import Device, Link, Node
@@ -63,8 +64,17 @@ def load_node(name: str) -> Node:
 
 @lru_cache(maxsize=64)
 def read_device(path: Path) -> Device:
-    """One device file. Its name must be the file's, and its ceiling cannot exceed the datasheet."""
-    device = build(Device, _yaml(path), path)
+    """One device file. Its name must be the file's, and its ceiling cannot exceed the datasheet.
+
+    What it leaves out because it is `like` another part follows from that part's file.
+    """
+    data = dict(_yaml(path))
+    kinship = read_kinship(data.pop("like"), path) if "like" in data else None
+    if kinship is None:
+        device = build(Device, data, path)
+    else:
+        reference = _reference(kinship.device, path)
+        device = follow(build(Device, with_followers(data, kinship, reference), path), reference, reference)
     if device.name != path.stem:
         raise HardwareError(f"{path}: name: {device.name!r} must be the file's name {path.stem!r}")
     memory = device.memory
@@ -98,6 +108,17 @@ def _link(data: object, gpus: int, path: Path) -> Link:
     if link["topology"] not in TOPOLOGIES:
         raise HardwareError(f"{path}: link.topology: {link['topology']!r}; {did_you_mean(str(link['topology']), TOPOLOGIES)}")
     return build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
+
+
+def _reference(name: str, path: Path) -> Device:
+    """The part that a file's numbers are like, as published."""
+    canonical = _aliases().get(name, name)
+    file = data_dir("hwmodels") / "devices" / f"{canonical}.yaml"
+    if not file.is_file():
+        raise HardwareError(f"{path}: like.device: unknown device {name!r}; {did_you_mean(name, device_names()[1:])}")
+    if "like" in _yaml(file):
+        raise HardwareError(f"{path}: like.device: {name!r} is itself like another part; name that one")
+    return read_device(file)
 
 
 @lru_cache(maxsize=1)

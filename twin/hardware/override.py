@@ -59,7 +59,7 @@ def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kin
         new = Number(_value(value, full), _kind(kind), source)
     else:
         low, high = (None if end is None else end * factor for end in (old.low, old.high))
-        new = Number(old.value * factor, _kind(kind), source, low, high)
+        new = Number(old.value * factor, _kind(kind), source, low, high, old.like)
     return apply_fit(target, {full: new})
 
 

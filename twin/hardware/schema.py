@@ -78,7 +78,7 @@ def check_keys(data: object, file: Path, path: str, *, required: list[str], allo
 
 def _field(hint: Any, data: object, file: Path, path: str) -> object:
     if hint is Number:
-        return number(data, file, path)
+        return data if isinstance(data, Number) else number(data, file, path)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, data, file, path)
     return None if data is None and path == "isa" else _text(data, file, path)

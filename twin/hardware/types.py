@@ -21,6 +21,17 @@ QUEUE_S = 1e-6  # of the stream's queue at memory, to which loaded times refer: 
 
 
 @dataclass(frozen=True, slots=True)
+class Like:
+    """Where a number comes from that nobody measured on its part: the same number of another part, and a rule (twin.hardware.derive)."""
+
+    device: str
+    rule: str
+    low: float  # how much less, and more, it may cost than the rule says: factors on a time, or on one over a rate
+    high: float
+    fitted: bool = False  # the other number is fitted, and drawn together with the rest of its fit
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """One hardware quantity in SI base units (bytes, bytes/s, Hz, s) or a plain count."""
 
@@ -29,6 +40,7 @@ class Number:
     source: str
     low: float | None = None  # the range that the source or the kind allows; None: take it from the kind
     high: float | None = None
+    like: Like | None = None  # then low and high are what the rule leaves open; what the other number leaves open comes on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,16 @@ class Device:
     def nvidia(self) -> bool:
         """Does our kernel for NVIDIA run there?"""
         return self.isa is not None and self.isa.startswith("sm_")
+
+    @property
+    def teams(self) -> bool:
+        """Would it, once compiled for the part? Its warps keep a stage's input in registers."""
+        return self.vendor == "nvidia"
+
+    @property
+    def exchange(self) -> Cache:
+        """Where blocks of all dies see the same words."""
+        return self.llc if self.llc is not None and self.structure.dies.value > 1 else self.l2
 
     @property
     def blocks(self) -> int:

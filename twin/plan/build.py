@@ -10,7 +10,20 @@ from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.resets import with_resets
 from twin.plan.step import step
-from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Kv, Limits, Options, Placement, Plan, Residual, Shard
+from twin.plan.types import (
+    CollectiveKind,
+    Common,
+    Execution,
+    HandOffKind,
+    Kv,
+    LateParts,
+    Limits,
+    Options,
+    Placement,
+    Plan,
+    Residual,
+    Shard,
+)
 
 POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
@@ -123,11 +136,16 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
 
 def _check_lanes(spec: ModelSpec, options: Options) -> None:
     lanes = spec.lanes
+    reduced = options.late_parts is LateParts.REDUCED
     if not lanes:
+        if reduced:
+            raise PlanError(f"late_parts=reduced: {spec.name} has no lanes, so no part arrives late; use late_parts=each")
         return
     if lanes.count < 2:
         raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
     delay = options.delay if options.delay is not None else lanes.delay
+    if reduced and delay == 0:
+        raise PlanError("late_parts=reduced with delay=0: all parts are needed at once, none is late; use late_parts=each or a delay")
     late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
     if late and 0 < 2 * delay == spec.layers:
         raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")
@@ -158,8 +176,23 @@ def _settled(spec: ModelSpec, options: Options) -> Options:
     residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
     pushed = options.collective is CollectiveKind.PUSH
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
+    late = options.late_parts or _late_parts(spec, options, delay)
     chunk = 1 if layered(spec, replace(options, residual=residual)) else options.prompt_chunk
-    return replace(options, delay=delay, residual=residual, common=common, prompt_chunk=chunk)
+    return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
+
+
+def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
+    """By the bytes of one addition to the residual: own part and others' parts, or own part, sums, and a slice of the others' parts.
+
+    Polled hand-offs only: a helper of the block makes the sums beside its other work. A kernel, or a barrier, for them would cost more.
+    """
+    polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
+    if not spec.lanes or not delay or not polled:
+        return LateParts.EACH
+    ranks, blocks = spec.lanes.count, options.blocks * options.gpus // spec.lanes.count
+    slice_of = -(-spec.hidden // blocks)
+    each, reduced = ranks * spec.hidden, 2 * spec.hidden + ranks * slice_of
+    return LateParts.REDUCED if reduced < each else LateParts.EACH
 
 
 def kv_of(options: Options, shard: Shard, blocks: int) -> Kv:

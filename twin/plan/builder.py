@@ -14,6 +14,7 @@ from twin.plan.types import (
     Buffer,
     CollectiveKind,
     Kv,
+    LateParts,
     Matrix,
     Options,
     Parts,
@@ -55,6 +56,7 @@ class Builder:
     values: list[Value] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
+    sums: dict[int, Value] = field(default_factory=dict)  # of late parts, by the value that they are parts of
 
     # ---- stages ---------------------------------------------------------------------------------------------
 
@@ -211,7 +213,33 @@ class Builder:
             own = self.whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
         past = self._published(kind, layer - delay)  # delivered late even if it was exchanged early, as in the published code
-        return [self.whole(value, residual=True, parts=Parts.OWN), self.whole(past, residual=True, parts=Parts.OTHERS)]
+        summed = self.sums.get(past.id)
+        late = self.whole(summed, residual=True) if summed else self.whole(past, residual=True, parts=Parts.OTHERS)
+        return [self.whole(value, residual=True, parts=Parts.OWN), late]
+
+    def sum_late_parts(self, layer: int) -> None:
+        """Behind GATE_UP: the sums that the stage behind this layer's DOWN adds, and those that the next layer's GATE_UP adds.
+
+        Parts of O_PROJ have had `delay` - 1 layers and GATE_UP to arrive, those of DOWN `delay` layers less DOWN. A reader waits for no
+        sum: it waits for every block's DOWN anyway, or for what follows it, and a block publishes its sums before that. GATE_UP and DOWN
+        stream the most weights of a layer, so a helper that polls and adds meanwhile keeps nobody waiting.
+        """
+        delay = self.options.delay or 0
+        if self.options.late_parts is not LateParts.REDUCED or delay == 0:
+            return
+        if layer >= delay:
+            self._sum(StageKind.DOWN, layer - delay)
+        if delay <= layer + 1 < self.spec.layers:
+            self._sum(StageKind.O_PROJ, layer + 1 - delay)
+
+    def _sum(self, kind: StageKind, layer: int) -> None:
+        """Each block sums the other ranks' parts of the elements that it owns, which nobody but itself resets."""
+        past = self._published(kind, layer)
+        others = Read(past.id, Parts.OTHERS, tuple((span,) if span[0] < span[1] else () for span in past.owned))
+        summed = self.value(f"late_{kind.value}", layer, len(self.stages), elements=past.elements, pushed=False, owned=past.owned)
+        self.sums[past.id] = summed
+        at = self.stages[-1].layer
+        self.stage(StageKind.REDUCE, at, reads=(others,), publishes=summed.id, vector=0, operations=("add_late",))
 
     def exchanged(self, layer: int) -> bool:
         """Does any other rank ever read this layer's partial sums?"""

@@ -38,7 +38,7 @@ def limits_of(node: Node) -> Limits:
         on_chip_bytes=int(device.block.on_chip_bytes.value),
         memory_bytes=int(device.memory.capacity_bytes.value),
         oversubscribe=device.sharing is not None,
-        teams=device.nvidia,
+        teams=device.teams,
     )
 
 
@@ -132,7 +132,9 @@ def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any])
     slots = options.ring_slots
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
-    window = options.window_slots if "window_slots" in chosen else min(slots, _window(node, slot) if limits.teams else slots)
+    window = (
+        options.window_slots if "window_slots" in chosen else min(slots, _window(node, slot) if node.device.handoff.loaded_hop_s else slots)
+    )
     return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
 
 

@@ -8,6 +8,10 @@ and is checked once.
 
 Assumed of an executor: a block's reads and resets are performed before its publication can be seen, at whatever
 rank it is seen (release), and nothing after a successful poll is performed before it (acquire).
+
+Sums of late parts (`Stage.late`) a helper of the block may make beside the block's other stages. It begins when the block's reads of the
+stage before have succeeded, and the block publishes in the stage behind only when the helper is done: so resets and publications follow
+it as in the plan. Polls do not: the block begins them with what its own reads taught it (`polling`), without what the helper learned.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ class _Machine:
     proof: Proof = field(default_factory=Proof)
     own: Times = field(init=False)
     foreign: Times = field(init=False)
+    polling: Times | None = field(init=False)  # `own` without what sums of late parts add to it; None: no helper makes any
     on_entry: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     after_reads: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     published: dict[tuple[int, int], tuple[Times, Times]] = field(default_factory=dict)
@@ -75,6 +80,8 @@ class _Machine:
         blocks = self.plan.blocks
         self.own = np.full((blocks, blocks), NEVER, np.int32)
         self.foreign = np.full((blocks, blocks), NEVER, np.int32)
+        resident = self.plan.options.execution is Execution.RESIDENT
+        self.polling = self.own.copy() if resident and any(stage.late for stage in self.plan.stages) else None
 
     def run(self) -> Proof:
         for step in range(STEPS):
@@ -87,12 +94,14 @@ class _Machine:
 
     def _stage(self, stage: Stage, step: int) -> None:
         now = step * len(self.plan.stages) + stage.index
-        self._check(self.on_entry.pop(now, []))
+        self._enter(stage, now)
         for read in stage.reads:
-            self._learn(read, step)
+            self._learn(stage, read, step)
         if stage.kind is StageKind.COLLECTIVE:  # the library returns when every rank has called it
             np.maximum(self.foreign, now - 1, out=self.foreign)
         np.fill_diagonal(self.own, now)
+        if self.polling is not None and not stage.late:
+            np.fill_diagonal(self.polling, now)
         self._check(self.after_reads.pop(now, []))
         if stage.publishes is not None:
             self.published[stage.publishes, step] = (self.own.copy(), self.foreign.copy())
@@ -100,11 +109,18 @@ class _Machine:
             self.published.pop((value, step - previous), None)
         self._barrier(stage, now)
 
+    def _enter(self, stage: Stage, now: int) -> None:
+        checks, latest = self.on_entry.pop(now, []), self.own
+        if self.polling is not None and not stage.late:
+            self.own = self.polling
+        self._check(checks)
+        self.own = latest
+
     def _check(self, checks: list[Check]) -> None:
         self.proof.orderings += len(checks)
         self.proof.violations += [found for check in checks if (found := check()) is not None]
 
-    def _learn(self, read: Read, step: int) -> None:
+    def _learn(self, stage: Stage, read: Read, step: int) -> None:
         """Every block that polled takes over what the writers it saw knew when they published."""
         known = self.published.get((read.value, step - read.previous_step))
         if known is None or self.plan.options.handoff is HandOffKind.GRID:
@@ -113,7 +129,10 @@ class _Machine:
         for blocks, spans in grouped(read.spans):
             writers = _written(owned) if self.plan.options.handoff is HandOffKind.COUNTER and spans else _touched(spans, owned)
             if writers.any():
-                self._take(read.parts, blocks, known[0][writers].max(axis=0), known[1][writers].max(axis=0))
+                of_writer, of_others = known[0][writers].max(axis=0), known[1][writers].max(axis=0)
+                self._take(read.parts, blocks, of_writer, of_others)
+                if self.polling is not None and not stage.late:
+                    self._poll(read.parts, blocks, of_writer, of_others)
 
     def _take(self, parts: Parts, blocks: NDArray[np.intp], of_writer: Times, of_others: Times) -> None:
         """`of_writer` is about the writers' own rank, `of_others` about every rank that is foreign to them."""
@@ -128,12 +147,20 @@ class _Machine:
                 np.maximum(foreign, of_others, out=foreign)
         self.own[blocks], self.foreign[blocks] = own, foreign
 
+    def _poll(self, parts: Parts, blocks: NDArray[np.intp], of_writer: Times, of_others: Times) -> None:
+        """`_take` for `polling`."""
+        assert self.polling is not None
+        learned = of_others if parts is Parts.OTHERS else of_writer if parts is Parts.OWN else np.maximum(of_writer, of_others)
+        self.polling[blocks] = np.maximum(self.polling[blocks], learned)
+
     def _barrier(self, stage: Stage, now: int) -> None:
         """A kernel's end orders all blocks of a GPU, the grid protocol those of a rank, or of all ranks if the stage pushed."""
         resident = self.plan.options.execution is Execution.RESIDENT
         if resident and self.plan.options.handoff is not HandOffKind.GRID:
             return
         self.own[:] = now
+        if self.polling is not None:
+            self.polling[:] = now
         self.foreign[:] = self.foreign.max(axis=0)
         pushed = stage.publishes is not None and self.plan.values[stage.publishes].pushed
         if pushed if resident else self.plan.options.gpus == 1:

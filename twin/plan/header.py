@@ -17,6 +17,7 @@ from twin.plan.layout import FIELDS, FLOATS, Layout, Table, layout
 from twin.plan.types import HandOffKind, Parts, Plan, StageKind
 
 MAX_RANKS = 16
+CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 
 
 class Status(Enum):
@@ -153,14 +154,21 @@ def _memory(name: str, fields: tuple[tuple[str, str], ...], mirror: type[ctypes.
     return f'struct {name} {{\n{body}\n}};\nstatic_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "{name} is shared with Python");\n'
 
 
+# A block's own elements of a set of spans, in the order of Layout.owned.
+OWNED_OF = "  __device__ const Span& owned_of(int set, int block) const { return owned_at(block * owned_sets + set); }"
+
+
 def _embedded(made: Layout) -> str:
-    """Sizes as constants, tables in the device's memory."""
-    tables = "\n".join(_table(name, table) for name, table in made.tables.items())
+    """Sizes as constants; tables in the device's constant memory, the smallest first, and what exceeds it in its memory."""
+    sizes_of = {name: 4 * len(table) * len(FIELDS[name][1]) for name, table in made.tables.items()}
+    order = sorted(sizes_of, key=lambda name: sizes_of[name])
+    near = {name for at, name in enumerate(order) if sum(sizes_of[n] for n in order[: at + 1]) <= CONSTANT_BYTES}
+    tables = "\n".join(_table(name, table, "TWIN_TABLE" if name in near else "TWIN_LARGE_TABLE") for name, table in made.tables.items())
     sizes = "\n".join(f"  static constexpr {_type(name)} {name} = {_number(name, value)};" for name, value in made.sizes.items())
     access = "\n".join(
         f"  __device__ static const {FIELDS[name][0]}& {name}_at(int i) {{ return {name.upper()}[i]; }}" for name in made.tables
     )
-    return f"{tables}\nstruct Plan {{\n{sizes}\n{access}\n}};\n"
+    return f"{tables}\nstruct Plan {{\n{sizes}\n{access}\n{OWNED_OF}\n}};\n"
 
 
 def _loaded(made: Layout) -> str:
@@ -172,16 +180,16 @@ def _loaded(made: Layout) -> str:
         f"  plan.{name} = reinterpret_cast<const {FIELDS[name][0]}*>(image + image[{at}]);" for at, name in enumerate(made.tables, start=1)
     )
     return (
-        f"struct Sizes {{\n{sizes}\n}};\n\nstruct Plan : Sizes {{\n{pointers}\n{access}\n}};\n\n"
+        f"struct Sizes {{\n{sizes}\n}};\n\nstruct Plan : Sizes {{\n{pointers}\n{access}\n{OWNED_OF}\n}};\n\n"
         "inline Plan load_plan(const int* image) {\n  Plan plan;\n"
         f"  static_cast<Sizes&>(plan) = *reinterpret_cast<const Sizes*>(image + image[0]);\n{load}\n  return plan;\n}}\n"
     )
 
 
-def _table(name: str, table: Table) -> str:
+def _table(name: str, table: Table, where: str) -> str:
     struct, fields = FIELDS[name]
     rows = ",\n".join("  {" + ", ".join(_number(f, v) for f, v in zip(fields, row, strict=True)) + "}" for row in table) or "  {}"
-    return f"TWIN_TABLE {struct} {name.upper()}[] = {{\n{rows}\n}};"
+    return f"{where} {struct} {name.upper()}[] = {{\n{rows}\n}};"
 
 
 def _number(field: str, value: int | float) -> str:

@@ -46,7 +46,7 @@ class Layout:
     reads: Table
     resets: Table
     values: Table
-    owned: Table  # [sets][blocks] spans
+    owned: Table  # [blocks][sets] spans: those of a block lie together
     rows: Table  # [sets][blocks] (first, count) into `spans`
     spans: Table
     streams: Table  # [blocks] first page of each block's stream
@@ -61,9 +61,9 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "stages": (
         "Stage",
         ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
-         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes"),
+         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes", "next"),
     ),
-    "reads": ("Read", ("value", "parts", "spans", "previous_step", "residual", "scale")),
+    "reads": ("Read", ("value", "parts", "pass_parts", "spans", "previous_step", "residual", "scale")),
     "resets": ("Reset", ("value", "previous_step")),
     "values": (
         "Value",
@@ -96,15 +96,19 @@ def layout(plan: Plan) -> Layout:
             *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
             *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
+            next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
         ))  # fmt: skip
         kv += stage.kind is StageKind.ATTENTION
-        reads += [(r.value, PARTS[r.parts], sets.read(r), int(r.previous_step), int(r.residual), r.scale) for r in stage.reads]
+        reads += [
+            (r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale)
+            for r in stage.reads
+        ]
         resets += [(r.value, int(r.previous_step)) for r in stage.resets]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
         "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 3, "grid_counter": counters, "prompt_counter": counters + 2,
-        "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
+        "owned_sets": len(sets.sets), "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
 
@@ -179,7 +183,7 @@ class _Sets:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.owned: Table = []
+        self.sets: list[tuple[Span, ...]] = []
         self.rows: Table = []
         self.spans: Table = []
         self._owned: dict[tuple[Span, ...], int] = {}
@@ -188,9 +192,13 @@ class _Sets:
 
     def own(self, spans: tuple[Span, ...]) -> int:
         if spans not in self._owned:
-            self._owned[spans] = len(self.owned)
-            self.owned += spans
+            self._owned[spans] = len(self.sets)
+            self.sets.append(spans)
         return self._owned[spans]
+
+    @property
+    def owned(self) -> Table:
+        return [spans[block] for block in range(self.blocks) for spans in self.sets]
 
     def read(self, read: Read) -> int:
         if read.spans not in self._rows:
@@ -334,6 +342,8 @@ def _scratch_floats(plan: Plan) -> int:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
+        if stage.late:
+            wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
 
 
@@ -345,6 +355,12 @@ def _half_floats(plan: Plan) -> int:
             rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
             wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
     return _up(max(wanted), LINE_FLOATS)
+
+
+def _pass_parts(plan: Plan, read: Read) -> Parts:
+    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves are added."""
+    value = plan.values[read.value]
+    return Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
 
 
 def _pushes(plan: Plan, stage: Stage) -> bool:

@@ -19,6 +19,7 @@ LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
+SKIPPED = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.REDUCE)  # the first norm embeds; parts are read where they lie
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
 PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
 TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
@@ -62,7 +63,7 @@ def passes(plan: Plan, tokens: int) -> int:
 def pass_stages(plan: Plan) -> Iterator[Stage]:
     """The stages of a pass; the last one only appends keys and values."""
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
-    yield from (s for s in plan.stages[: last + 1] if s.kind not in (StageKind.EMBED, StageKind.COLLECTIVE))
+    yield from (s for s in plan.stages[: last + 1] if s.kind not in SKIPPED)
 
 
 def pass_weight_bytes(plan: Plan) -> int:
@@ -90,12 +91,12 @@ def prompt_of(plan: Plan) -> Prompt:
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:
-    """(name, columns) of what a stage publishes in a pass; a collective delivers what it read.
+    """(name, columns) of what a stage publishes in a pass; a collective, or a sum of late parts, what it reads.
 
     Partial sums are read by other ranks up to `delay` layers later, before the barrier behind the next layer's norm.
     """
     match made.kind:
-        case StageKind.COLLECTIVE:
+        case StageKind.COLLECTIVE | StageKind.REDUCE:
             return _row(plan, plan.stages[plan.values[made.reads[0].value].stage])
         case StageKind.QKV | StageKind.GATE_UP:
             assert made.matrix is not None

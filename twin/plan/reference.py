@@ -133,6 +133,9 @@ class Reference:
                 return self._rows(stage, rank, inputs[0][:, 0])
             case StageKind.COLLECTIVE:
                 return inputs[0][:, 0]
+            case StageKind.REDUCE:
+                sums: Array = inputs[0].sum(axis=1)
+                return sums
             case StageKind.LANE_MEAN:
                 return self._stream(stage, rank, inputs)
             case StageKind.LM_HEAD:

@@ -64,6 +64,7 @@ def _dense_layer(b: Builder, layer: int, residual: list[Read]) -> list[Read]:
         StageKind.GATE_UP, layer, reads=b.residual(StageKind.O_PROJ, layer, o), outputs=shard.ffn, cols=shard.hidden,
         unit=2, vector=2 * shard.hidden, operations=("add_norm", "gate_up_proj", "silu_mul"),
     )  # fmt: skip
+    b.sum_late_parts(layer)
     down = b.project(
         StageKind.DOWN, layer, reads=[b.whole(act)], outputs=shard.hidden, cols=shard.ffn, vector=0,
         operations=("down_proj",), pushed=b.exchanged(layer),

@@ -38,7 +38,7 @@ class StageKind(Enum):
     SAMPLE = "sample"  # next token
     STREAM = "stream"  # probe: consume weights, no exchange
     EXCHANGE = "exchange"  # probe: publish and gather, no weights
-    REDUCE = "reduce"  # residual += reads, each block its own elements; publishes them
+    REDUCE = "reduce"  # reads summed, each block its own elements (of the residual stream where that is sliced); publishes the sums
     HYPER = "hyper"  # residual streams += reads; how they mix, one partial sum per stream
     LATENT = "latent"  # norm; rows of compressed queries, keys and values
     QUERY = "query"  # norm; queries from the compressed ones
@@ -90,6 +90,13 @@ class Residual(Enum):
     SLICED = "sliced"  # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
 
 
+class LateParts(Enum):
+    """Who adds up what the other ranks published `delay` layers ago."""
+
+    EACH = "each"  # every block reads every other rank's part
+    REDUCED = "reduced"  # every block sums its own elements of the parts once; a stage REDUCE publishes them within the rank
+
+
 class Common(Enum):
     """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
 
@@ -135,6 +142,7 @@ class Options:
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
+    late_parts: LateParts | None = None  # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or barrier
 
     @property
     def tokens(self) -> int:
@@ -293,6 +301,11 @@ class Stage:
         return (self.matrix, *self.more) if self.matrix else ()
 
     @property
+    def late(self) -> bool:
+        """A sum of late parts: a later stage's reads wait for it, nothing else in the block does."""
+        return self.kind is StageKind.REDUCE and not any(read.residual for read in self.reads)
+
+    @property
     def name(self) -> str:
         return self.kind.value if self.layer < 0 else f"{self.kind.value}[{self.layer}]"
 
@@ -343,6 +356,11 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.options.tokens
+
+    def aside(self, stage: Stage) -> bool:
+        """Does a helper of the block make this stage beside the others? Our kernel for NVIDIA has one, which polls."""
+        polled = self.options.execution is Execution.RESIDENT and self.options.handoff is HandOffKind.SENTINEL
+        return stage.late and self.limits.teams and polled
 
     def weight_bytes(self) -> int:
         """Weights that one step streams, all ranks together; of routed experts what uniform routing uses on average."""

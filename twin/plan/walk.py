@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from twin.models.spec import LaneHead, ModelSpec
-from twin.plan.types import CollectiveKind, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
+from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
 from twin.plan.violation import Violation
 
 PARTIAL_EXTRA = 2  # a partial's running maximum and sum
@@ -45,6 +45,8 @@ class Walk:
     spec: ModelSpec
     at: int = 0
     found: list[Violation] = field(default_factory=list)
+    modules: set[int] = field(default_factory=set)  # values whose other parts may be added late
+    sums: dict[int, Value] = field(default_factory=dict)  # of those parts, by such a value, until they are added
 
     def step(self, body: Callable[[Walk], list[Need]]) -> None:
         """`body` takes the layers' stages and returns what the head adds to the residual."""
@@ -59,6 +61,8 @@ class Walk:
             needs = [Need(plan.values[token], whole(plan, 1), previous_step=True)]
         self.take(StageKind.EMBED, -1, needs, elements=None)
         self._head(body(self), full)
+        for past in self.sums:
+            self.found.append(Violation("data flow", "the plan", f"the late parts of {plan.values[past].name} are summed and never added"))
         if self.at != len(plan.stages):
             raise Wrong(plan.stages[self.at].name, "follows the end of the step")
 
@@ -121,6 +125,7 @@ class Walk:
     def residual(self, modules: list[Value]) -> list[Need]:
         """What the newest module, and the one `delay` layers before it, add to the residual stream."""
         lanes, layer = self.spec.lanes, len(modules) - 1
+        self.modules.add(modules[-1].id)
         delay = self._delay()
         if not lanes or delay == 0 or (layer < delay and lanes.early_exchange):
             return [self.all(modules[-1], residual=True)]
@@ -128,8 +133,43 @@ class Walk:
         needs = [Need(modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
         late = layer - delay
         if late >= 0:
-            needs.append(Need(modules[late], whole(self.plan, modules[late].elements), Parts.OTHERS, residual=True))
+            needs.append(self._late(modules[late]))
         return needs
+
+    def _late(self, past: Value) -> Need:
+        """The other ranks' parts of a module's output, or their sums, which are added once."""
+        if self.plan.options.late_parts is not LateParts.REDUCED:
+            return Need(past, whole(self.plan, past.elements), Parts.OTHERS, residual=True)
+        self._sum_late_parts()
+        summed = self.sums.pop(past.id, None)
+        if summed is None:
+            stage = self.plan.stages[min(self.at, len(self.plan.stages) - 1)]
+            raise Wrong(stage.name, f"needs the late parts of {past.name}, which no stage before sums")
+        return self.all(summed, residual=True)
+
+    def _sum_late_parts(self) -> None:
+        """Takes the sums of late parts that stand next. Each is of one module's output, once; blocks sum what they own of it.
+
+        A block publishes sums while it still waits for parts of others. That is safe because nobody but itself resets what it waits for.
+        """
+        plan = self.plan
+        while self.at < len(plan.stages) and plan.stages[self.at].late and plan.options.late_parts is LateParts.REDUCED:
+            stage = plan.stages[self.at]
+            read = stage.reads[0] if stage.reads else None
+            if read is None or read.value not in self.modules or read.value in self.sums:
+                what = plan.values[read.value].name if read else "nothing"
+                raise Wrong(stage.name, f"sums {what}, which is no module's output before it or was summed already")
+            past = plan.values[read.value]
+            need = Need(past, tuple((span,) if span[0] < span[1] else () for span in past.owned), Parts.OTHERS)
+            self.sums[past.id] = self.take(StageKind.REDUCE, stage.layer, [need], elements=past.elements)
+            if self.sums[past.id].owned != past.owned:
+                self.say(stage, f"blocks do not publish the sums of the elements that they own of {past.name}")
+            if any(spans != needed for spans, needed in zip(read.spans, need.spans, strict=True)):
+                self.say(stage, f"blocks read more of {past.name} than they own")
+            if stage.layer != plan.stages[stage.index - 1].layer:
+                self.say(stage, f"stands in layer {plan.stages[stage.index - 1].layer}")
+            if stage.resets:
+                self.say(stage, "resets something, which a stage that runs beside the others must not do")
 
     def _delay(self) -> int:
         delay = self.plan.options.delay
@@ -141,6 +181,8 @@ class Walk:
         return Need(value, whole(self.plan, value.elements), Parts.ALL if shared else Parts.OWN, residual=residual)
 
     def peek(self, kind: StageKind, layer: int) -> Stage:
+        if kind is not StageKind.REDUCE:
+            self._sum_late_parts()
         if self.at >= len(self.plan.stages):
             raise Wrong("the end of the step", f"a stage {kind.value} of layer {layer} is missing")
         stage = self.plan.stages[self.at]

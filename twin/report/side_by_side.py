@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
+from twin.plan.marks import of_consumers
 from twin.plan.types import Plan
 from twin.report.recording import Recording
 from twin.report.tables import percent, table
@@ -68,14 +69,14 @@ class SideBySide:
 def side_by_side(recording: Recording, node: Node, *, shown: Collection[int], steps: int = 2) -> SideBySide:
     """Simulates the recorded plan on `node`. `steps` steps of the blocks `shown` of each GPU go into the trace."""
     plan = recording.plan
-    measured: Marks = recording.marks * PS_PER_NS
+    measured: Marks = of_consumers(plan, recording.marks * PS_PER_NS)
     if not 1 <= steps < len(measured):
         raise CalibrationError(f"steps={steps}: the recording holds {len(measured) - 1} complete steps; choose between 1 and that")
     prepared = prepare(plan, node.device, steps=steps + 1)
     machine = Machine(plan, node, steps=steps + 1, keep_all=True, program=prepared.program)
     machine.record_loaders(shown)
     run(machine, prepared)
-    simulated = marks(machine)
+    simulated = of_consumers(plan, marks(machine))
     typical = _typical(measured, steps)
     return SideBySide(
         plan=plan,

@@ -36,10 +36,7 @@ def critical_path(blocks: Sequence[Block], step: int, stages: int) -> list[Piece
     while time > begin:
         start, jump = _back(pieces, block, step, stage, time, begin)
         time = start
-        if jump is not None:
-            block, stage = jump
-        else:
-            stage -= 1
+        block, stage = jump if jump is not None else (block, _before(block, step, stage))
         if stage < 0:
             break
     assert time <= begin, f"the critical path of step {step} breaks off at {time} ps in {block.name}"
@@ -57,9 +54,10 @@ def tabulate(pieces: Sequence[Piece], stages: int) -> Table:
 def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, begin: int) -> tuple[int, tuple[Block, int] | None]:
     """Walk one stage of one block backwards from `time`: where it got to, and whom it had waited for."""
     log = block.log[step][stage]
+    begun = _entered(block, step, stage)
     for position in range(len(log) - 1, -1, -1):
         end, cause, binder = log[position]
-        start = log[position - 1][0] if position else _entered(block, step, stage)
+        start = log[position - 1][0] if position else begun
         if start >= time or end == start:
             continue
         origin = start
@@ -73,12 +71,23 @@ def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, b
             return time, None
         if binder is not None and origin > start:
             return origin, (binder[0], binder[1])
-    return min(time, _entered(block, step, stage)), None
+    return min(time, begun), None
+
+
+def _before(block: Block, step: int, stage: int) -> int:
+    """The stage that the block made before this one. A helper's stages follow the last one before them, nothing follows them."""
+    works, before = block.works(step), stage - 1
+    while before >= 0 and works[before].aside and not works[stage].aside:
+        before -= 1
+    return before
 
 
 def _entered(block: Block, step: int, stage: int) -> int:
-    """When the block came to this stage: the end of the last segment before it."""
-    for before in range(stage - 1, -1, -1):
+    """When the block came to this stage: the end of the last segment before it. A helper's stage begins with its first segment."""
+    if block.works(step)[stage].aside:
+        return block.log[step][stage][0][0]
+    before = stage
+    while (before := _before(block, step, before)) >= 0:
         log = block.log[step][before]
         if log:
             return log[-1][0]

@@ -50,6 +50,55 @@ class Core:
             self.queue.popleft().succeed()
 
 
+class Helper:
+    """A warp of a block that sums late parts beside its consumers, in the order of the plan."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.queue: deque[tuple[int, StageWork, list[Segment]]] = deque()
+        self.idle: simpy.Event | None = None
+        self.asked = 0
+        self.done = 0
+        self.last: Binder = (block, 0, 0)  # what it made last
+        self.waiting: tuple[int, simpy.Event] | None = None  # the block, until so many are done
+
+    def ask(self, step: int, works: Sequence[StageWork], logs: Sequence[list[Segment]]) -> None:
+        self.queue += [(step, work, log) for work, log in zip(works, logs, strict=True)]
+        self.asked += len(works)
+        if self.idle is not None:
+            self.block.env.trigger(self.idle, self.block.env.now)
+            self.idle = None
+
+    def run(self) -> Process:
+        env, block = self.block.env, self.block
+        while True:
+            if not self.queue:
+                self.idle = env.event()
+                yield self.idle
+            step, work, log = self.queue.popleft()
+            log.append((env.now, OTHER, None))  # where its time begins
+            for read in work.reads:
+                yield from block._read(step, read, log)
+            clock = env.now + work.fixed_ps
+            log.append((clock, work.fixed_cause, None))
+            if clock > env.now:
+                yield env.timeout(clock - env.now)
+            if work.publication is not None:
+                block.machine.handoffs.publish(block, step, work.index, work.publication)
+            self.done += 1
+            self.last = (block, work.index, env.now)
+            if self.waiting is not None and self.done >= self.waiting[0]:
+                env.trigger(self.waiting[1], env.now)
+                self.waiting = None
+
+    def until(self, count: int, log: list[Segment]) -> Process:
+        """The block publishes only when the sums of the stages before are made."""
+        if self.done < count:
+            self.waiting = count, self.block.env.event()
+            yield self.waiting[1]
+            log.append((self.block.env.now, HAND_OFF, self.last))
+
+
 class Block:
     """State of one block, and its log: per step and stage, how its time was spent."""
 
@@ -67,6 +116,8 @@ class Block:
         self.package = machine.package_of(gpu)
         self.exchange = self.package.exchange_pipes(die)
         self.gates = machine.gates
+        self.helper = Helper(self) if machine.helped else None
+        self.sums: deque[list[Segment]] = deque()  # logs of the sums that the helper was asked for in this step
         self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
         self.ended: list[int] = []  # ps, per step
         self.consumed = 0  # bytes of cached keys and values
@@ -91,6 +142,9 @@ class Block:
         for step in range(self.machine.steps):
             stages: list[list[Segment]] = []
             for work in self.works(step):
+                if work.aside:
+                    stages.append(self.sums.popleft())
+                    continue
                 yield from self._stage(step, work, segments)
                 stages.append(segments)
                 segments = []
@@ -107,6 +161,7 @@ class Block:
         for read in work.reads:
             if step or not read.previous_step:
                 yield from self._read(step - read.previous_step, read, log)
+        owed = self._ask(step, work)
         clock = self.env.now + work.fixed_ps
         log.append((clock, work.fixed_cause, None))
         if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
@@ -130,6 +185,8 @@ class Block:
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
+        if self.helper is not None:
+            yield from self.helper.until(owed, log)
         data = self.env.now
         if work.stored:
             self.ring.loaded.request_now(data, work.stored)
@@ -140,6 +197,17 @@ class Block:
             self.ring.finish(step, work.index)
         if self.machine.program.barriers:
             yield from self._barrier(step, work, data, log)
+
+    def _ask(self, step: int, work: StageWork) -> int:
+        """The stage's reads have succeeded: the helper may begin the sums behind it. How many it owes before this stage publishes."""
+        if self.helper is None:
+            return 0
+        owed = self.helper.asked
+        if work.asks:
+            logs: list[list[Segment]] = [[] for _ in range(work.asks)]
+            self.sums += logs
+            self.helper.ask(step, self.works(step)[work.index + 1 : work.index + 1 + work.asks], logs)
+        return owed
 
     def _read(self, step: int, read: ReadWork, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""

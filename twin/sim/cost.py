@@ -19,6 +19,7 @@ WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lane
 FP32_BYTES = 4
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
+LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
 
@@ -88,7 +89,7 @@ def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> C
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
-    latencies = rounds * picoseconds(device.l2.latency_s.value)
+    latencies = rounds * picoseconds(device.exchange.latency_s.value)
     return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded, device.warps.gather_bytes_per_s.value))))
 
 
@@ -107,6 +108,11 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
     if splits:
         return chunks * -(-splits // PARTS_AT_ONCE)
     return -(-parts // (PARTS_AT_ONCE if chunks == 1 else PARTS_AT_ONCE // 2)) if parts > 1 else 1
+
+
+def late_rounds(elements: int) -> int:
+    """Rounds in which a block's helper warp sums `elements` of other ranks' parts, as cuda_main.cu: all parts of a few at once."""
+    return -(-elements // (LATE_AT_ONCE * WARP))
 
 
 def vector_chunks(matrix: Matrix) -> int:

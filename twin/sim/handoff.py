@@ -36,7 +36,7 @@ class Timing:
         self.poll = picoseconds(device.handoff.poll_s.value) // 2  # found half a period late, on average
         self.growth = _growth(device.handoff.hop_s, device.handoff.loaded_hop_s)
         self.fetch_growth = _growth(device.l2.latency_s, device.l2.loaded_latency_s)
-        self.load = picoseconds(device.l2.latency_s.value) if device.warps else 0  # the least that a look at exchanged elements takes
+        self.load = picoseconds(device.exchange.latency_s.value) if device.warps else 0  # the least that a look at exchanged elements takes
 
     def queueing(self, package: Package, now: int) -> int:
         """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""

@@ -52,6 +52,7 @@ class Machine:
         self.keep_all = keep_all
         self.env = Clock()
         self.program = program or compile_plan(plan, device, steps=steps)
+        self.helped = any(work.aside for work in self.program.stages[0])
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         self.shared = node.link is not None and node.link.topology == "memory"  # emulated GPUs: one package
         count = 1 if self.shared else plan.options.gpus
@@ -75,6 +76,9 @@ class Machine:
         if self.resident:
             for block in self.blocks:
                 block.ring.pump()
+        for block in self.blocks if self.helped else ():
+            assert block.helper is not None
+            self.env.process(block.helper.run())
         done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
         try:
             self.env.run(until=done)

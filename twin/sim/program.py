@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.plan.types import (
@@ -82,6 +83,8 @@ class StageWork:
     gate: int = -1  # this block must have finished that stage before a slot of this one may be requested; -1: known ahead
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
+    aside: bool = False  # made by the block's helper, beside the stages that follow
+    asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,7 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are loaded afterwards."""
     if plan.options.execution is Execution.RESIDENT and plan.options.handoff is HandOffKind.SENTINEL:
         return 0
-    far = device.llc is not None and device.structure.dies.value > 1
-    return picoseconds((device.llc if far and device.llc else device.l2).latency_s.value)
+    return picoseconds(device.exchange.latency_s.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,8 @@ class _Lowering:
             gate=-1 if stage.gate is None or not weights.costs else stage.gate,
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
+            aside=self._aside(stage),
+            asks=self._asks(stage),
         )
         self.works[key] = work
         return work
@@ -272,6 +276,14 @@ class _Lowering:
             self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
+    def _aside(self, stage: Stage) -> bool:
+        """A warp that a block has to spare sums late parts."""
+        return stage.late and self._polled() and self.device.warps is not None and self.device.sharing is None
+
+    def _asks(self, stage: Stage) -> int:
+        behind = self.plan.stages[stage.index + 1 :]
+        return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
+
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
 
@@ -286,12 +298,14 @@ class _Lowering:
         size = words * FP32_BYTES
         if self.device.warps is None:
             return 0
-        if stage.kind is StageKind.O_PROJ and stage.scan is None:
-            return cost.vector_bytes(stage.matrix, aligned=self._alignment(read)) * plan.kv.splits if stage.matrix else size
+        splits = self._splits(stage, read)
+        if splits:
+            return cost.vector_bytes(stage.matrix, aligned=self._alignment(read)) * splits if stage.matrix else size
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
-            size = cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES) * value.words
+            whole = stage.matrix.cols * value.words * parts
+            size = cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES) * value.words * min(words, whole) // whole
             size, at_once = size * parts, size * min(parts, cost.PARTS_AT_ONCE)
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self._polled() and waited_for else size
@@ -306,16 +320,27 @@ class _Lowering:
 
     def _alignment(self, read: Read) -> int:
         """Bytes of one load of attention's partial outputs."""
-        return cost.partial_alignment(self.plan.values[read.value].elements // (self.plan.shard.kv_heads * self.plan.kv.splits))
+        value = self.plan.values[read.value]
+        scan = self.plan.stages[value.stage].scan
+        return cost.partial_alignment(value.elements // (scan.items if scan else self.plan.shard.kv_heads * self.plan.kv.splits))
+
+    def _splits(self, stage: Stage, read: Read) -> int:
+        """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
+        producer = self.plan.stages[self.plan.values[read.value].stage]
+        if stage.kind is not StageKind.O_PROJ or producer.kind is not StageKind.ATTENTION:
+            return 0
+        return producer.scan.splits if producer.scan else self.plan.kv.splits
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
         plan = self.plan
         if self.device.warps is None:
             return 0
-        if stage.kind in VECTOR_KINDS:
-            splits = plan.kv.splits if stage.kind is StageKind.O_PROJ and stage.scan is None else 0
-            rounds = cost.vector_rounds(stage.matrix, parts=part_count(plan, plan.values[read.value], read.parts), splits=splits)
+        if self._aside(stage):
+            rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
+        elif stage.kind in VECTOR_KINDS:
+            parts = part_count(plan, plan.values[read.value], read.parts)
+            rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self._splits(stage, read))
         else:
             rounds = cost.span_rounds(words, polled=self._polled())
         biased = stage.kind is StageKind.QKV and plan.spec is not None and plan.spec.qkv_bias  # looked up where a row is published

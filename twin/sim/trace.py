@@ -56,6 +56,9 @@ def marks(machine: Machine) -> NDArray[np.int64]:
         before = 0
         for step, stages in enumerate(block.log):
             for index, segments in enumerate(stages):
+                if block.program[index].aside:
+                    made[step, block.rank, block.index, index] = segments[0][0], segments[-1][0]
+                    continue
                 ready = _inputs_ready(block, step, index, segments, before)
                 before = segments[-1][0] if segments else before
                 made[step, block.rank, block.index, index] = ready, before
@@ -88,6 +91,9 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
         for index, segments in enumerate(stages):
             if not segments:
                 continue
+            if block.program[index].aside:
+                yield from _helper(machine, block, index, segments)
+                continue
             yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
             for end, cause, binder in segments:
                 if end > begin:
@@ -95,6 +101,18 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
                     yield span(name, CAUSES[cause], block.gpu, tid, begin, end)
                     begin = end
         begin = block.ended[step]
+
+
+def _helper(machine: Machine, block: Block, index: int, segments: Sequence[Segment]) -> Iterator[Event]:
+    """A stage that the block's helper makes, on a track of its own."""
+    tid = machine.plan.options.blocks + machine.number_on_gpu(block)
+    yield named_track(block.gpu, tid, f"{block.name}.helper")
+    begin = segments[0][0]
+    yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
+    for end, cause, _ in segments:
+        if end > begin:
+            yield span(CAUSES[cause], CAUSES[cause], block.gpu, tid, begin, end)
+            begin = end
 
 
 def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:

@@ -19,13 +19,16 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
+from twin.calibrate.node import calibrated
 from twin.calibrate.store import read_fit
 from twin.errors import TwinError
+from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
 from twin.hardware.override import interval, numbers
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.types import Kind, Like, Node, Number
 from twin.study.fields import Fields
 from twin.study.hardware import Setting, drawable
+from twin.units import unit_of
 
 Floats = npt.NDArray[np.float64]
 TAIL = 0.05  # of a number's distribution lies beyond each end of its range, and is not drawn
@@ -103,28 +106,59 @@ def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
     A mechanism's draws depend on the seed, the device's name and its own name alone: all cells on a device see the same hardware, so that
     their differences are not noise.
     """
-    uncertain = {path: number for path, number in numbers(node).items() if drawable(path) and _width(number)}
-    joint = _together(node)
+    uncertain = {path: number for path, number in numbers(node).items() if drawable(path) and _width(number) and not number.like}
+    fitted = _fitted(node, draws)
     columns = {
-        path: number.value * joint[path][_rows(node, draws, len(joint[path]))] if path in joint
-        else _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws))
+        path: number.value * fitted[path] if path in fitted else _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws))
         for path, number in uncertain.items()
-    }  # fmt: skip
+    }
+    columns |= _followers(node, draws, columns)
     return [tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()})) for i in range(draws.count)]
 
 
-def _together(node: Node) -> dict[str, Floats]:
-    """Factors on the numbers of a fit, drawn together by its bootstrap: parts of a sum that probes know err in opposite directions."""
-    found = read_fit(node.device.name)
+def _fitted(node: Node, draws: Draws) -> dict[str, Floats]:
+    """Factors on the node's own fitted numbers."""
+    known = numbers(node)
+    factors = {f"device.{path}": values for path, values in _together(node.device.name, draws).items()}
+    return {path: values for path, values in factors.items() if known[path].kind is Kind.FITTED}
+
+
+def _together(device: str, draws: Draws) -> dict[str, Floats]:
+    """Factors on the numbers of a device's fit, drawn together by its bootstrap: parts of a sum that probes know err oppositely.
+
+    Each draw takes the same one of the fit's draws for all numbers, and for all devices that are like this one.
+    """
+    found = read_fit(device)
     factors = found[1].get("together", {}) if found else {}
-    fitted = {path for path, number in numbers(node).items() if number.kind is Kind.FITTED}
-    named = {f"device.{path}": values for path, values in factors.items()}
-    return {path: np.asarray(values, dtype=np.float64) for path, values in named.items() if path in fitted}
+    rows = uniforms(f"{device} fit", draws)
+    return {path: np.asarray(values, dtype=np.float64)[(rows * len(values)).astype(np.int64)] for path, values in factors.items()}
 
 
-def _rows(node: Node, draws: Draws, count: int) -> npt.NDArray[np.int64]:
-    """Which of a fit's draws each draw takes: the same for all of its numbers."""
-    return np.asarray(uniforms(f"{node.device.name} fit", draws) * count, dtype=np.int64)
+def _followers(node: Node, draws: Draws, drawn: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Numbers that are like another part's: drawn with that part's fit, and by what a rule leaves open, one draw for all that follow it."""
+    known = numbers(node)
+    together = {device: _together(device, draws) for device in followed(node.device)}
+    columns: dict[str, Floats] = {}
+    for path, number in known.items():
+        if number.like is None:
+            continue
+        like, leaf = number.like, path.removeprefix("device.")
+        cost = _values(Number(1.0, Kind.ASSUMED, like.rule, like.low, like.high), uniforms(f"{node.device.name} {_rule(like)}", draws))
+        if like.rule == QUEUE:
+            idle = f"device.{IDLE[leaf]}"
+            waits = _waits(leaf, like.device, together[like.device]) if like.fitted else np.asarray(number.value - known[idle].value)
+            columns[path] = waits * cost + columns.get(idle, drawn.get(idle, np.asarray(known[idle].value)))
+        else:
+            factor = together[like.device].get(leaf, np.ones(1)) if like.fitted else np.ones(1)
+            columns[path] = number.value * factor * (cost if unit_of(leaf) == "s" else 1 / cost)
+    return columns
+
+
+def _waits(path: str, device: str, together: Mapping[str, Floats]) -> Floats:
+    """Behind QUEUE_S of the stream, in each draw of the device that is followed."""
+    known, idle = numbers(calibrated(load_device(device))), IDLE[path]
+    loaded_s, idle_s = (known[one].value * together.get(one, np.ones(1)) for one in (path, idle))
+    return np.maximum(0.0, loaded_s - idle_s)
 
 
 def mechanism(path: str) -> str:
@@ -133,6 +167,11 @@ def mechanism(path: str) -> str:
         if pattern.match(path):
             return pattern.sub(common, path)
     return path
+
+
+def _rule(like: Like) -> str:
+    """What numbers that follow a rule are wrong together with."""
+    return f"as {like.device}: {like.rule}"
 
 
 def uniforms(name: str, draws: Draws) -> Floats:
@@ -155,11 +194,11 @@ def chance(count: int, tried: int) -> float:
 
 
 def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Iterator[tuple[str, float]]:
-    joint = _together(node)  # drawn together, so no one of them can be told apart
+    fitted = _fitted(node, draws)  # drawn together, so no one of them can be told apart
     names = dict.fromkeys(
-        mechanism(path)
+        _rule(number.like) if number.like else mechanism(path)
         for path, number in numbers(node).items()
-        if path in touched and path not in joint and drawable(path) and _width(number)
+        if path in touched and path not in fitted and drawable(path) and _width(number)
     )
     if max(speeds) == min(speeds) or not names or draws.count < TELLING:
         return

@@ -145,7 +145,7 @@ class _Flattening:
                 slots, len(self.slot_costs), kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
                 work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
                 published is not None and published.pushed, self.across[work.index], self.gates.get(work.gate, -1),
-                self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after,
+                self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after, work.aside, work.asks,
             )
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
     blocks, history = _blocks(machine, flat, pipes, kept_from=steps - kept)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
-        queue=_filled(2 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
+        queue=_filled(3 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
         blocks=blocks,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
         starts=np.array([ring.starts for ring in gated], np.int64),
@@ -251,6 +251,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gated": isinstance(machine.blocks[0].ring, GatedRing),
         "ahead": plan.options.ahead_slots,
         "gates": flat.gates,
+        "helped": machine.helped,
         "pace": machine.blocks[0].ring.pace,
         "hop": timing.hop,
         "cross": timing.cross,
@@ -295,6 +296,10 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
             columns[name].append(value)
     for name, column in columns.items():
         rows[name] = column
+    if machine.helped:
+        helpers = rows.copy()
+        helpers["place"] = PLACES.index("IDLE")
+        rows = np.concatenate([rows, helpers])
     return rows, np.zeros((recorded, 2), np.int64)
 
 

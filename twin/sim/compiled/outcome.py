@@ -31,8 +31,9 @@ def _put_back(machine: Machine, lowered: Lowered) -> None:
     state = lowered.state
     for pipe, size in zip(lowered.pipes, state.pipes["bytes"].tolist(), strict=True):
         pipe.bytes = size
-    step = state.blocks["step"].tolist()
-    columns = (state.blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history"))
+    blocks = state.blocks[: len(machine.blocks)]  # without their helpers
+    step = blocks["step"].tolist()
+    columns = (blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history"))
     for number, (block, issued, freed, limit, consumed, history) in enumerate(zip(machine.blocks, *columns, strict=True)):
         block.ring.issued, block.ring.freed, block.ring.limit, block.consumed = issued, freed, limit, consumed
         if isinstance(block.ring, GatedRing):

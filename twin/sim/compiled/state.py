@@ -29,7 +29,7 @@ MACHINE = _record(
     "now sequence queued segments ended error stuck",  # the run so far
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window pace kv_arrivals gated ahead gates",
+    "capacity window pace kv_arrivals gated ahead gates helped",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
 )
 EVENT = _record("time order")
@@ -38,6 +38,9 @@ BLOCK = _record(
     "place after step stage work read slot last_cause clock looked entered resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
+    "sums_asked sums_made",  # of a helper
+    "owed",
+    ("waited", BINDER),  # of a block: sums made before its next publication; the last one
 )
 PIPE = _record("free small_free bytes rate numerator denominator")
 PATH = _record("start end latency")
@@ -45,7 +48,7 @@ PACKAGE = _record("start end domains")
 LOAD = _record("marked before load")
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across gate opens stored kv_after",
+    "size own own_end others others_end pushed across gate opens stored kv_after aside asks",
 )
 READ = _record("channel previous size cost rounds cause")
 ITEM = _record("cost size")
@@ -72,14 +75,14 @@ TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
 ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
 PLACES = (  # where a block goes on when it runs next
     "ENTER", "AT_BORDER", "ENTERED", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM", "ITEM_DONE",
-    "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED",
+    "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
 )  # fmt: skip
 
 
 class State(NamedTuple):
     machine: Array  # [1] MACHINE
     queue: Array  # EVENT, a binary heap
-    blocks: Array  # [blocks] BLOCK
+    blocks: Array  # [blocks] BLOCK, and as many again for their helpers where these make sums
     arrivals: Array  # [blocks][capacity] of ring slots, by request
     starts: Array  # gated rings: [blocks][steps + 2] first slot of each step
     opened: Array  # [blocks][steps + 1][gates]
