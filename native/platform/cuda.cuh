@@ -311,6 +311,7 @@ struct Loader {
 
 }  // namespace twin
 
+#include "cuda_copies.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_vector.cuh"
 

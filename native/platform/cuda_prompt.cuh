@@ -34,34 +34,6 @@ struct ChunkShared {
   static constexpr int bytes = sums + (WEIGHT == Type::FP32 ? 0 : 4 * WARP_SUMS * CONSUMER_WARPS);
 };
 
-// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
-__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if constexpr (WEIGHT == Type::BF16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-}
-
-// Weights are read once a pass: they leave the caches to what blocks tell each other.
-__device__ __forceinline__ u64 once_policy() {
-  u64 once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  return once;
-}
-// 16 bytes on their way to shared memory, or zeros.
-__device__ __forceinline__ void copy_weights(u32 to, const u8* from, bool there, u64 once) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(there ? 16 : 0), "l"(once)
-               : "memory");
-}
-__device__ __forceinline__ void copy_activations(u32 to, const u8* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
 // A block's rows of a stage's matrix as they lie in its stream: row groups of the tile's height, in each its column slices.
 struct Rows16 {
   const u8* from;
@@ -121,7 +93,7 @@ struct Chunk {
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
   template <class Block>
   __device__ void finish(Block&) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    chunk_memory_left();
     barrier_arrive(passed);
   }
 
@@ -131,8 +103,7 @@ struct Chunk {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
-    if (me == 0 && bytes > 0)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(stream), "r"(bytes < MOST ? bytes : MOST) : "memory");
+    if (me == 0 && bytes > 0) prefetch_weights(stream, bytes < MOST ? bytes : MOST);
   }
 
   // ---- activations ----
@@ -169,16 +140,16 @@ struct Chunk {
   static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
   __device__ static __forceinline__ void copy(u8* to, const u8* from) {
     if constexpr (COPY_BYTES == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+      copy_activations(shared_address(to), from, true);
     } else {
       *reinterpret_cast<float*>(to) = load_shared(reinterpret_cast<const float*>(from));
     }
   }
-  __device__ static __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  __device__ static __forceinline__ void sent() { copies_sent(); }
   // All that was sent, but for the last LEFT times.
   template <int LEFT>
   __device__ static __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    copies_arrived<LEFT>();
   }
 
   // A lane's part of a position on the chip, in wide loads.
@@ -305,7 +276,7 @@ struct Chunk {
 #pragma unroll 1
     for (int i = 0; i < CHUNK_SLOTS - 1; ++i) {
       if (i < all_steps) ask_activations(x, next, to + u32(i * STEP_BYTES)), advance();
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      copies_sent();
     }
 
     u32 done = 0;  // steps, of all batches
@@ -314,7 +285,7 @@ struct Chunk {
       const int left = (matrix.rows - row + matrix.height - 1) / matrix.height, groups = left < CHUNK_GROUPS ? left : CHUNK_GROUPS;
 #pragma unroll 1
       for (int step = 0; step < steps; ++step, ++done) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(CHUNK_SLOTS - 2) : "memory");
+        copies_arrived<CHUNK_SLOTS - 2>();
         __syncwarp();  // all lanes' copies are there, and all have used the slot before
         if (done + CHUNK_SLOTS - 1 < u32(all_steps)) {
           const u32 slot = to + (done + CHUNK_SLOTS - 1) % CHUNK_SLOTS * STEP_BYTES;
@@ -322,7 +293,7 @@ struct Chunk {
           ask_activations(x, next, slot);
           advance();
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_sent();
         multiply_step(slots + done % CHUNK_SLOTS * STEP_BYTES, sum);
       }
 #pragma unroll
