@@ -29,9 +29,11 @@ static_assert(PASS_TOKENS % CHUNK_TOKENS == 0 && CHUNK_GROUPS % SUM_GROUPS == 0,
 
 // Shared memory of a block during passes, in bytes from its start.
 struct ChunkShared {
-  static constexpr int slots = 0;                     // [warps][CHUNK_SLOTS][STEP_BYTES]
-  static constexpr int sums = Plan::prompt_slot_bytes;  // [warps][tokens][SUM_ROWS] FP32
-  static constexpr int bytes = sums + (WEIGHT == Type::FP32 ? 0 : 4 * WARP_SUMS * CONSUMER_WARPS);
+  static constexpr int slots = 0;                                            // [warps][CHUNK_SLOTS][STEP_BYTES]
+  static constexpr int sums = CONSUMER_WARPS * CHUNK_SLOTS * STEP_BYTES;       // [warps][tokens][SUM_ROWS] FP32
+  static constexpr int products = sums + 4 * WARP_SUMS * CONSUMER_WARPS;       // bytes
+  static constexpr int bytes = Plan::prompt_bytes;                             // or what attention needs
+  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || products <= bytes, "the plan counts the same");
 };
 
 // A block's rows of a stage's matrix as they lie in its stream: row groups of the tile's height, in each its column slices.

@@ -23,7 +23,7 @@ constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64
 
 struct Plan {
   static constexpr int prompt_chunk = CHUNK;
-  static constexpr int prompt_slot_bytes = CONSUMER_WARPS * 4 * 64 * (CHUNK + (CHUNK == 64 ? 32 : 64));
+  static constexpr int prompt_bytes = 224 * 1024;
 };
 struct uint2 {
   u32 x, y;

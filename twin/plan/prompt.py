@@ -42,18 +42,6 @@ class Prompt:
     chip_floats: int = 0  # of a block
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """How an NVIDIA block divides its shared memory during a pass, in bytes."""
-
-    slots: int  # [warps][SLOTS] steps of activations and weights; or what attention needs
-    sums: int  # [warps][tokens][rows] FP32, of as many rows as make SUM_FLOATS
-
-    @property
-    def total(self) -> int:
-        return self.slots + self.sums
-
-
 def passes(plan: Plan, tokens: int) -> int:
     """Passes that read all but the last of `tokens` prompt tokens."""
     chunk = plan.options.prompt_chunk
@@ -125,25 +113,23 @@ def attention_bytes(plan: Plan) -> int:
     return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
-def chip_of(plan: Plan, *, warps: int) -> Chip:
-    """Shared memory of an NVIDIA block's passes; nothing without them."""
+def chip_bytes(plan: Plan, *, warps: int) -> int:
+    """Shared memory of an NVIDIA block's passes: what products need, or attention; none without passes."""
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
-        return Chip(0, 0)
-    attention = _up(attention_bytes(plan), 256)
-    if options.weight_dtype is DType.FP32:
-        return Chip(attention, 0)
-    return Chip(max(attention, slot_bytes(options.prompt_chunk, warps)), 4 * SUM_FLOATS * warps)
+        return 0
+    products = product_bytes(options.prompt_chunk, warps) if options.weight_dtype is not DType.FP32 else 0
+    return max(products, _up(attention_bytes(plan), 256))
 
 
-def slot_bytes(chunk: int, warps: int) -> int:
-    """[warps][SLOTS] of a step's activations and weights, 16-bit."""
-    return warps * SLOTS * 2 * STEP_COLUMNS * (chunk + GROUPS.get(chunk, 0) * TILE_ROWS)
+def product_bytes(chunk: int, warps: int) -> int:
+    """[warps][SLOTS] of a step's activations and weights, 16-bit; and [warps][SUM_FLOATS] sums."""
+    return warps * (SLOTS * 2 * STEP_COLUMNS * (chunk + GROUPS.get(chunk, 0) * TILE_ROWS) + 4 * SUM_FLOATS)
 
 
 def fitting_chunk(*, warps: int, room: int) -> int:
     """The most tokens a pass that are worth it and fit `room` bytes of a block's shared memory; else the fewest."""
-    return max((chunk for chunk in (16, 32) if slot_bytes(chunk, warps) + 4 * SUM_FLOATS * warps <= room), default=TOKENS)
+    return max((chunk for chunk in (16, 32) if product_bytes(chunk, warps) <= room), default=TOKENS)
 
 
 def warp_steps(matrix: Matrix, warps: int) -> int:
