@@ -226,7 +226,7 @@ def fulls(bench: Bench, args: argparse.Namespace, models: tuple[str, ...]) -> It
         if wanted(args, name):
             made = full(bench, name)
             yield name, made
-            for other in (16, 64):
+            for other in sorted({16, 32, 64} - {made.options.prompt_chunk}):
                 yield f"{name}, {other} a pass", replace_chunk(made, other)
 
 
