@@ -90,7 +90,7 @@ struct Partial {
   // `queries` lie on the chip, [heads][HEAD_DIM].
   template <class Rows>
   __device__ __forceinline__ void scan(Block& b, const float* queries, int heads, const Rows& rows) {
-    constexpr int POSITIONS = Core::POSITIONS;
+    constexpr int POSITIONS = sizeof(rows.held);
     float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
     TWIN_UNROLL
     for (int p = 0; p < POSITIONS; ++p) rows.key[p].unpack(key[p]);

@@ -40,7 +40,9 @@ __device__ __forceinline__ void leave_all(const Launch& launch) {
 }
 
 __device__ __forceinline__ void report_hang(const Launch& launch, int rank, int block, const int& step, const Waiting& what) {
-  Control& c = *launch.control;
+  Control* control = launch.control;
+  TWIN_KEEP(control);  // its address is computed here, not carried from step to step in scarce registers
+  Control& c = *control;
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
   c.hung_rank = rank;
   c.hung_block = block;

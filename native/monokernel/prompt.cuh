@@ -122,12 +122,13 @@ struct Units {
 // On the chip while a block attends; attention_bytes in twin/plan/prompt.py counts the same.
 struct Attending {
   static constexpr int PITCH = 2 * ROW + 64;  // bytes of a position's key and value; neighbours begin in other banks
-  static constexpr int TILE = 128 / type_bytes(KV);  // cached positions that come together
+  static constexpr int TILE = 64 / type_bytes(KV);  // cached positions that come together
+  static constexpr int TILES = 4;                    // one in use, the others under way
 
   float* heads;   // [2 * tokens + queries][HEAD_DIM] keys, values, queries of the units
   float* turns;   // [tokens][cosines, sines][HALF]
   u8* fresh;      // [tokens][PITCH] the chunk's keys and values as cached
-  u8* tiles;      // [2][TILE][PITCH] cached ones, on their way and there
+  u8* tiles;      // [TILES][TILE][PITCH] cached ones, on their way and there
   float* merged;  // [warps][HEADS][PARTIAL]
 
   __device__ static constexpr int up(int floats) { return (floats + 31) / 32 * 32; }
@@ -137,7 +138,7 @@ struct Attending {
     turns = heads + up((2 * chunk + least(units, chunk) * GROUP) * HEAD_DIM);
     fresh = reinterpret_cast<u8*>(turns + up(chunk * HEAD_DIM));
     tiles = fresh + 4 * up(chunk * PITCH / 4);
-    merged = reinterpret_cast<float*>(tiles + 4 * up(2 * TILE * PITCH / 4));
+    merged = reinterpret_cast<float*>(tiles + 4 * up(TILES * TILE * PITCH / 4));
   }
 };
 
@@ -205,16 +206,23 @@ __device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, cons
   b.core.barrier();
 }
 
+// What a lane looks at together; on the chip a position costs no wait, so that registers are the limit.
+struct Near {
+  static constexpr int POSITIONS = Core::POSITIONS < 4 ? 4 : Core::POSITIONS;
+  Core::Piece key[POSITIONS], value[POSITIONS];
+  bool held[POSITIONS];
+};
+
 // Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the query heads of a warp that
 // sees from..to-1. `share` warps take them in turn.
 __device__ __forceinline__ void scan_rows(Block& b, Partial& partial, const float* queries, int heads, const u8* rows, int first, int count,
                                           int from, int to, int share) {
   const int unit = b.core.lane() / Core::POSITION_LANES, end = least(count, to - first);
   TWIN_ONCE
-  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * UNITS; p < end; p += share * UNITS * Core::POSITIONS) {
-    Scan::Rows seen;
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * UNITS; p < end; p += share * UNITS * Near::POSITIONS) {
+    Near seen;
     TWIN_UNROLL
-    for (int k = 0; k < Core::POSITIONS; ++k) {
+    for (int k = 0; k < Near::POSITIONS; ++k) {
       const int at = p + unit + k * share * UNITS;
       seen.held[k] = at < end;
       if (at < end) {
@@ -228,20 +236,13 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial& partial, const floa
   }
 }
 
-// Softmax of the units' query heads over what each sees. Cached keys and values come onto the chip a tile ahead, once for all
+// Softmax of the units' query heads over what each sees. Cached keys and values come onto the chip tiles ahead, once for all
 // warps; each warp takes a token's HEADS query heads, or shares their positions with others.
 __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, u8* cache,
                                              const Attending& chip, float* out) {
-  constexpr int HEADS = Partial::HEADS, TILE = Attending::TILE, PITCH = Attending::PITCH, COPY = Chunk::COPY_BYTES;
+  constexpr int HEADS = Partial::HEADS, TILE = Attending::TILE, TILES = Attending::TILES, PITCH = Attending::PITCH;
+  constexpr int COPY = Chunk::COPY_BYTES, COPIED = 2 * ROW / COPY;  // of a position
   const int sets = (units.end - units.begin) * HEAD_SETS, warps = b.core.warps(), columns = b.plan.heads * HEAD_DIM;
-  auto ask = [&](int tile, u8* to) {  // positions from `tile` on
-    TWIN_ONCE
-    TWIN_EACH(i, least(TILE, pass.first - tile) * (2 * ROW / COPY)) {
-      const int position = i / (2 * ROW / COPY), at = i % (2 * ROW / COPY) * COPY;
-      Chunk::copy(to + position * PITCH + at, cached(b.plan, cache, tile + position, at >= ROW) + at % ROW);
-    }
-    Chunk::sent();
-  };
   TWIN_ONCE
   for (int done = 0; done < sets; done += warps) {
     const int together = least(warps, sets - done), share = warps / together, mine = b.core.warp() / share;
@@ -249,21 +250,28 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
     const float* queries = chip.heads + (2 * (units.end - units.oldest) + (token - units.begin) * GROUP + head) * HEAD_DIM;
     auto oldest = [&](int of) { return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window : 0; };
     const int heads = least(HEADS, GROUP - head), from = oldest(token), to = mine < together ? pass.first + token + 1 : 0;
+    const int begin = oldest(units.begin + done / HEAD_SETS);
+    auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
+    auto ask = [&](int tile) {
+      const int first = begin + tile * TILE;
+      TWIN_ONCE
+      TWIN_EACH(i, least(TILE, pass.first - first) * COPIED) {
+        const int position = i / COPIED, at = i % COPIED * COPY;
+        Chunk::copy(place(tile) + position * PITCH + at, cached(b.plan, cache, first + position, at >= ROW) + at % ROW);
+      }
+      Chunk::sent();
+    };
     Partial partial;
     partial.start();
-    int tile = oldest(units.begin + done / HEAD_SETS), half = 0;
-    if (tile < pass.first) ask(tile, chip.tiles);
     TWIN_ONCE
-    for (; tile < pass.first; tile += TILE, half ^= 1) {
-      if (tile + TILE < pass.first) {
-        ask(tile + TILE, chip.tiles + (half ^ 1) * TILE * PITCH);
-      } else {
-        Chunk::sent();
-      }
-      Chunk::arrived();
+    for (int tile = 0; tile < TILES - 1; ++tile) ask(tile);
+    int tile = 0;
+    TWIN_ONCE
+    for (int first = begin; first < pass.first; first += TILE, ++tile) {
+      Chunk::arrived<TILES - 2>();
       b.core.barrier();
-      scan_rows(b, partial, queries, heads, chip.tiles + half * TILE * PITCH, tile, least(TILE, pass.first - tile), from, to, share);
-      b.core.barrier();
+      ask(tile + TILES - 1);  // in the place of the one before, which all have used
+      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, pass.first - first), from, to, share);
     }
     scan_rows(b, partial, queries, heads, chip.fresh, pass.first, units.end, from, to, share);
     partial.meet(b);

@@ -24,7 +24,10 @@ constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthr
 constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
 
 __device__ __forceinline__ void keep_here(int& x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void keep_here(float*& x) { asm volatile("" : "+l"(x)); }
+template <class T>
+__device__ __forceinline__ void keep_here(T*& x) {
+  asm volatile("" : "+l"(x));
+}
 
 template <class To, class From>
 __device__ __forceinline__ To bits_as(From from) {
@@ -343,6 +346,7 @@ struct Loader {
 
 }  // namespace twin
 
+#include "cuda_copies.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_vector.cuh"
 
@@ -370,12 +374,14 @@ struct Signals {
   int delivered;  // the keeper's own
 };
 
-constexpr int AHEAD_HIDDEN = 64, AHEAD_HEADS = 32, AHEAD_FFN = 64;
+// Registers of a lane for weights that are taken from the ring before a stage's inputs are there: where its part of the
+// vectors leaves so many.
+constexpr int AHEAD = Plan::ranks == 1 && Plan::hidden_cols <= 8 * CONSUMERS && WEIGHT != Type::FP32 ? 32 : 0;
 
 struct Core {
-  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, AHEAD_HIDDEN>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, AHEAD_HEADS>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, AHEAD_FFN>;
+  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, AHEAD>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, AHEAD>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, AHEAD>;
   using Residual = Aside<Hidden>;
   using Piece = CachedPiece;
 

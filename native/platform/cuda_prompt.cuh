@@ -1,7 +1,7 @@
 // A chunk's activations and products. Of 16-bit weights on the tensor cores: 16 tokens are the rows of an instruction, 8 weight
-// rows its columns. Warps divide a matrix by columns: each keeps its share of the activations in its part of the shared memory,
-// and asks for its share of the weights straight into registers, steps ahead, across rows and barriers.
-// The ring rests during the passes; its memory holds the activations, or what attention needs.
+// rows its columns. Warps divide a matrix by columns: each brings its share of activations and weights onto the chip, steps
+// ahead and across rows, into slots of its own. Loads into registers do not do: the assembler waits for all that are under way
+// at once. The ring rests during the passes; its memory holds the slots, or what attention needs.
 #pragma once
 
 namespace twin {
@@ -9,51 +9,32 @@ namespace twin {
 constexpr int CHUNK_TOKENS = 16;    // of a tensor-core instruction
 constexpr int CHUNK_TILE_ROWS = 8;  // of a tensor-core instruction
 constexpr int PIECE_COLUMNS = 8;    // 16 bytes of 16-bit activations
-constexpr int STEP_PIECES = 4;      // of a row: four lanes load 64 bytes together
-constexpr int CHUNK_GROUPS = 4;     // groups of 8 rows that share the activations' way to the registers
-constexpr int WEIGHT_STEPS = 4;     // whose weights are under way: 64 KiB a multiprocessor
-constexpr int ACTIVATION_STEPS = 6;  // whose activations are under way
+constexpr int STEP_PIECES = 4;      // of a row: four lanes copy 64 bytes together
+constexpr int CHUNK_SLOTS = 4;      // steps of a warp on the chip: one in use, the others under way
+constexpr int MOST_SUMS = 64;       // registers of a lane
 
 // Of a plan with passes; one token a pass is never read in them.
 constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : CHUNK_TOKENS;
 constexpr int TOKEN_SETS = PASS_TOKENS / CHUNK_TOKENS;
+constexpr int CHUNK_GROUPS = TOKEN_SETS < 2 ? 8 : MOST_SUMS / (4 * TOKEN_SETS);  // of 8 rows, that use a step's activations together
 constexpr int PIECE_BYTES = 2 * PIECE_COLUMNS * PASS_TOKENS;
-constexpr int STEP_BYTES = STEP_PIECES * PIECE_BYTES, STEP_COLUMNS = STEP_PIECES * PIECE_COLUMNS;
-constexpr int CHUNK_ROWS = CHUNK_GROUPS * CHUNK_TILE_ROWS, CHUNK_QUADS = CHUNK_ROWS / 4;
-constexpr int CHUNK_SUMS = PASS_TOKENS * CHUNK_ROWS;  // of one warp
-static_assert(PASS_TOKENS % CHUNK_TOKENS == 0, "whole instructions");
+constexpr int STEP_COLUMNS = STEP_PIECES * PIECE_COLUMNS;
+constexpr int STEP_ACTIVATIONS = STEP_PIECES * PIECE_BYTES;     // bytes
+constexpr int GROUP_BYTES = 2 * STEP_COLUMNS * CHUNK_TILE_ROWS;  // of a step's weights
+constexpr int STEP_BYTES = STEP_ACTIVATIONS + CHUNK_GROUPS * GROUP_BYTES;
+constexpr int SUM_GROUPS = 8 / TOKEN_SETS;  // whose sums are added over the warps together
+constexpr int SUM_ROWS = SUM_GROUPS * CHUNK_TILE_ROWS, SUM_QUADS = SUM_ROWS / 4;
+constexpr int WARP_SUMS = PASS_TOKENS * SUM_ROWS;
+static_assert(PASS_TOKENS % CHUNK_TOKENS == 0 && CHUNK_GROUPS % SUM_GROUPS == 0, "whole instructions, whole sums");
 
 // Shared memory of a block during passes, in bytes from its start.
 struct ChunkShared {
-  static constexpr int activations = 0;
-  static constexpr int sums = Plan::prompt_activation_bytes;  // [warps][tokens][CHUNK_ROWS] FP32
-  static constexpr int bytes = sums + (WEIGHT == Type::FP32 ? 0 : 4 * CHUNK_SUMS * CONSUMER_WARPS);
+  static constexpr int slots = 0;                                            // [warps][CHUNK_SLOTS][STEP_BYTES]
+  static constexpr int sums = CONSUMER_WARPS * CHUNK_SLOTS * STEP_BYTES;       // [warps][tokens][SUM_ROWS] FP32
+  static constexpr int products = sums + 4 * WARP_SUMS * CONSUMER_WARPS;       // bytes
+  static constexpr int bytes = Plan::prompt_bytes;                             // or what attention needs
+  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || products <= bytes, "the plan counts the same");
 };
-
-// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
-__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if constexpr (WEIGHT == Type::BF16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-}
-
-// Weights are read once a pass: they leave the caches to what blocks tell each other.
-__device__ __forceinline__ u64 once_policy() {
-  u64 once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  return once;
-}
-__device__ __forceinline__ void load_weights(uint4& to, const u8* at, u64 once) {
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-               : "l"(at), "l"(once));
-}
 
 // A block's rows of a stage's matrix as they lie in its stream: row groups of the tile's height, in each its column slices.
 struct Rows16 {
@@ -77,19 +58,15 @@ struct ChunkColumns {
     width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
   }
   __device__ __forceinline__ void next(const Rows16& matrix) {
-    at += STEP_COLUMNS;
-    if (at < width) return;
-    before += matrix.tile_cols;
-    at = 0;
+    const bool more = at + STEP_COLUMNS < width;
+    before = more ? before : before + matrix.tile_cols;
+    at = more ? at + STEP_COLUMNS : 0;
     width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
   }
 };
 
 struct Chunk {
   static constexpr int RUN = 8;
-  static constexpr int SHARE_BYTES = Plan::prompt_activation_bytes / CONSUMER_WARPS;  // of a warp
-  static constexpr int HELD = SHARE_BYTES / STEP_BYTES;                               // steps of a warp that the chip holds
-
   u8* shared;
   u64* passed;       // all passes are over: the decode ring may have the memory
   const u8* stream;  // the next stage's weights
@@ -100,13 +77,13 @@ struct Chunk {
   __device__ explicit Chunk(Block& b) : passed(&b.core.signals.passed), stream(nullptr), me(b.core.thread()) {
     int start = 0;
     keep_here(start);
-    shared = b.core.ring.slots + start;
+    shared = reinterpret_cast<u8*>(b.input) - Plan::ring_slots * Plan::slot_bytes + start;  // from the ring on
     keep_here(me);
   }
 
   template <class Block>
   __device__ float* memory(Block&) const {
-    return reinterpret_cast<float*>(shared + ChunkShared::activations);
+    return reinterpret_cast<float*>(shared + ChunkShared::slots);
   }
 
   // A pass begins.
@@ -118,7 +95,7 @@ struct Chunk {
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
   template <class Block>
   __device__ void finish(Block&) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    chunk_memory_left();
     barrier_arrive(shared_address(passed));
   }
 
@@ -128,8 +105,7 @@ struct Chunk {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
-    if (me == 0 && bytes > 0)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(stream), "r"(bytes < MOST ? bytes : MOST) : "memory");
+    if (me == 0 && bytes > 0) prefetch_weights(stream, bytes < MOST ? bytes : MOST);
   }
 
   // ---- activations ----
@@ -161,34 +137,22 @@ struct Chunk {
     }
   }
 
-  // A step's activations on their way to `to` in shared memory. Tokens are shuffled within a piece, so that the lanes of one
-  // load phase (2 tokens of 4 pieces) touch all banks. Columns beyond the matrix are zeros.
-  __device__ __forceinline__ void fetch(const u8* x, int column, int columns, u32 to) const {
-    const int lane = me % 32, first = column / PIECE_COLUMNS, pieces = columns / PIECE_COLUMNS;
-#pragma unroll
-    for (int i = 0; i < STEP_PIECES * PASS_TOKENS; i += 32) {
-      const int piece = (i + lane) / PASS_TOKENS, token = (i + lane) % PASS_TOKENS;
-      const bool there = first + piece < pieces;
-      const u8* from = x + (there ? (first + piece) * PIECE_BYTES + token * 16 : 0);
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + u32(piece * PIECE_BYTES + (token ^ piece * 2) * 16)), "l"(from),
-                   "r"(there ? 16 : 0)
-                   : "memory");
-    }
-  }
-
   // ---- cached keys and values ----
 
   static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
   __device__ static __forceinline__ void copy(u8* to, const u8* from) {
     if constexpr (COPY_BYTES == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+      copy_activations(shared_address(to), from, true);
     } else {
       *reinterpret_cast<float*>(to) = load_shared(reinterpret_cast<const float*>(from));
     }
   }
-  __device__ static __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  // All that was sent, but for the last.
-  __device__ static __forceinline__ void arrived() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+  __device__ static __forceinline__ void sent() { copies_sent(); }
+  // All that was sent, but for the last LEFT times.
+  template <int LEFT>
+  __device__ static __forceinline__ void arrived() {
+    copies_arrived<LEFT>();
+  }
 
   // A lane's part of a position on the chip, in wide loads.
   template <class Core, class Piece>
@@ -216,38 +180,57 @@ struct Chunk {
 
   // ---- products ----
 
-  // This lane's weights of a step in CHUNK_GROUPS row groups from `row` of the block on; zeros beyond the matrix.
-  __device__ __forceinline__ void ask(uint4 (&w)[CHUNK_GROUPS], const Rows16& matrix, const ChunkColumns& columns, int row, u64 once) const {
+  // A step's weights of the row groups from `row` of the block on, on their way to `to`; zeros beyond the matrix.
+  __device__ __forceinline__ void ask_weights(const Rows16& matrix, const ChunkColumns& columns, int row, u32 to, u64 once) const {
     const int lane = me % 32, column = columns.at + lane % 4 * PIECE_COLUMNS;
 #pragma unroll
     for (int g = 0; g < CHUNK_GROUPS; ++g) {
       const int first = row + g * matrix.height, rows = matrix.rows - first < matrix.height ? matrix.rows - first : matrix.height;
-      w[g] = uint4{0, 0, 0, 0};
-      if (rows <= 0 || column >= columns.width) continue;
-      const int mine = lane / 4 < rows ? lane / 4 : 0;
-      const u32 at = u32(first) * u32(matrix.cols) + u32(columns.before * rows + mine * columns.width + column);
-      load_weights(w[g], matrix.from + u64(at) * 2, once);
+      const u32 at = u32(first) * u32(matrix.cols) + u32(columns.before * rows + (lane / 4 < rows ? lane / 4 : 0) * columns.width + column);
+      const bool there = rows > 0 && column < columns.width;
+      copy_weights(to + u32(g * GROUP_BYTES + lane * 16), matrix.from + u64(there ? at : 0u) * 2, there, once);
     }
   }
 
-  // sum += all tokens times the step's weights.
-  __device__ __forceinline__ void multiply_step(const u8* slot, const uint4 (&w)[CHUNK_GROUPS], float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
-    const int lane = me % 32;
-    const uint4* at = reinterpret_cast<const uint4*>(slot + lane % 4 * PIECE_BYTES + (lane / 4 ^ lane % 4 * 2) * 16);
+  // A step's activations. Tokens are shuffled within a piece, so that the lanes of one load phase (2 tokens of 4 pieces) touch all
+  // banks. Columns beyond the slice are zeros.
+  __device__ __forceinline__ void ask_activations(const u8* x, const ChunkColumns& columns, u32 to) const {
+    const int lane = me % 32, first = (columns.before + columns.at) / PIECE_COLUMNS, pieces = (columns.width - columns.at) / PIECE_COLUMNS;
 #pragma unroll
-    for (int t = 0; t < TOKEN_SETS; ++t) {
-      const uint4 low = at[16 * t], high = at[16 * t + 8];
-#pragma unroll
-      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low.x, high.x, low.y, high.y, w[g].x, w[g].y);
-#pragma unroll
-      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low.z, high.z, low.w, high.w, w[g].z, w[g].w);
+    for (int i = 0; i < STEP_PIECES * PASS_TOKENS; i += 32) {
+      const int piece = (i + lane) / PASS_TOKENS, token = (i + lane) % PASS_TOKENS;
+      const bool there = piece < pieces;
+      const u8* from = x + (there ? (first + piece) * PIECE_BYTES + token * 16 : 0);
+      copy_activations(to + u32(piece * PIECE_BYTES + (token ^ piece * 2) * 16), from, there);
     }
+  }
+
+  // sum += all tokens times the weights of a step that lies at `slot`. Row groups that are not there are zeros: a branch would make
+  // each wait for the one before.
+  __device__ __forceinline__ void multiply_step(const u8* slot, float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
+    const int lane = me % 32;
+    const uint4* const at = reinterpret_cast<const uint4*>(slot + lane % 4 * PIECE_BYTES + (lane / 4 ^ lane % 4 * 2) * 16);
+    const uint4* const weights = reinterpret_cast<const uint4*>(slot + STEP_ACTIVATIONS + lane * 16);
+    uint4 low[TOKEN_SETS], high[TOKEN_SETS], w[CHUNK_GROUPS];
+#pragma unroll
+    for (int t = 0; t < TOKEN_SETS; ++t) low[t] = at[16 * t], high[t] = at[16 * t + 8];
+#pragma unroll
+    for (int g = 0; g < CHUNK_GROUPS; ++g) w[g] = weights[g * (GROUP_BYTES / 16)];
+#pragma unroll
+    for (int t = 0; t < TOKEN_SETS; ++t)
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].x, high[t].x, low[t].y, high[t].y, w[g].x, w[g].y);
+#pragma unroll
+    for (int t = 0; t < TOKEN_SETS; ++t)
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].z, high[t].z, low[t].w, high[t].w, w[g].z, w[g].w);
   }
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block. `ready` waits for the
   // activations, once the first weights are under way; false ends it.
   template <class Block, class Ready, class Emit>
   __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+    keep_here(me);  // nor are they from stage to stage
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const bool sliced = stage.cols > stage.tile_cols;
     const Rows16 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols, sliced ? stage.tile_rows : CHUNK_TILE_ROWS};
@@ -271,85 +254,83 @@ struct Chunk {
     const int steps = left < 0 ? 0 : left < share ? left : share;  // of this warp
     const u64 once = once_policy();
 
+    u8* const slots = shared + ChunkShared::slots + warp * (CHUNK_SLOTS * STEP_BYTES);
+    const u32 to = shared_address(slots);
     ChunkColumns start;
     start.open(matrix, warp * share);
-    ChunkColumns asked = start, fetched = start;  // the next weights, the next activations
-    uint4 w[WEIGHT_STEPS][CHUNK_GROUPS];
-#pragma unroll
-    for (int d = 0; d < WEIGHT_STEPS; ++d)
-      if (d < steps) ask(w[d], matrix, asked, 0, once), asked.next(matrix);
-    if (!ready()) return false;
 
-    // Activations come steps ahead into slots taken in turn; what fits the chip is fetched once, for all rows.
-    const bool fits = steps <= HELD;
-    const int slots = fits ? steps : HELD, batches = (matrix.rows + batch - 1) / batch;
-    int to_fetch = fits ? steps : steps * batches, place = 0, slot = 0, round = 0;
-    u8* const mine = shared + ChunkShared::activations + warp * (HELD * STEP_BYTES);
-    const u32 mine_at = shared_address(mine);
-    auto fetch_next = [&] {
-      if (to_fetch > 0) {
-        --to_fetch;
-        fetch(x, fetched.before + fetched.at, fetched.before + fetched.width, mine_at + u32(place * STEP_BYTES));
-        fetched.next(matrix);
-        if (++round == steps) round = 0, fetched = start;
-        if (++place == slots) place = 0;
-      }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+    // The first steps' weights are asked for before their activations are there.
+    ChunkColumns next = start;
+    int next_row = 0, next_step = 0;
+    auto advance = [&] {
+      next.next(matrix);
+      if (++next_step < steps) return;
+      next = start, next_step = 0, next_row += batch;
     };
+    const int all_steps = steps * ((matrix.rows + batch - 1) / batch);
 #pragma unroll 1
-    for (int i = 0; i < ACTIVATION_STEPS; ++i) fetch_next();
+    for (int i = 0; i < CHUNK_SLOTS - 1 && i < all_steps; ++i) {
+      ask_weights(matrix, next, next_row, to + u32(i * STEP_BYTES) + STEP_ACTIVATIONS, once);
+      advance();
+    }
+    if (!ready()) return false;
+    next = start, next_row = next_step = 0;
+#pragma unroll 1
+    for (int i = 0; i < CHUNK_SLOTS - 1; ++i) {
+      if (i < all_steps) ask_activations(x, next, to + u32(i * STEP_BYTES)), advance();
+      copies_sent();
+    }
 
+    u32 done = 0;  // steps, of all batches
     for (int row = 0; row < matrix.rows; row += batch) {
       float sum[CHUNK_GROUPS][TOKEN_SETS][4] = {};
+      const int left = (matrix.rows - row + matrix.height - 1) / matrix.height, groups = left < CHUNK_GROUPS ? left : CHUNK_GROUPS;
 #pragma unroll 1
-      for (int step = 0; step < steps; step += WEIGHT_STEPS) {
-        const bool turns = step + WEIGHT_STEPS >= steps;  // the next weights are the next rows'
-        const int next_row = turns ? row + batch : row;
-        if (turns) asked = start;
-#pragma unroll
-        for (int d = 0; d < WEIGHT_STEPS; ++d) {
-          if (step + d < steps) {
-            fetch_next();
-            asm volatile("cp.async.wait_group %0;" ::"n"(ACTIVATION_STEPS) : "memory");
-            __syncwarp();
-            multiply_step(mine + slot * STEP_BYTES, w[d], sum);
-            if (++slot == slots) slot = 0;
-          }
-          if ((turns ? d : step + WEIGHT_STEPS + d) < steps && next_row < matrix.rows) ask(w[d], matrix, asked, next_row, once), asked.next(matrix);
+      for (int step = 0; step < steps; ++step, ++done) {
+        copies_arrived<CHUNK_SLOTS - 2>();
+        __syncwarp();  // all lanes' copies are there, and all have used the slot before
+        if (done + CHUNK_SLOTS - 1 < u32(all_steps)) {
+          const u32 slot = to + (done + CHUNK_SLOTS - 1) % CHUNK_SLOTS * STEP_BYTES;
+          ask_weights(matrix, next, next_row, slot + STEP_ACTIVATIONS, once);
+          ask_activations(x, next, slot);
+          advance();
         }
+        copies_sent();
+        multiply_step(slots + done % CHUNK_SLOTS * STEP_BYTES, sum);
       }
-      add_warps(b, matrix, row, element, unit, tokens, sum, emit);
+#pragma unroll
+      for (int g = 0; g < CHUNK_GROUPS; g += SUM_GROUPS)
+        if (g < groups) add_warps(b, matrix, row + g * matrix.height, element, unit, tokens, sum, g, emit);
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
     return true;
   }
 
-  // The warps' sums of a batch of rows, added in their order.
+  // The warps' sums of SUM_GROUPS row groups from `row` on, added in their order; `from` is the first of them in `sum`.
   template <class Block, class Emit>
   __device__ __forceinline__ void add_warps(Block& b, const Rows16& matrix, int row, int element, int unit, int tokens,
-                                            const float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4], Emit emit) const {
+                                            const float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4], int from, Emit emit) const {
     const int lane = me % 32;
     float* const sums = reinterpret_cast<float*>(shared + ChunkShared::sums);
-    if (row > 0) b.core.barrier();  // the batch before has been added
+    if (row > 0) b.core.barrier();  // those before have been added
     // Of token lane / 4 and 8 more, rows 2 * (lane % 4) and the next. Quads of rows are shuffled: no two lanes meet in a bank.
-    float* const mine = sums + me / 32 * CHUNK_SUMS + lane / 4 * CHUNK_ROWS + lane % 2 * 2;
+    float* const mine = sums + me / 32 * WARP_SUMS + lane / 4 * SUM_ROWS + lane % 2 * 2;
 #pragma unroll
-    for (int g = 0; g < CHUNK_GROUPS; ++g)
+    for (int g = 0; g < SUM_GROUPS; ++g)
 #pragma unroll
       for (int t = 0; t < TOKEN_SETS; ++t) {
-        float* const to = mine + t * CHUNK_TOKENS * CHUNK_ROWS + ((2 * g + lane % 4 / 2) ^ (lane / 4 % 4 * 2)) * 4;
-        *reinterpret_cast<float2*>(to) = float2{sum[g][t][0], sum[g][t][1]};
-        *reinterpret_cast<float2*>(to + 8 * CHUNK_ROWS) = float2{sum[g][t][2], sum[g][t][3]};
+        float* const to = mine + t * CHUNK_TOKENS * SUM_ROWS + shuffled(2 * g + lane % 4 / 2, lane / 4) * 4;
+        *reinterpret_cast<float2*>(to) = float2{sum[from + g][t][0], sum[from + g][t][1]};
+        *reinterpret_cast<float2*>(to + 8 * SUM_ROWS) = float2{sum[from + g][t][2], sum[from + g][t][3]};
       }
     b.core.barrier();
 #pragma unroll 1
-    for (int i = me; i < tokens * CHUNK_QUADS; i += CONSUMERS) {
-      const int token = i / CHUNK_QUADS, quad = i % CHUNK_QUADS;
-      const float* at = sums + token * CHUNK_ROWS + (quad ^ (token % 4 * 2)) * 4;
+    for (int i = me; i < tokens * SUM_QUADS; i += CONSUMERS) {
+      const int token = i / SUM_QUADS, quad = i % SUM_QUADS;
+      const float* at = sums + token * SUM_ROWS + shuffled(quad, token) * 4;
       float4 total = *reinterpret_cast<const float4*>(at);
 #pragma unroll
       for (int w = 1; w < CONSUMER_WARPS; ++w) {
-        const float4 more = *reinterpret_cast<const float4*>(at + w * CHUNK_SUMS);
+        const float4 more = *reinterpret_cast<const float4*>(at + w * WARP_SUMS);
         total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
       }
       const int below = quad % 2 * 4, first = row + quad / 2 * matrix.height + below;  // row of total.x, of the block
@@ -364,6 +345,9 @@ struct Chunk {
         if (here > 3) emit(token, element + first / 2 + 1, total.z, total.w);
       }
     }
+  }
+  __device__ static __forceinline__ int shuffled(int quad, int token) {
+    return SUM_QUADS >= 8 ? quad ^ token % 4 * 2 : SUM_QUADS == 4 ? quad ^ token / 2 % 2 * 2 : quad;
   }
 
   // FP32: a warp takes four rows of a row group at a time, and two tokens; its lanes share the columns.

@@ -29,6 +29,7 @@ struct Chunk {
   static constexpr int COPY_BYTES = 4;
   __device__ static void copy(u8* to, const u8* from) { *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from); }
   __device__ static void sent() {}
+  template <int LEFT>
   __device__ static void arrived() {}
   template <class Core, class Piece>
   __device__ static void load(Core& core, Piece& piece, const u8* row) {

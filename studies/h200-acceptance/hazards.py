@@ -15,10 +15,7 @@ from pathlib import Path
 from twin.data import data_dir
 
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
-READS = (  # after a wait for the slot, before an arrival at its `empty` barrier
-    ("cuda_vector.cuh", "load_shared_at"),
-    ("cuda_prompt.cuh", "load_tile_piece"),
-)
+READS = (("cuda_vector.cuh", "load_shared_at"),)  # after a wait for the slot, before an arrival at its `empty` barrier
 ACCESS = re.compile(r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$", re.MULTILINE)
 SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 

@@ -65,17 +65,17 @@ class Variant:
 
 
 STAGES, PRODUCTS = "monokernel/prompt.cuh", "platform/cuda_prompt.cuh"
-ADDED = "add_warps(b, matrix, row, element, unit, tokens, sum, emit);"
+ADDED = "if (g < groups) add_warps(b, matrix, row + g * matrix.height, element, unit, tokens, sum, g, emit);"
 MULTIPLIED = "if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;"
 MET = "  return !b.core.any(!good);\n}\n\n// ---- residual"
 VARIANTS = (
     Variant("no prefetch", ((PRODUCTS, "if (me == 0 && bytes > 0)", "if (me == 0 && bytes > 0 && false)"),), True),
     Variant("prefetch 512 KiB", ((PRODUCTS, "MOST = 128 << 10;  // 16 MiB of all blocks", "MOST = 512 << 10;"),), True),
-    Variant("6 weight steps", ((PRODUCTS, "WEIGHT_STEPS = 4;", "WEIGHT_STEPS = 6;"),), True),
+    Variant("3 slots", ((PRODUCTS, "CHUNK_SLOTS = 4;", "CHUNK_SLOTS = 3;"),), True),
     Variant("without attention", ((STAGES, "attend_chunk(b, stage, pass, last, chunk.memory(b));", ""),)),
     Variant("without norms", ((STAGES, "norm_chunk(b, stage, pass, chunk.memory(b));", ""),)),
     Variant("without products", ((STAGES, MULTIPLIED, "if (!ready()) return false;"),)),
-    Variant("without sums over warps", ((PRODUCTS, ADDED, "if (sum[0][0][0] == 1e30f) emit(0, element, sum[0][0][1], 0.0f);"),)),
+    Variant("without sums over warps", ((PRODUCTS, ADDED, "if (sum[g][0][0] == 1e30f) emit(0, element, sum[g][0][1], 0.0f);"),)),
     Variant(
         "without grid barriers",
         (
@@ -191,6 +191,8 @@ def smalls(bench: Bench) -> Iterator[Plan]:
         yield small(bench, spec, DType.FP16, 16, **more)
         yield small(bench, spec, DType.BF16, 32, **more)
         yield small(bench, spec, DType.FP32, 32, **more)
+    yield small(bench, RAGGED, DType.FP16, 64, **SMALL[-1][1])
+    yield small(bench, EIGHT, DType.BF16, 64, **SMALL[-2][1])
     yield small(bench, BIASED, DType.FP16, 32, execution=Execution.GRAPH)
 
 
@@ -224,8 +226,8 @@ def fulls(bench: Bench, args: argparse.Namespace, models: tuple[str, ...]) -> It
         if wanted(args, name):
             made = full(bench, name)
             yield name, made
-            other = 16 if made.options.prompt_chunk == 32 else 32
-            yield f"{name}, {other} a pass", replace_chunk(made, other)
+            for other in sorted({16, 32, 64} - {made.options.prompt_chunk}):
+                yield f"{name}, {other} a pass", replace_chunk(made, other)
 
 
 def compiled(args: argparse.Namespace) -> int:

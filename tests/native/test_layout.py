@@ -18,7 +18,7 @@ from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.header import Control, RankMemory, Request, Status, header
 from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
-from twin.plan.prompt import GROUPS, PIECE_COLUMNS, STEP_COLUMNS, STEPS_AHEAD, TILE_ROWS, TOKENS
+from twin.plan.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
 from twin.plan.shards import stage_matrix
 from twin.plan.teams import ROWS_AT_ONCE
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
@@ -47,7 +47,7 @@ def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
 @pytest.mark.parametrize(("file", "name", "value"), [
     ("platform/cuda_vector.cuh", "ROWS_AT_ONCE", ROWS_AT_ONCE), ("platform/cuda_prompt.cuh", "CHUNK_TOKENS", TOKENS),
     ("platform/cuda_prompt.cuh", "CHUNK_TILE_ROWS", TILE_ROWS), ("platform/cuda_prompt.cuh", "PIECE_COLUMNS", PIECE_COLUMNS),
-    ("platform/cuda_prompt.cuh", "CHUNK_GROUPS", GROUPS), ("platform/cuda_prompt.cuh", "ACTIVATION_STEPS", STEPS_AHEAD),
+    ("platform/cuda_prompt.cuh", "CHUNK_SLOTS", SLOTS), ("platform/cuda_prompt.cuh", "MOST_SUMS", GROUPS[32] * 8),
     ("platform/cuda_prompt.cuh", "STEP_PIECES", STEP_COLUMNS // PIECE_COLUMNS),
 ])  # fmt: skip
 def test_sizes_that_stand_in_both_languages_agree(file: str, name: str, value: int) -> None:

@@ -35,4 +35,4 @@ def _activation_bytes(plan: Plan) -> int:
 
 def shared_bytes(plan: Plan) -> int:
     """NVIDIA: ring and vectors of a step or a prompt pass, mbarriers, and what a block's warps tell each other."""
-    return max(step_bytes(plan), prompt_chip(plan).total) + beside_bytes(plan)
+    return max(step_bytes(plan), prompt_chip(plan)) + beside_bytes(plan)

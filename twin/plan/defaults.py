@@ -59,9 +59,10 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
-        "prompt_chunk": _prompt_chunk(spec, node, options),
     }
     options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
+    if "prompt_chunk" not in chosen:
+        options = dataclasses.replace(options, prompt_chunk=_prompt_chunk(spec, node, options, ranks))
     return dataclasses.replace(options, **_ring(spec, node, options, chosen))
 
 
@@ -79,15 +80,21 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
-def _prompt_chunk(spec: ModelSpec, node: Node, options: Options) -> int:
-    """Tokens of one tensor-core instruction, or of two where they fit the chip; 1 if it does not take the tiles.
+def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
+    """As many tokens as fit an NVIDIA block's shared memory, in tensor-core instructions; 1 if they do not take the tiles.
 
     A CPU takes any number; 16 were 3.6 times faster than one.
     """
     if node.device.sharing is None and options.tile_rows > TILE_ROWS:
         return 1
     limits = limits_of(node)
-    return fitting_chunk(spec.hidden, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES) if limits.teams else TOKENS
+    if not limits.teams:
+        return TOKENS
+    blocks = max(1, options.blocks // max(1, ranks // options.gpus))
+    return fitting_chunk(
+        shard_of(spec, ranks), blocks=blocks, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
+        kv_bytes=options.kv_dtype.bytes,
+    )  # fmt: skip
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:

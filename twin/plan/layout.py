@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import MOST_WARPS, Chip, chip_of, prompt_of
+from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
 from twin.plan.shards import Weights
 from twin.plan.teams import teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
@@ -292,17 +292,17 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
 
 
 def _prompt_sizes(plan: Plan) -> dict[str, int]:
-    prompt, chip = prompt_of(plan), prompt_chip(plan)
+    prompt = prompt_of(plan)
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
         "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_activation_bytes": chip.activations,
+        "prompt_bytes": prompt_chip(plan),
     }  # fmt: skip
 
 
-def prompt_chip(plan: Plan) -> Chip:
-    """NVIDIA: how a block divides the memory of a step, and what else there is of it, during a prompt pass."""
-    return chip_of(plan, warps=teams_of(plan).warps, room=plan.limits.on_chip_bytes - beside_bytes(plan))
+def prompt_chip(plan: Plan) -> int:
+    """NVIDIA: bytes of a block's shared memory during a prompt pass."""
+    return chip_bytes(plan, warps=teams_of(plan).warps)
 
 
 def beside_bytes(plan: Plan) -> int:

@@ -1,11 +1,11 @@
 """Predicts how long a prompt takes that is read in passes: a recurrence over the stages of each pass, no events.
 
 Blocks meet before every stage, so all of them follow the slowest and one stands for all. What a barrier, a norm or attention
-takes the stream loses, but for the weights that are asked for ahead of it.
+takes the stream loses: that the next weights are asked for meanwhile shows in no measurement.
 
-On tensor cores a block's products take what is longest: its weights at the stream's rate; the instructions of its warps; or the
-activations that do not fit the chip and come again for each batch of rows. Loads of numbers that other blocks wrote
-cost a second-level cache's latency for each round of them, which grows with the stream's share of the ceiling.
+On tensor cores a block's products take its weights at the stream's rate, and besides: its start behind the barrier, sums of its
+warps, and a part of the time in which the chunk's activations come again for each batch of rows. Loads of numbers that other
+blocks wrote cost a second-level cache's latency for each round of them, which grows with the stream's share of the ceiling.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from twin.errors import PlanError
 from twin.hardware.types import Node, Number
 from twin.models.spec import DType
-from twin.plan.layout import prompt_chip
-from twin.plan.prompt import GROUPS, TILE_ROWS, activation_step_bytes, pass_stages, pass_weight_bytes, passes, warp_steps
+from twin.plan.prompt import GROUPS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
 from twin.plan.teams import WARP, teams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Stage, StageKind
 from twin.sim.cost import weight_rate
 
-# Cycles of cuda_prompt.cuh and prompt.cuh, judged from the machine code (studies/h200-prompts), not measured one by one.
-STEP_CYCLES = 400  # 32 columns of 32 rows, each warp its own: 200 instructions of two warps a scheduler
-BATCH_CYCLES = 700  # 32 rows: sums stored, two block barriers, eight loads added, numbers emitted
+# Fitted to nine measured prompts of 512 tokens (three models, 16, 32 and 64 tokens a pass; studies/h200-prompts): their first passes
+# within 8 %, and how passes grow with what is cached. So those are explained, not predicted.
+START_CYCLES = 2600  # of a stage's products behind the barrier, and of the slowest block's end, beside the first step's latency
+SUM_CYCLES = 3600  # the warps' sums of 1,024 numbers: two block barriers, at which all wait for the slowest warp, between them eight loads
+REPEATED = (
+    0.45  # of the time that activations, again for each batch of rows, take from the second-level cache; the rest lies under the stream
+)
+SCAN_CYCLES = 1500  # a warp's look at positions for one query head: loads, shuffles, exponentials, products
+POSITIONS = 4  # that each lane looks at together
+# Judged from the machine code, not measured one by one:
 HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
-SCAN_CYCLES = 200  # a warp's look at positions: loads, three shuffles, an exponential, products, each behind the one before
-POSITION_CYCLES = 50  # each position that a lane looks at beside
-WEIGHTS_AHEAD = 64 << 10  # bytes of a block that are asked for before its activations are there
-PREFETCHED = 128 << 10  # bytes of a block on their way to the second-level cache while it norms or attends
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
@@ -80,7 +82,7 @@ def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float
 
 
 class _Passes:
-    """One block's way through the passes; what is on its way to it stays so from pass to pass."""
+    """One block's way through the passes."""
 
     def __init__(self, plan: Plan, node: Node, load: float) -> None:
         self.plan, self.node, self.unit = plan, node, node.device.block
@@ -90,20 +92,18 @@ class _Passes:
         self.warps = teams_of(plan).warps
         self.stages = tuple(pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
-        self.step = self.warps * activation_step_bytes(plan.options.prompt_chunk)  # activations of a step of all warps
-        self.held = prompt_chip(plan).activations // self.step  # steps
         self.stream = min(node.device.memory.stream_bytes_per_s.value / resident, self.unit.load_bytes_per_s.value)
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
-        self.ahead = 0.0  # bytes of the next stage's weights that have come already
+        chunk = plan.options.prompt_chunk
+        self.groups = GROUPS.get(chunk, 1)  # of rows in a batch
+        self.activations = self.warps * 2 * STEP_COLUMNS * chunk  # bytes of a step
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
         for stage in self.stages:
-            most = PREFETCHED if stage.kind in NORMED or not stage.matrix else WEIGHTS_AHEAD
             for name, seconds in self._waits(stage, first, tokens).items():
                 waits[name] = waits.get(name, 0.0) + seconds
                 now += seconds
-                self.ahead = min(most, self.ahead + seconds * self.stream)
             if stage.matrix:
                 now += self._consume(stage.matrix, tokens)
         return now
@@ -112,20 +112,14 @@ class _Passes:
         """Seconds for the largest share of a matrix."""
         rows = max(hi - lo for lo, hi in matrix.owned)
         size = rows * matrix.cols * self.plan.options.weight_dtype.bytes
-        streamed = max(0.0, size - self.ahead) / self.stream
-        self.ahead = 0.0
+        streamed = size / self.stream
         if not self.tensor_cores:
             return max(streamed, tokens * size / weight_rate(self.unit, self.plan.options.weight_dtype))  # token by token
-        steps = warp_steps(matrix, self.warps)
-        batches = -(-rows // (GROUPS * (TILE_ROWS if matrix.cols == matrix.tile_cols else matrix.tile_rows)))
-        cycles = batches * (steps * STEP_CYCLES + BATCH_CYCLES)
-        fetched = self._fetches(matrix) * steps * self.step / self.cache
-        return max(streamed, cycles / self.unit.clock_hz.value, fetched)
-
-    def _fetches(self, matrix: Matrix) -> int:
-        """How often the activations come onto the chip: once, or again for each batch of rows."""
-        rows = max(hi - lo for lo, hi in matrix.owned)
-        return 1 if warp_steps(matrix, self.warps) <= self.held else -(-rows // (GROUPS * TILE_ROWS))
+        height = TILE_ROWS if matrix.cols == matrix.tile_cols else matrix.tile_rows
+        groups = -(-rows // height)
+        sums = -(-groups * TILE_ROWS * self.plan.options.prompt_chunk // SUM_FLOATS)
+        repeated = -(-groups // self.groups) * warp_steps(matrix, self.warps) * self.activations / self.cache
+        return streamed + REPEATED * repeated + sums * SUM_CYCLES / self.unit.clock_hz.value
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
@@ -135,7 +129,8 @@ class _Passes:
         if normed:
             waits["norms"] = self._norm_s(stage, -(-tokens // plan.blocks))
         if stage.matrix:
-            waits["fetches"] = self.latency  # the rest comes while the first products are made
+            start = START_CYCLES / self.unit.clock_hz.value if self.tensor_cores else 0.0
+            waits["starts"] = start + self.latency  # the rest comes while the first products are made
         else:
             waits["attention"] = self._attention_s(stage, first, tokens)
         return waits
@@ -173,9 +168,8 @@ class _Passes:
         copied = -(-rows * shard.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * shard.head_dim // (COPIED * WARP * self.warps))
         prepared = copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / unit.clock_hz.value
         lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, shard.head_dim)) if shard.head_dim <= most)  # of a position
-        positions = 4 if -(-shard.head_dim // lanes) * plan.kv.dtype.bytes <= 16 else 1  # that a lane looks at together
-        at_once = WARP // lanes * positions * max(1, self.warps // sets)
-        cycles = -(-sets // self.warps) * -(-seen // at_once) * (SCAN_CYCLES + positions * POSITION_CYCLES)
+        at_once = WARP // lanes * POSITIONS * max(1, self.warps // sets)
+        cycles = -(-sets // self.warps) * -(-seen // at_once) * SCAN_CYCLES
         return prepared + max(cycles / unit.clock_hz.value, size / self.cache) + 2 * self.latency
 
 

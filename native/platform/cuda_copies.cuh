@@ -1,0 +1,49 @@
+// What a prompt pass asks of the machine: tensor-core products and asynchronous copies. tests/native/chunk.cpp stands in for it on a CPU.
+#pragma once
+
+namespace twin {
+
+// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
+__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if constexpr (WEIGHT == Type::BF16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+// Weights are read once a pass: they leave the caches to what blocks tell each other.
+__device__ __forceinline__ u64 once_policy() {
+  u64 once;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  return once;
+}
+// 16 bytes on their way to shared memory, or zeros.
+__device__ __forceinline__ void copy_weights(u32 to, const u8* from, bool there, u64 once) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(there ? 16 : 0), "l"(once)
+               : "memory");
+}
+__device__ __forceinline__ void copy_activations(u32 to, const u8* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+// A lane's copies since the last time are one group. All but the last LEFT groups have arrived, for this lane.
+__device__ __forceinline__ void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void copies_arrived() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Towards the second-level cache; 16-byte units.
+__device__ __forceinline__ void prefetch_weights(const u8* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// What was written to shared memory comes before what bulk copies will write there.
+__device__ __forceinline__ void chunk_memory_left() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace twin
