@@ -15,7 +15,7 @@ namespace twin {
 
 constexpr int CONSUMER_WARPS = Plan::consumer_warps;
 constexpr int CONSUMERS = 32 * CONSUMER_WARPS;
-constexpr int LOADER_WARP = CONSUMER_WARPS, KEEPER_WARP = CONSUMER_WARPS + 1;
+constexpr int KEEPER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;  // one of its threads needs 300 cycles a tile
 constexpr int THREADS = CONSUMERS + 128;  // helpers: a warp group of its own, so that registers can be moved to the others
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // of each thread until the groups trade them; never more than the block was given
 constexpr int HELPER_REGISTERS = 40, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * THREADS - 128 * HELPER_REGISTERS) / CONSUMERS / 8 * 8;
@@ -294,38 +294,45 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
                : "memory");
 }
 
-// One of the ring's barriers and its phase, tile after tile: counted, because a division for each tile is time without copies.
+// One of the ring's barriers and its phase, every LOADERS-th tile: counted, because a division for each is time without copies.
 struct Turn {
+  static constexpr u32 ROUND = Ring::BARRIERS * Ring::STEP;
+
   u32 at, parity, end;
 
-  __device__ __forceinline__ Turn(u32 first, u32 back) : at(first), parity(0), end(first + Ring::BARRIERS * Ring::STEP) {
-    if (back) at = end - back * Ring::STEP, parity = 1;  // the phase before the first has passed
+  __device__ __forceinline__ Turn(u32 first, u32 tile, u32 back) : at(first + tile * Ring::STEP), parity(0), end(first + ROUND) {
+    if (back > tile) at += ROUND, parity = 1;  // the phase before the first has passed
+    at -= back * Ring::STEP;
   }
   __device__ __forceinline__ void next() {
-    at += Ring::STEP;
-    if (at == end) at -= Ring::BARRIERS * Ring::STEP, parity ^= 1u;
+    at += u32(LOADERS) * Ring::STEP;
+    if (at >= end) at -= ROUND, parity ^= 1u;
   }
 };
 
-// The loader's side: one thread copies tile after tile, as far ahead as the window and the ring allow.
+// The loader's side: a thread copies every LOADERS-th tile, as far ahead as the window and the ring allow.
 struct Loader {
   const Ring& ring;
   u32 left;  // barrier: the consumers are done
   u64 policy;
-  u32 slot;
+  u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
   Turn now, under_way, used;  // of the tile to come, of that which the window lets it follow, and of its slot's last tenant
 
-  __device__ __forceinline__ Loader(const Ring& ring, u32 left)
+  __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
       : ring(ring),
         left(left),
         policy(read_once()),
-        slot(ring.slots),
-        now(ring.full, 0),
-        under_way(ring.full, u32(Plan::window_slots)),
-        used(ring.full + Ring::BARRIERS * Ring::STEP, Ring::SLOTS) {}
+        tile(me),
+        slot(ring.slot(me)),
+        skip(me),
+        now(ring.full, me, 0),
+        under_way(ring.full, me, u32(Plan::window_slots)),
+        used(ring.full + Turn::ROUND, me, Ring::SLOTS) {}
 
-  // False: the run is over.
+  // The next tile of the stream. False: the run is over.
   __device__ __forceinline__ bool fill(const u8* from, int bytes) {
+    if (skip-- > 0) return true;
+    skip = u32(LOADERS) - 1;
     while (!barrier_passed(used.at, used.parity))
       if (barrier_seen(left, 0)) return false;
     if (Plan::window_slots < Plan::ring_slots) barrier_wait(under_way.at, under_way.parity);
@@ -333,14 +340,15 @@ struct Loader {
     now.next();
     under_way.next();
     used.next();
-    slot += u32(Plan::slot_bytes);
-    if (slot == ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot = ring.slots;
+    tile += u32(LOADERS);
+    slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
+    if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot -= Ring::SLOTS * u32(Plan::slot_bytes);
     return true;
   }
 
   // Nothing may arrive after the block has left.
   __device__ void drain() {
-    for (u32 n = 0; n < Ring::BARRIERS; ++n, now.next()) barrier_wait(now.at, now.parity ^ 1u);
+    for (u32 back = u32(LOADERS); back <= tile && back < Ring::SLOTS + u32(LOADERS); back += u32(LOADERS)) ring.acquire(tile - back);
   }
 };
 

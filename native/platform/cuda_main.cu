@@ -260,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
     if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
-    if (threadIdx.x == 32 * LOADER_WARP) {
-      Loader loader(ring, shared_address(&signals.left));
+    if (threadIdx.x >= 32 * LOADER_WARP && threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
+      Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
       load_weights(launch, memory, block, loader, signals, step, first, last);
     }
   } else {
