@@ -335,7 +335,8 @@ struct Loader {
     skip = u32(LOADERS) - 1;
     while (!barrier_passed(used.at, used.parity))
       if (barrier_seen(left, 0)) return false;
-    if (Plan::window_slots < Plan::ring_slots) barrier_wait(under_way.at, under_way.parity);
+    while (Plan::window_slots < Plan::ring_slots && !barrier_passed(under_way.at, under_way.parity))
+      if (barrier_seen(left, 0)) return false;  // the other loader may have gone before it copied that tile
     bulk_copy(slot, from, bytes, now.at, policy);
     now.next();
     under_way.next();
@@ -521,47 +522,40 @@ struct Core {
 
     __device__ __forceinline__ Walk(const Stage& stage, int rows, int me)
         : tile_rows(stage.tile_rows),
-          groups(Vector::row_group(me) < Vector::GROUPS ? (rows + stage.tile_rows - 1) * stage.tile_inverse >> 16 : 0),
+          groups(Vector::row_group(me) < Vector::GROUPS ? groups_of(stage, rows) : 0),
           count(rows),
           group(Vector::row_group(me)),
           row(0) {}
+    __device__ static __forceinline__ int groups_of(const Stage& stage, int rows) { return (rows + stage.tile_rows - 1) * stage.tile_inverse >> 16; }
     __device__ __forceinline__ bool more() const { return group < groups; }
+    __device__ __forceinline__ u32 tile(int slice) const { return u32(group * Vector::SLICES + slice); }  // from the batch's first
     __device__ __forceinline__ int first() const { return group * tile_rows + row; }
-    __device__ __forceinline__ int rows() const { return least_of(tile_rows, count - group * tile_rows); }  // of the tile
-    __device__ __forceinline__ int here() const { return least_of(ROWS_AT_ONCE, rows() - row); }
-    __device__ __forceinline__ bool last() const { return row + ROWS_AT_ONCE >= rows(); }  // of the tile's pieces
+    __device__ __forceinline__ int left() const {  // rows of the tile, from here on
+      const int rows = count - group * tile_rows;
+      return (rows < tile_rows ? rows : tile_rows) - row;
+    }
+    __device__ __forceinline__ int here() const { return left() < ROWS_AT_ONCE ? left() : ROWS_AT_ONCE; }
+    __device__ __forceinline__ bool last() const { return left() <= ROWS_AT_ONCE; }  // of the tile's pieces
     __device__ __forceinline__ void next() {  // a second piece only where there is a single column slice
       row = last() ? 0 : row + ROWS_AT_ONCE;
       if (row == 0) group += Vector::GROUPS;
     }
-    __device__ static __forceinline__ int least_of(int a, int b) { return a < b ? a : b; }
   };
-
-  template <class Vector>
-  static __device__ __forceinline__ bool beyond(int slice) {
-    return Vector::RAGGED && slice >= Vector::SLICES;
-  }
-
-  // The warp's part of one piece, from the ring.
-  template <class Vector>
-  __device__ __forceinline__ void take(const Walk<Vector>& at, u32 tile, int c, Packed<Vector::VECTOR> (&words)[ROWS_AT_ONCE]) {
-    Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
-  }
 
   template <class Vector>
   __device__ __forceinline__ Ahead<Vector> take_ahead(const Stage& stage, Span own, bool wanted) {
     Ahead<Vector> ahead = {};
-    Walk<Vector> at(stage, Walk<Vector>::least_of(own.hi - own.lo, stage.batch), me);
+    Walk<Vector> at(stage, own.hi - own.lo < stage.batch ? own.hi - own.lo : stage.batch, me);
     bool there = wanted;
 #pragma unroll
     for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
 #pragma unroll
       for (int c = 0; c < Ahead<Vector>::CHUNKS; ++c) {
         const int slice = Vector::slice(me, c);
-        const u32 tile = ring.tile + u32(at.group * Vector::SLICES + slice);
-        there = there && at.more() && !beyond<Vector>(slice) && __shfl_sync(0xFFFFFFFFu, int(ring.there(tile)), 0);
-        if (there) ring.acquire(tile);
-        Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), at.here(), ahead.words[g][c]);
+        const u32 tile = ring.tile + at.tile(slice);
+        there = there && at.more() && !Vector::beyond(slice) && __shfl_sync(0xFFFFFFFFu, int(ring.there(tile)), 0);
+        if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
+        Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
         if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
         ahead.held += there;
       }
@@ -570,52 +564,45 @@ struct Core {
     return ahead;
   }
 
+  // A piece of at most ROWS_AT_ONCE rows, whose first `held` chunks have been taken already.
+  template <class Vector>
+  __device__ __forceinline__ void dot_piece(const Vector& x, const Walk<Vector>& at, u32 base, const Packed<Vector::VECTOR> (*taken)[ROWS_AT_ONCE],
+                                            int held, float* to) {
+    float sum[ROWS_AT_ONCE] = {};
+#pragma unroll
+    for (int c = 0; c < Vector::CHUNKS; ++c) {
+      const int slice = Vector::slice(me, c);
+      if (Vector::beyond(slice)) break;
+      if (c < Ahead<Vector>::CHUNKS && c < held) {
+        x.multiply(c, taken[c], sum);
+        continue;
+      }
+      Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
+      const u32 tile = base + at.tile(slice);
+      Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
+      x.multiply(c, words, sum);
+      if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+    }
+    store_sums(sum, at.here(), to + at.first());
+  }
+
   // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
-    constexpr int SHARE = CONSUMER_WARPS / Vector::TEAM;
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
-    ring.tile += u32(((hi - lo + stage.tile_rows - 1) * stage.tile_inverse >> 16) * Vector::SLICES);
+    ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
-    const int held = ahead.held;
-    ahead.held = 0;
 #pragma unroll
     for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
-      if (g * Ahead<Vector>::CHUNKS >= held) break;
-      float sum[ROWS_AT_ONCE] = {};
-#pragma unroll
-      for (int c = 0; c < Vector::CHUNKS; ++c) {
-        const u32 slice = u32(Vector::slice(me, c));
-        if (beyond<Vector>(int(slice))) break;
-        if (c < Ahead<Vector>::CHUNKS && g * Ahead<Vector>::CHUNKS + c < held) {
-          x.multiply(c, ahead.words[g][c < Ahead<Vector>::CHUNKS ? c : 0], sum);
-          continue;
-        }
-        Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
-        const u32 tile = base + u32(at.group * Vector::SLICES) + slice;
-        take(at, tile, c, words);
-        x.multiply(c, words, sum);
-        if (at.last()) ring.release(tile, SHARE);
-      }
-      store_sums(sum, at.here(), to + at.first());
+      const int held = ahead.held - g * Ahead<Vector>::CHUNKS;
+      if (held <= 0) break;
+      dot_piece(x, at, base, ahead.words[g], held, to);
       at.next();
     }
+    ahead.held = 0;
 #pragma unroll 1
-    for (; at.more(); at.next()) {
-      float sum[ROWS_AT_ONCE] = {};
-#pragma unroll
-      for (int c = 0; c < Vector::CHUNKS; ++c) {
-        const u32 slice = u32(Vector::slice(me, c));
-        if (beyond<Vector>(int(slice))) break;
-        Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
-        const u32 tile = base + u32(at.group * Vector::SLICES) + slice;
-        take(at, tile, c, words);
-        x.multiply(c, words, sum);
-        if (at.last()) ring.release(tile, SHARE);
-      }
-      store_sums(sum, at.here(), to + at.first());
-    }
+    for (; at.more(); at.next()) dot_piece(x, at, base, ahead.words[0], 0, to);
   }
 
   // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.

@@ -144,6 +144,7 @@ struct TeamVector {
   __device__ static int team(int me) { return me / (32 * TEAM); }
   __device__ static int row_group(int me) { return SLICES < TEAMS ? team(me) / SLICES : 0; }
   __device__ static int slice(int me, int c) { return SLICES < TEAMS ? team(me) % SLICES : team(me) + c * TEAMS; }
+  __device__ static bool beyond(int slice) { return RAGGED && slice >= SLICES; }
   __device__ static int part(int me) { return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM; }
   __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }  // first column inside a tile
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
