@@ -107,7 +107,7 @@ __device__ __forceinline__ Source source_of(Block& b, int stage, const Read& rea
 // every thread the same: a thread that left alone would keep the others at the next barrier forever.
 __device__ __forceinline__ bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
   Patience patience;
-  const bool good = b.core.gather(source, lo, hi, out, false, 1.0f, [&](int part, int element) {
+  const bool good = b.core.gather(source, lo, hi, out, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});
   });
   return !b.core.any(!good);
@@ -125,14 +125,14 @@ __device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& re
   for (int i = row.first; i < row.first + row.count && good; ++i) {
     const Span span = b.plan.spans_at(i);
     auto stall = [&](int part, int element) { return keep_waiting(b, patience, {stage, read.value, part, element}); };
-    good = b.core.gather(source, span.lo, span.hi, out + done, false, 1.0f, stall, done);
+    good = b.core.gather(source, span.lo, span.hi, out + done, stall, done);
     done += span.hi - span.lo;
   }
   return !b.core.any(!good);
 }
 
-// A whole value into a vector of the block, No barrier: a thread that gave up leaves a note
-// that all threads see after the next one.
+// A whole value into a vector of the block. No barrier: a thread that gave up leaves a note that all threads see after the
+// next one.
 template <class Vector>
 __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
   if (skipped(b, read.previous_step)) return true;

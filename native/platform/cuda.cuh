@@ -1,4 +1,4 @@
-// NVIDIA, compute capability 9.0: consumer warps, and one loader warp that streams weights into a ring in shared memory
+// NVIDIA, compute capability 9.0: consumer warps, and loader warps that stream weights into a ring in shared memory
 // with bulk copies. No toolkit header is included, so NVRTC alone can compile the kernel.
 #pragma once
 
@@ -251,12 +251,14 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 }
 
 // Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team is done with it.
-// A parity tells two neighbouring phases apart, no more. When a warp waits for tile n, its team's tile before it in the
-// stage has been used, or all of the stage before have; so all tiles that lay SLOTS before that one have arrived. With
-// as many more barriers as there can be teams, barrier n % BARRIERS is then in the phase of tile n or in that before it.
+// A parity tells two neighbouring phases apart, no more. When a warp looks for tile n, its team's tile before it in the
+// stage has been taken, or all of the stage before have; that tile is at most TURN back: two rounds of the teams, where the
+// last chunk is not of all teams. Its loader copied it after the slots of all its tiles until then had been left, and after
+// the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have been used, and with so many
+// barriers, barrier n % BARRIERS is in the phase of tile n or in that before it.
 struct Ring {
-  static constexpr u32 SLOTS = u32(Plan::ring_slots), BARRIERS = SLOTS + u32(CONSUMER_WARPS);
-
+  static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots), ODD = WINDOW | 1u;
+  static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS), BARRIERS = SLOTS + TURN + ODD;
   static constexpr u32 STEP = 8;  // bytes of a barrier
 
   u32 slots;  // addresses in shared memory
@@ -316,7 +318,7 @@ struct Loader {
   u32 left;  // barrier: the consumers are done
   u64 policy;
   u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
-  Turn now, under_way, used;  // of the tile to come, of that which the window lets it follow, and of its slot's last tenant
+  Turn now, under_way, together, used;  // of the tile to come; of that which the window lets it follow; of the other's; of its slot's last
 
   __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
       : ring(ring),
@@ -326,20 +328,26 @@ struct Loader {
         slot(ring.slot(me)),
         skip(me),
         now(ring.full, me, 0),
-        under_way(ring.full, me, u32(Plan::window_slots)),
+        under_way(ring.full, me, Ring::WINDOW),
+        together(ring.full, me, Ring::ODD),
         used(ring.full + Turn::ROUND, me, Ring::SLOTS) {}
+
+  // False: the run is over, and the other loader may have gone.
+  __device__ __forceinline__ bool wait(const Turn& turn) const {
+    while (!barrier_passed(turn.at, turn.parity))
+      if (barrier_seen(left, 0)) return false;
+    return true;
+  }
 
   // The next tile of the stream. False: the run is over.
   __device__ __forceinline__ bool fill(const u8* from, int bytes) {
     if (skip-- > 0) return true;
     skip = u32(LOADERS) - 1;
-    while (!barrier_passed(used.at, used.parity))
-      if (barrier_seen(left, 0)) return false;
-    while (Plan::window_slots < Plan::ring_slots && !barrier_passed(under_way.at, under_way.parity))
-      if (barrier_seen(left, 0)) return false;  // the other loader may have gone before it copied that tile
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(under_way)) || (Ring::WINDOW != Ring::ODD && !wait(together))) return false;
     bulk_copy(slot, from, bytes, now.at, policy);
     now.next();
     under_way.next();
+    together.next();
     used.next();
     tile += u32(LOADERS);
     slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
@@ -629,7 +637,7 @@ struct Core {
   // Elements lo..hi-1 into memory of the block. Threads from `skip` quads on take neighbouring quads; the loads of all
   // parts are under way before the first is looked at.
   template <class Stall>
-  __device__ __forceinline__ bool gather(const Source& source, int lo, int hi, float* out, bool, float, Stall stall, int skip = 0) {
+  __device__ __forceinline__ bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int skip = 0) {
     const bool aligned = lo % 4 == 0 && (u64(out) & 15u) == 0;
     const int quads = aligned ? (hi - lo) / 4 : 0, mine = (thread() + CONSUMERS - skip / 4 % CONSUMERS) % CONSUMERS;
     bool good = true;

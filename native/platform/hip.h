@@ -296,7 +296,7 @@ struct Core {
   __device__ static void published() {}
 
   template <class Stall>
-  __device__ bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
+  __device__ bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
     bool good = true;
     for (int i = lo + thread(); i < hi && good; i += THREADS) {
       float sum = 0;
@@ -308,7 +308,7 @@ struct Core {
         }
         sum = p ? sum + got : got;
       }
-      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+      out[i - lo] = sum;
     }
     acquire_fence();
     return good;

@@ -441,7 +441,7 @@ struct Core {
   // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)
   // is called between two polls.
   template <class Stall>
-  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
+  bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
     int i = lo;
 #if TWIN_VECTOR_EXCHANGE
     constexpr int UNROLL = 4, STEP = UNROLL * VECTOR;
@@ -464,7 +464,7 @@ struct Core {
       }
       for (int j = 0; j < UNROLL; ++j) {
         vfloat* at = reinterpret_cast<vfloat*>(out + (i - lo) + j * VECTOR);
-        *at = add ? *at + scale * sum[j] : sum[j];
+        *at = sum[j];
       }
     }
 #endif
@@ -478,7 +478,7 @@ struct Core {
         }
         sum = p ? sum + got : got;
       }
-      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+      out[i - lo] = sum;
     }
     acquire_fence();
     return true;

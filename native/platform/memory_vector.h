@@ -21,7 +21,7 @@ struct MemoryVector {
   // this = the sum of the source's parts. False: a wait was given up.
   template <class Core, class Stall>
   __device__ bool gather(Core& core, const Source& source, Stall stall) {
-    return core.gather(source, 0, count, at, false, 1.0f, stall);
+    return core.gather(source, 0, count, at, stall);
   }
 
   // this = keep * this + scale * x

@@ -166,7 +166,7 @@ struct Core {
   void published() {}
 
   template <class Stall>
-  bool gather(const Source& source, int lo, int hi, float* out, bool add, float scale, Stall stall, int = 0) {
+  bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
     for (int i = lo + me; i < hi; i += TEAM) {
       float sum = 0;
       for (int p = 0; p < source.parts; ++p) {
@@ -177,7 +177,7 @@ struct Core {
         }
         sum = p ? sum + got : got;
       }
-      out[i - lo] = add ? out[i - lo] + scale * sum : sum;
+      out[i - lo] = sum;
     }
     return true;
   }

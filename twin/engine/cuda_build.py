@@ -18,7 +18,7 @@ from twin.plan.prompt import check_tensor_cores
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 
-HELPER_WARPS = 4  # a warp group: the loader, the keeper, and two that leave at once
+HELPER_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 
 

@@ -308,7 +308,8 @@ def prompt_chip(plan: Plan) -> int:
 def beside_bytes(plan: Plan) -> int:
     """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
     warps = teams_of(plan).warps
-    return 2 * BARRIER_BYTES * (plan.options.ring_slots + warps) + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
+    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda.cuh
+    return 2 * BARRIER_BYTES * barriers + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 
 def step_bytes(plan: Plan) -> int:
