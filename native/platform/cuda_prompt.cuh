@@ -77,7 +77,7 @@ struct Chunk {
   __device__ explicit Chunk(Block& b) : passed(&b.core.signals.passed), stream(nullptr), me(b.core.thread()) {
     int start = 0;
     keep_here(start);
-    shared = reinterpret_cast<u8*>(b.input) - Plan::ring_slots * Plan::slot_bytes + start;  // from the ring on
+    shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + start;  // from the ring on
     keep_here(me);
   }
 

@@ -147,14 +147,10 @@ namespace {
 
 using namespace twin;
 
-struct Ring {
-  u8* slots;
-};
 struct Signals {
   u64 passed;
 };
 struct Core {
-  Ring ring;
   Signals signals;
   int thread() const { return twin::thread; }
   void barrier() const { machine->all.wait(); }
@@ -166,6 +162,8 @@ struct Start {
   int page;
 };
 struct Spans {
+  static constexpr int ring_slots = 2, slot_bytes = 1024;  // of the memory, before the stage's input
+
   Span own;
   Span owned_of(int, int) const { return own; }
   Start streams_at(int) const { return {0}; }
@@ -175,6 +173,7 @@ struct Block {
   Memory memory;
   Spans plan;
   int block;
+  float* input;
 };
 
 }  // namespace
@@ -197,7 +196,7 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
   const int elements = (hi - lo) / unit;
   auto lane = [&](int at) {
     thread = at;
-    Block b = {{{made.shared}, {}}, {stream}, {{lo, hi}}, 0};
+    Block b = {{}, {stream}, {{lo, hi}}, 0, reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
     Chunk chunk(b);
     chunk.open(b);
     for (int time = 0; time < 2; ++time)
