@@ -11,7 +11,7 @@ from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.defaults import default_options
-from twin.plan.types import Execution, HandOffKind
+from twin.plan.types import Execution, HandOffKind, LateParts
 
 TOKENS = 160  # decoded and timed per repeat
 REPEATS = 2
@@ -29,7 +29,7 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
 
     def run(name: str, spec: ModelSpec, ring: int, splits: int, prompt: int = SHORT, *, traced: bool = False, **chosen: Any) -> HeldOut:
-        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, **chosen}
+        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, "late_parts": LateParts.EACH, **chosen}
         chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
         return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
 
@@ -48,6 +48,7 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
         run("laneformer-2b", lanes, 11, 8, traced=True, blocks=few),
         run("laneformer-2b-grid", lanes, 11, 8, blocks=few, handoff=HandOffKind.GRID),
         run("laneformer-2b-b104", lanes, 11, 8, blocks=104),
+        run("laneformer-2b-reduced", lanes, 11, 8, blocks=few, late_parts=LateParts.REDUCED),
         run("qwen3-8b-1k", qwen, 11, 16, 1024 - TOKENS // 2, traced=True),
         run("qwen3-8b-b124", qwen, 11, 8, blocks=124),
         run("qwen2.5-1.5b-1k", coder, 11, 16, 1024, traced=True),
