@@ -55,7 +55,8 @@ class Case:
 def fitted(make: Any, slot_bytes: int) -> Plan:
     """The plan whose ring fills what the vectors leave of a block's shared memory."""
     lone = make(slot_bytes=slot_bytes, ring_slots=1, window_slots=1)
-    slots = 1 + (H200.on_chip_bytes - shared_bytes(lone) - 4 * 192) // slot_bytes  # 192 bytes of barriers for 12 slots, and as many for a window of all
+    barriers = 4 * 192  # bytes for 12 slots, as many of them under way
+    slots = 1 + (H200.on_chip_bytes - shared_bytes(lone) - barriers) // slot_bytes
     made: Plan = make(slot_bytes=slot_bytes, ring_slots=slots, window_slots=slots)
     return made
 

@@ -29,7 +29,8 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
 
     def run(name: str, spec: ModelSpec, ring: int, splits: int, prompt: int = SHORT, *, traced: bool = False, **chosen: Any) -> HeldOut:
-        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, "late_parts": LateParts.EACH, **chosen}
+        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, **chosen}
+        chosen = {"late_parts": LateParts.EACH, **chosen}
         chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
         return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
 
