@@ -16,12 +16,6 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 
   }
 }
 
-// Weights are read once a pass: they leave the caches to what blocks tell each other.
-__device__ __forceinline__ u64 once_policy() {
-  u64 once;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  return once;
-}
 // 16 bytes on their way to shared memory, or zeros.
 __device__ __forceinline__ void copy_weights(u32 to, const u8* from, bool there, u64 once) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(there ? 16 : 0), "l"(once)

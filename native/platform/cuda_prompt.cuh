@@ -252,7 +252,7 @@ struct Chunk {
     const int all = matrix.cols / matrix.tile_cols * slice + (last + STEP_COLUMNS - 1) / STEP_COLUMNS;
     const int share = (all + CONSUMER_WARPS - 1) / CONSUMER_WARPS, left = all - warp * share;
     const int steps = left < 0 ? 0 : left < share ? left : share;  // of this warp
-    const u64 once = once_policy();
+    const u64 once = read_once();
 
     u8* const slots = shared + ChunkShared::slots + warp * (CHUNK_SLOTS * STEP_BYTES);
     const u32 to = shared_address(slots);

@@ -101,7 +101,7 @@ void __syncwarp() { warp().meeting.wait(); }
 // ---- what native/platform/cuda_copies.cuh asks of the machine ------------------------------------------------
 
 u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - machine->shared); }
-u64 once_policy() { return 0; }
+u64 read_once() { return 0; }
 void copy_weights(u32 to, const u8* from, bool there, u64) { asked.push_back({to, from, there}); }
 void copy_activations(u32 to, const u8* from, bool there) { asked.push_back({to, from, there}); }
 void copies_sent() {

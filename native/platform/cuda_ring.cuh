@@ -1,0 +1,102 @@
+// The ring of weight tiles in a block's shared memory, and those who fill it. tests/native/ring.cpp runs it with threads of a CPU.
+#pragma once
+
+namespace twin {
+
+// Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team is done with it.
+// A parity tells two neighbouring phases apart, no more. When a warp looks for tile n, its team's tile before it in the
+// stage has been taken, or all of the stage before have; that tile is at most TURN back: two rounds of the teams, where the
+// last chunk is not of all teams. Its loader copied it after the slots of all its tiles until then had been left, and after
+// the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have been used, and with so many
+// barriers, barrier n % BARRIERS is in the phase of tile n or in that before it.
+struct Ring {
+  static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots), ODD = WINDOW | 1u;
+  static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS), BARRIERS = SLOTS + TURN + ODD;
+  static constexpr u32 STEP = 8;  // bytes of a barrier
+
+  u32 slots;  // addresses in shared memory
+  u32 full;   // [BARRIERS] bytes have arrived; behind them [BARRIERS] CONSUMER_WARPS arrivals: each warp of the team counts for its share
+  u32 tile;   // tiles of the block so far, of all teams
+
+  __device__ static u32 parity_of(u32 tile) { return tile / BARRIERS & 1u; }
+  __device__ u32 full_of(u32 tile) const { return full + tile % BARRIERS * STEP; }
+  __device__ u32 empty_of(u32 tile) const { return full_of(tile) + BARRIERS * STEP; }
+  __device__ u32 slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
+  __device__ __forceinline__ bool there(u32 tile) const { return barrier_seen(full_of(tile), parity_of(tile)); }
+  __device__ __forceinline__ u32 acquire(u32 tile) const {  // its address in shared memory
+    barrier_wait(full_of(tile), parity_of(tile));
+    return slot(tile);
+  }
+  __device__ __forceinline__ void release(u32 tile, int share) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty_of(tile), share);
+  }
+  __device__ void rewind() {}
+};
+
+// One of the ring's barriers and its phase, every LOADERS-th tile: counted, because a division for each is time without copies.
+struct Turn {
+  static constexpr u32 ROUND = Ring::BARRIERS * Ring::STEP;
+
+  u32 at, parity, end;
+
+  __device__ __forceinline__ Turn(u32 first, u32 tile, u32 back) : at(first + tile * Ring::STEP), parity(0), end(first + ROUND) {
+    if (back > tile) at += ROUND, parity = 1;  // the phase before the first has passed
+    at -= back * Ring::STEP;
+  }
+  __device__ __forceinline__ void next() {
+    at += u32(LOADERS) * Ring::STEP;
+    if (at >= end) at -= ROUND, parity ^= 1u;
+  }
+};
+
+// The loader's side: a thread copies every LOADERS-th tile, as far ahead as the window and the ring allow.
+struct Loader {
+  const Ring& ring;
+  u32 left;  // barrier: the consumers are done
+  u64 policy;
+  u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
+  Turn now, under_way, together, used;  // of the tile to come; of that which the window lets it follow; of the other's; of its slot's last
+
+  __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
+      : ring(ring),
+        left(left),
+        policy(read_once()),
+        tile(me),
+        slot(ring.slot(me)),
+        skip(me),
+        now(ring.full, me, 0),
+        under_way(ring.full, me, Ring::WINDOW),
+        together(ring.full, me, Ring::ODD),
+        used(ring.full + Turn::ROUND, me, Ring::SLOTS) {}
+
+  // False: the run is over, and the other loader may have gone.
+  __device__ __forceinline__ bool wait(const Turn& turn) const {
+    while (!barrier_passed(turn.at, turn.parity))
+      if (barrier_seen(left, 0)) return false;
+    return true;
+  }
+
+  // The next tile of the stream. False: the run is over.
+  __device__ __forceinline__ bool fill(const u8* from, int bytes) {
+    if (skip-- > 0) return true;
+    skip = u32(LOADERS) - 1;
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(under_way)) || (Ring::WINDOW != Ring::ODD && !wait(together))) return false;
+    bulk_copy(slot, from, bytes, now.at, policy);
+    now.next();
+    under_way.next();
+    together.next();
+    used.next();
+    tile += u32(LOADERS);
+    slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
+    if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot -= Ring::SLOTS * u32(Plan::slot_bytes);
+    return true;
+  }
+
+  // Nothing may arrive after the block has left.
+  __device__ void drain() {
+    for (u32 back = u32(LOADERS); back <= tile && back < Ring::SLOTS + u32(LOADERS); back += u32(LOADERS)) ring.acquire(tile - back);
+  }
+};
+
+}  // namespace twin
