@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from tests.command_line import TINY, Twin
 from twin.engine.save import save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
+from twin.study import store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_earlier_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Results of studies that an earlier run of the tests left in the user's cache are not found again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(store.VARIABLE, str(tmp_path_factory.mktemp("points")))
+        yield
 
 
 @pytest.fixture
