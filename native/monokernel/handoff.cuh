@@ -200,8 +200,11 @@ __device__ __forceinline__ Output output_of(const Block& b, const Stage& stage) 
   return {&value, &b.launch, b.memory.exchange + at, at, value.pushed ? b.plan.ranks - 1 : 0};
 }
 
+// No NaN may look like the sentinel.
+__device__ __forceinline__ float unlike_sentinel(float value) { return value == value ? value : bits_as<float>(PUBLISHED_NAN); }
+
 __device__ __forceinline__ void publish(const Block& b, const Output& out, int element, float value) {
-  const float safe = value == value ? value : bits_as<float>(PUBLISHED_NAN);  // no NaN may look like the sentinel
+  const float safe = unlike_sentinel(value);
   store_shared(out.own + element, safe);
   for (int i = 1; i <= out.others; ++i) {  // each rank starts with its next neighbour, so that no link is hit by all
     const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;

@@ -149,7 +149,7 @@ __device__ __forceinline__ bool sum_late_parts(const Launch& launch, const RankM
     asm volatile("" : "+r"(away));
 #pragma unroll
     for (int i = 0; i < LATE_AT_ONCE; ++i)
-      if (i < left) store_shared(at + away + 32 * i, sum[i] == sum[i] ? sum[i] : bits_as<float>(PUBLISHED_NAN));
+      if (i < left) store_shared(at + away + 32 * i, unlike_sentinel(sum[i]));
   }
   return true;
 }

@@ -125,7 +125,7 @@ struct Packed {
 // A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the tiles of some column
 // slices, and each lane keeps the VECTOR elements of its columns in each of them. With fewer slices than teams, several
 // teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_ = 0>
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_>
 struct TeamVector {
   static constexpr int AHEAD = AHEAD_;  // registers of a lane for weights taken before a stage's inputs are there
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;

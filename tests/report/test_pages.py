@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import plotly.graph_objects
 import pytest
@@ -17,6 +18,7 @@ from twin.plan.types import Plan
 from twin.report import figures, pages
 from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
+from twin.sim.trace import Trace, named_track, span
 from twin.study.sensitivity import Effect
 
 NODE = load_node("1xh200")
@@ -120,3 +122,16 @@ def test_table_escapes_and_marks() -> None:
 
 def test_every_cause_has_a_colour(result: Result) -> None:
     assert set(result.attribution) == set(figures.COLOURS)
+
+
+def test_what_ended_as_the_step_began_is_not_shown_whatever_its_times_round_to() -> None:
+    start, middle, end = 3_387_434_596, 3_389_668_739, 3_394_916_953  # ps; in microseconds, begin + duration is end, or just above it
+    events = (
+        named_track(0, 0, "Block[0].consumer"),
+        span("sample", "stage", 0, 0, start, end),
+        span("consumer", "consumer", 0, 0, middle, end),
+        span("embed", "stage", 0, 0, end, end + 5_000_000),
+        span("consumer", "consumer", 0, 0, end, end + 5_000_000),
+    )
+    shown = pages._spans(SimpleNamespace(trace=Trace(events), step_ends_ps=(end, end + 5_000_000)))[1]  # type: ignore[arg-type]
+    assert [one.label for one in shown] == ["embed"]

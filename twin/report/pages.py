@@ -187,7 +187,8 @@ def traced_blocks(plan: Plan) -> list[int]:
 def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:
     """The last step of a trace as (critical path, blocks of the first GPU), in microseconds since that step began."""
     assert result.trace is not None
-    begin = (result.step_ends_ps[-2] if len(result.step_ends_ps) > 1 else 0) / US
+    begin_ps = result.step_ends_ps[-2] if len(result.step_ends_ps) > 1 else 0
+    begin = begin_ps / US
     names: dict[object, str] = {}
     stage: dict[object, str] = {}
     path: list[figures.Span] = []
@@ -197,7 +198,7 @@ def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:
         tid = event.get("tid")
         if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 0:
             names[tid] = str(event["args"]["name"])
-        if event["ph"] != "X" or event["ts"] + event["dur"] <= begin:
+        if event["ph"] != "X" or round((event["ts"] + event["dur"]) * US) <= begin_ps:  # a stage and its parts end at the same picosecond
             continue
         start, end = event["ts"] - begin, event["ts"] + event["dur"] - begin
         if event["pid"] == CRITICAL:
