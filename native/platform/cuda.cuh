@@ -257,6 +257,10 @@ __device__ __forceinline__ u64 read_once() {
   return policy;
 }
 
+// What this thread has read and written in shared memory comes before what bulk copies will write there. An arrival at a barrier
+// does not wait for loads whose results nobody has used yet.
+__device__ __forceinline__ void leave_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Starts a copy of `bytes` from global to shared memory; the barrier's phase ends when they are there.
 __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier, u64 policy) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(bytes) : "memory");
@@ -469,7 +473,10 @@ struct Core {
         there = there && at.more() && !Vector::beyond(slice) && __shfl_sync(0xFFFFFFFFu, int(ring.there(tile)), 0);
         if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
-        if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+        if (there && at.last()) {
+          leave_to_copies();
+          ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+        }
         ahead.held += there;
       }
       if (there) at.next();

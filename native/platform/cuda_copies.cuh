@@ -37,7 +37,4 @@ __device__ __forceinline__ void prefetch_weights(const u8* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// What was written to shared memory comes before what bulk copies will write there.
-__device__ __forceinline__ void chunk_memory_left() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 }  // namespace twin

@@ -95,7 +95,7 @@ struct Chunk {
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
   template <class Block>
   __device__ void finish(Block&) {
-    chunk_memory_left();
+    leave_to_copies();
     barrier_arrive(shared_address(passed));
   }
 

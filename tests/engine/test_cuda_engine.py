@@ -220,6 +220,18 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
         assert running.generate(tokens, max_tokens=200).tokens == made.tokens
 
 
+def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:
+    """Loads whose results nobody had used yet met the next copy into their slot, with six or more slots in flight."""
+    plan = wide("llama-3.2-1b", 4)
+    plans = [replace(plan, options=replace(plan.options, ring_slots=12, window_slots=window)) for window in (2, 12)]
+    ids = [int(t) for t in np.random.default_rng(SEED).integers(0, plan.spec.vocab, 40)]
+    seen = []
+    for one in plans:
+        with CudaEngine(one, weights_of(plan)) as running:
+            seen += [running.logits(ids) for _ in range(4)]
+    assert all(np.array_equal(seen[0], later) for later in seen[1:])
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_sampled_tokens_are_those_of_the_python_sampler(execution: Execution) -> None:
     plan = planned(execution=execution, **FULL_PLAN)
