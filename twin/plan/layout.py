@@ -25,12 +25,13 @@ from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts
 PAGE_BYTES = 4096  # streams of blocks start on a page
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
-SIGNAL_BYTES = 32 * 16 + 40  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
+MOST_SCAN_HEADS = 2  # of a warp: a head takes 16 registers of each lane
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
 
@@ -285,7 +286,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
 def _team_sizes(plan: Plan) -> dict[str, int]:
     """NVIDIA: warps that compute, and how they share the matrices of each input."""
     teams = teams_of(plan)
-    sizes = {"consumer_warps": teams.warps}
+    sizes = {"consumer_warps": teams.warps, "scan_heads": scan_heads(plan)}
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
     return sizes
@@ -333,7 +334,8 @@ def _scratch_floats(plan: Plan) -> int:
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            merge = _up(max(MOST_WARPS, group) * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            partials = max(teams_of(plan).warps * scan_heads(plan), MOST_WARPS, group)
+            merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
             gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])
@@ -346,6 +348,14 @@ def _scratch_floats(plan: Plan) -> int:
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
+
+
+def scan_heads(plan: Plan) -> int:
+    """NVIDIA: query heads for which a warp reads a cached key once: a group in as few sets as possible, and as even ones."""
+    if not plan.limits.teams or not plan.shard.kv_heads:
+        return 1
+    group = plan.shard.heads // plan.shard.kv_heads
+    return -(-group // -(-group // MOST_SCAN_HEADS))
 
 
 def _half_floats(plan: Plan) -> int:
