@@ -14,6 +14,7 @@ from tests.native.test_device_builds import BUILDS, H200, NAMES, planned
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Kernel, Place, Row, read_kernel
 from twin.errors import ToolchainError
+from twin.plan.types import Plan
 
 RELEASE, FINISH = GIVING
 NVDISASM = find_nvdisasm()
@@ -30,9 +31,10 @@ needs_nvdisasm = pytest.mark.skipif(
 )
 
 
-def compiled(model: str, name: str, folder: Path) -> tuple[Program, Kernel]:
+def compiled(plan: Plan, folder: Path) -> tuple[Program, Kernel]:
+    """The machine code of a plan's kernel; skips without a compiler."""
     try:
-        cubin = compile_cubin(planned(model, H200, **NAMES[name]), lines=True).cubin
+        cubin = compile_cubin(plan, lines=True).cubin
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
@@ -45,7 +47,7 @@ def compiled(model: str, name: str, folder: Path) -> tuple[Program, Kernel]:
 @needs_nvdisasm
 @pytest.mark.parametrize(("model", "name"), [also_spilling(build) for build in BUILDS])
 def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str, tmp_path: Path) -> None:
-    program, kernel = compiled(model, name, tmp_path)
+    program, kernel = compiled(planned(model, H200, **NAMES[name]), tmp_path)
     found = arrivals(program, kernel)
     assert {arrival.function for arrival in found} >= {RELEASE, *([FINISH] if "prompt_chunk" in NAMES[name] else [])}
     assert sum(from_ring(kernel, one.at) for one in program.code if is_load(one)) >= 8
@@ -55,7 +57,7 @@ def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str
 @needs_nvdisasm
 def test_weights_taken_ahead_need_their_fence(tmp_path: Path) -> None:
     """Without it, as the kernel once was, sums were wrong on an H200 with six or more slots in flight."""
-    program, kernel = compiled("llama-3.2-1b", "defaults", tmp_path)
+    program, kernel = compiled(planned("llama-3.2-1b", H200), tmp_path)
     fences = {one.at for one in program.code if any("leave_to_copies" in place.function for place in kernel.places(one.at))}
     without = tuple(replace(one, name="NOP", result=0, read=0, waits=0) if one.at in fences else one for one in program.code)
     found = [arrival for arrival in arrivals(replace(program, code=without), kernel) if arrival.pending]

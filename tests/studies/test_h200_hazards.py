@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.scoreboards import arrivals
+from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from twin.engine.cuda_lines import Kernel, Place, Row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "h200-acceptance"))
 import hazards
+from sanitizer import sanitizer_plans
+from shapes import Bench
 
 COPY = hazards.lines_of(*hazards.COPY)
 READ = hazards.lines_of(*hazards.READS[0])
@@ -55,6 +59,15 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
     assert verdict.others == ("write at +0x28140 (no source line) and read at +0x10020 (no source line)",)
     assert verdict.unseen == 2
     assert hazards.judged("========= COMPUTE-SANITIZER\n") is None
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(7))
+def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: Path) -> None:
+    found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number], tmp_path))
+    assert found
+    assert [arrival for arrival in found if arrival.pending] == []
 
 
 # ---- reads whose line the tool did not find --------------------------------------------------------------------------------------
