@@ -15,6 +15,7 @@ from pathlib import Path
 
 LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/$")
 SECOND = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/$")
+SIZE = 16  # bytes of an instruction
 CONTROL = 41  # the lowest control bit of an instruction's second word
 NONE = 7  # of six scoreboards
 JUMP = re.compile(r"`\(([^)]+)\)|(\.L_x_\d+)")
@@ -61,6 +62,8 @@ def read(listing: str) -> Program:
             if not second:
                 raise ValueError(f"no second word behind {line.strip()!r}: not by nvdisasm -hex, or not of compute capability 7.0 or later")
             code.append(_instruction(first, int(second[1], 16) >> CONTROL))
+            if code[-1].at != SIZE * (len(code) - 1):
+                raise ValueError(f"what stands before {line.strip()!r} is not understood")
         elif line.endswith(":") and not line[0].isspace():
             labels[line[:-1]] = len(code)
     return Program(tuple(code), tuple(_next(code, labels)))
@@ -79,16 +82,17 @@ def _next(code: list[Instruction], labels: dict[str, int]) -> list[tuple[int, ..
     for number, one in enumerate(code):
         if one.name.startswith("CALL"):
             behind.setdefault(_target(one, labels), []).append(number + 1)
+    together = {labels[b or a] for one in code if one.name.startswith("BSSY") for a, b in JUMP.findall(one.operands)}
     found = []
     for number, one in enumerate(code):
-        if one.name.startswith(UNKNOWN):
+        if one.name.startswith(UNKNOWN) or (one.name.startswith("BSYNC") and number + 1 not in together):
             raise ValueError(f"{one.name} at {one.at:#x}: nobody knows where it leads")
         falls = [number + 1] if number + 1 < len(code) else []
         if one.name == "EXIT":
             led = []
         elif one.name.startswith("RET"):
             led = behind.get(max((f for f in functions if f <= number), default=-1), [])
-        elif one.name.startswith("BSSY"):  # only names where BSYNC, which stands before that label, lets the threads go on together
+        elif one.name.startswith("BSSY"):  # names where threads go on together: behind their BSYNC, as is made sure of above
             led = []
         else:
             led = [labels[a or b] for a, b in JUMP.findall(one.operands)]

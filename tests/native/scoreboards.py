@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.native.disassembly import Instruction, Program
+from tests.native.disassembly import SIZE, Instruction, Program
 from twin.engine.cuda_lines import Kernel, Place
 
 GIVING = ("4Ring7release", "5Chunk6finish")  # parts of mangled names: after these, copies may write what this warp has read
@@ -42,6 +42,8 @@ class Arrival:
 
 def arrivals(program: Program, kernel: Kernel) -> list[Arrival]:
     """Every arrival that gives memory back to copies."""
+    if program.code[-1].at + SIZE != len(kernel.code):
+        raise ValueError(f"the listing ends at {program.code[-1].at:#x}, the kernel has {len(kernel.code)} bytes")
     before = _under_way(program)
     found = []
     for number, one in enumerate(program.code):

@@ -144,7 +144,10 @@ def test_a_prompts_memory_is_given_back_after_all_loads() -> None:
     assert pending(f"{LOAD} ; W0", GIVE, EXIT, takes=elsewhere, gives=FINISH) == [0]
 
 
-@pytest.mark.parametrize(("listed", "why"), [("BRX R6 -0x20", "names no targets"), ("JMP 0x100", "nobody knows where it leads")])
+@pytest.mark.parametrize(
+    ("listed", "why"),
+    [("BRX R6 -0x20", "names no targets"), ("JMP 0x100", "nobody knows where it leads"), ("BSYNC B0", "nobody knows where it leads")],
+)
 def test_jumps_to_nowhere_known_are_refused(listed: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         pending(listed, GIVE, EXIT)
