@@ -264,17 +264,18 @@ struct Scan : Item {
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
       const bool streamed = first < cached();  // else the newest is alone
-      const u8* const tile = streamed ? core.cache_tile() : fresh;
+      const u8* const tile = streamed ? core.cache_tile() : nullptr;
       const int count = least(TILE, to - first), here = newest - first;
       TWIN_ONCE
       for (int p = among(b) * UNITS; p < count && heads > 0; p += STRIDE) {
         TWIN_UNROLL
         for (int k = 0; k < Core::POSITIONS; ++k) {
           const int at = p + b.core.lane() / Core::POSITION_LANES + k * APART;
+          const bool near = at == here || !streamed;
+          const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;  // numbers, also where nothing is held
           rows.held[k] = at < count;
-          const u8* const key = at == here ? fresh : tile + (at < count ? at : 0) * ROW;
           rows.key[k].load_near(core, key);
-          rows.value[k].load_near(core, key + (at == here ? ROW : TILE * ROW));
+          rows.value[k].load_near(core, key + (near ? ROW : TILE * ROW));
         }
         partial.scan(b, queries, heads, rows);
       }

@@ -76,7 +76,7 @@ BUILDS = [
 def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) -> None:
     plan = planned(model, H200, **NAMES[name])
     try:
-        report = compile_cubin(plan)
+        report = compile_cubin(plan, lines=True)  # as test_scoreboards.py needs it: one compile for both
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
