@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
@@ -360,6 +361,20 @@ def scan_heads(plan: Plan) -> int:
     group = plan.shard.heads // plan.shard.kv_heads
     sets = -(-group // 2) if plan.kv.item_positions >= LONG_SCAN else group
     return -(-group // min(sets, teams_of(plan).warps))
+
+
+def check_cache_tiles(plan: Plan) -> None:
+    """NVIDIA: cached keys and values come through the ring. Raises PlanError where a slot holds none, or where bulk copies cannot start."""
+    row = plan.shard.head_dim * plan.kv.dtype.bytes
+    if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
+        return
+    if row % UNIT_BYTES:
+        raise PlanError(
+            f"head_dim={plan.shard.head_dim}: a cached key of {row} bytes is no multiple of {UNIT_BYTES}, a bulk copy's grain on NVIDIA; "
+            "use a wider kv_dtype, or run on the host"
+        )
+    if plan.options.slot_bytes < 2 * row:
+        raise PlanError(f"slot_bytes={plan.options.slot_bytes} holds no cached key and value of {row} bytes each: use at least {2 * row}")
 
 
 def _half_floats(plan: Plan) -> int:
