@@ -223,7 +223,7 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
 @pytest.mark.parametrize(("execution", "max_context"), [(Execution.RESIDENT, 64), (Execution.RESIDENT, 512), (Execution.GRAPH, 64)])
 @pytest.mark.parametrize("spec", [LLAMA, LANED], ids=lambda spec: spec.name)
 def test_caches_of_several_tiles_match_the_reference(spec: ModelSpec, execution: Execution, max_context: int) -> None:
-    """Sixteen positions a tile; the newest key and value are not in one, and stand alone when all before fill theirs. Long scans: two heads a key."""
+    """Sixteen positions a tile; the newest is in none, and stands alone when all before fill theirs. Long scans: two heads a key."""
     plan = planned(spec, slot_bytes=512, ring_slots=4, window_slots=2, attention_splits=1, execution=execution, max_context=max_context)
     tokens = (5 * TOKENS)[:60]
     wanted = expected(plan, tokens)
