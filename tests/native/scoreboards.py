@@ -16,8 +16,8 @@ from tests.native.disassembly import SIZE, Instruction, Program
 from twin.engine.cuda_lines import Kernel, Place
 
 GIVING = ("4Ring7release", "5Chunk6finish")  # parts of mangled names: after these, copies may write what this warp has read
-OTHERS = ("4Core5begin", "10keep_house", "9bulk_copy")  # arrivals that let nobody write: at `go` and `done`, and for bytes to come
-TAKING = "14load_shared_at"  # loads weights from a slot
+OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")  # arrivals that let nobody write: at `go` and `done`, and for bytes to come
+TAKING = ("14load_shared_at", "9load_near")  # load weights, cached keys and values from a slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _giver(places: tuple[Place, ...]) -> tuple[int, str]:
 def from_ring(kernel: Kernel, at: int) -> bool:
     """Does the load at byte `at` read a slot of the ring? One from nobody knows where does."""
     places = kernel.places(at)
-    return not places or any(TAKING in place.function for place in places)
+    return not places or any(any(name in place.function for name in TAKING) for place in places)
 
 
 def is_load(one: Instruction) -> bool:
