@@ -54,14 +54,13 @@ HOST_GROUPS: Groups = {
     "turns": ("sharing.switch_s",),
 }
 GPU_GROUPS: Groups = {
-    "memory": (
+    "streams": (  # together: a short copy shows the loader, the consumer or the latency, whichever takes longest
         "memory.stream_bytes_per_s",
         "memory.latency_s",
         "block.load_bytes_per_s",
         "warps.pair_bytes_per_s",
         "warps.copy_s",
-    ),
-    "consumer": (
+        "warps.watch_s",
         "block.bf16_bytes_per_s",
         "block.fp16_bytes_per_s",
         "block.fp32_bytes_per_s",
@@ -78,7 +77,7 @@ GPU_GROUPS: Groups = {
         "warps.vector_s",
         "warps.heads_s",
         "warps.crowd_bytes_per_s",
-        "warps.watch_s",
+        "l2.bytes_per_s",
     ),
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers
     "sample": ("block.sample_element_s",),

@@ -17,6 +17,7 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
+ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
@@ -60,26 +61,40 @@ def tile_cost(block: BlockUnit, dtype: DType, *, size: int, finished_rows: int) 
 
 @dataclass(frozen=True, slots=True)
 class TeamWork:
-    """What a tile costs a block of warps beyond its bytes."""
+    """What a tile costs a block of warps."""
 
-    size: int  # bytes that are multiplied: rows are taken a few at once, also where there are fewer
+    weights: float  # that are multiplied, those of idle lanes and of repeated rows included
     reduction_ps: int
 
 
-def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, size: int) -> TeamWork:
-    """Each warp of a team sums its lanes once for a few rows and all the column slices that it sees of them.
+def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int) -> TeamWork:
+    """A tile's share of the round in which the block's teams take it, each its own tiles at the same time.
 
-    All warps do so side by side, so a tile bears the share of its team in the block; of several slices each bears its part.
+    A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
+    and whether all lanes of a team hold columns or some: a warp loads and multiplies ROWS_AT_ONCE rows of each slice that it sees,
+    and then sums its lanes once.
     """
     if warps is None:
-        return TeamWork(size, 0)
+        return TeamWork(rows * cols, 0)
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
-    groups = -(-rows // ROWS_AT_ONCE)
-    slices_of_a_warp = -(-team.slices // team.teams)
-    reduction = warps.reduction_s.value * groups * team.size / (team.warps * slices_of_a_warp)
-    return TeamWork(size * groups * ROWS_AT_ONCE // rows, picoseconds(reduction))
+    pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
+    held = team.chunks * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    return TeamWork(pieces * held / tiles, picoseconds(pieces * warps.reduction_s.value / tiles))
+
+
+def teams_at_once(matrix: Matrix) -> int:
+    """Row groups whose tiles a block of warps takes side by side."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    return team.groups if team else 1
+
+
+def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
+    """A team's loads of ROWS_AT_ONCE rows of one slice from the chip's memory, all lanes."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes if team else 0
+    return picoseconds(size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
 def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> Cost:
@@ -121,14 +136,19 @@ def vector_chunks(matrix: Matrix) -> int:
     return team.chunks if team else 1
 
 
-def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
-    """What a block of warps asks of L2 for a whole vector: a lane's elements lie side by side, so that each of its loads, of up to
-    `aligned` bytes, takes whole sectors of which it uses a part; teams that hold the same columns ask for them again."""
+def vector_bytes(matrix: Matrix, *, aligned: int, within: int = 0) -> int:
+    """What a block of warps asks of L2 for a whole vector, in loads of up to `aligned` bytes.
+
+    Neighbouring lanes that hold columns alike (of the same `within` elements, if given) load side by side; without neighbours each load
+    takes a whole sector of which it uses a part. Teams that hold the same columns ask for them again.
+    """
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return FP32_BYTES * matrix.cols
     lane = FP32_BYTES * team.vector
-    return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
+    lanes = lane // min(lane, aligned)
+    together = all(columns % (team.vector * lanes) == 0 for columns in (matrix.tile_cols, matrix.cols, within))
+    return FP32_BYTES * matrix.cols * team.groups * (1 if together else lanes)
 
 
 def partial_alignment(width: int) -> int:

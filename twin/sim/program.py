@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
+from twin.plan.teams import taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -37,6 +38,7 @@ VECTOR_KINDS = (  # gather whole vectors
     StageKind.HYPER, StageKind.LATENT, StageKind.QUERY, StageKind.ABSORB, StageKind.HEAD_OUT, StageKind.DELTA_IN, StageKind.ROUTER,
     StageKind.SHARED_DOWN, StageKind.ROUTED_DOWN,
 )  # fmt: skip
+AHEAD_KINDS = (StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.STREAM)
 FIXED_CAUSES = {
     StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION, StageKind.INDEX: ATTENTION,
     StageKind.DELTA: ATTENTION, StageKind.ROUTE: ROUTING,
@@ -47,7 +49,7 @@ FIXED_CAUSES = {
 class ReadWork:
     channel: int  # -1: a barrier or kernel border already guarantees it
     previous_step: bool
-    size: int  # bytes, all parts
+    size: int  # bytes that it loads, all parts
     cost_ps: int
     rounds: int  # of loads that follow each other and queue behind the stream
     cause: int  # of the gather
@@ -84,6 +86,7 @@ class StageWork:
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
     aside: bool = False  # made by the block's helper, beside the stages that follow
+    ahead: tuple[int, ...] = ()  # consumer time of the first slots where they were taken from the ring before the reads had succeeded
     asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
@@ -250,6 +253,7 @@ class _Lowering:
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
             aside=self._aside(stage),
+            ahead=self._ahead(stage, weights),
             asks=self._asks(stage),
         )
         self.works[key] = work
@@ -274,7 +278,7 @@ class _Lowering:
         key = (words, rounds, loaded)
         if key not in self.gathers:
             self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
-        return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
+        return ReadWork(channel, read.previous_step, loaded or words * FP32_BYTES, self.gathers[key], rounds, cause)
 
     def _aside(self, stage: Stage) -> bool:
         """A warp that a block has to spare sums late parts."""
@@ -283,6 +287,13 @@ class _Lowering:
     def _asks(self, stage: Stage) -> int:
         behind = self.plan.stages[stage.index + 1 :]
         return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
+
+    def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
+        """What a block of warps has loaded into registers before the inputs are there it has only to multiply."""
+        if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
+            return ()
+        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, cost.WARPS[0])])
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -300,7 +311,7 @@ class _Lowering:
             return 0
         splits = self._splits(stage, read)
         if splits:
-            return cost.vector_bytes(stage.matrix, aligned=self._alignment(read)) * splits if stage.matrix else size
+            return self._partial_bytes(stage.matrix, read) * splits if stage.matrix else size
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -315,21 +326,24 @@ class _Lowering:
         reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
         if not self._polled() or reader is None or reader.matrix is None:
             return 0
-        size = cost.vector_bytes(reader.matrix, aligned=self._alignment(reader.reads[0]))
+        size = self._partial_bytes(reader.matrix, reader.reads[0])
         return size * cost.PARTS_AT_ONCE // cost.vector_chunks(reader.matrix)
 
-    def _alignment(self, read: Read) -> int:
-        """Bytes of one load of attention's partial outputs."""
-        value = self.plan.values[read.value]
+    def _partial_bytes(self, matrix: Matrix, read: Read) -> int:
+        """Of one split of attention's partial outputs, as a block of warps loads them."""
+        value, shard = self.plan.values[read.value], self.plan.shard
         scan = self.plan.stages[value.stage].scan
-        return cost.partial_alignment(value.elements // (scan.items if scan else self.plan.shard.kv_heads * self.plan.kv.splits))
+        width = value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits)
+        return cost.vector_bytes(matrix, aligned=cost.partial_alignment(width), within=scan.dim if scan else shard.head_dim)
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
         producer = self.plan.stages[self.plan.values[read.value].stage]
         if stage.kind is not StageKind.O_PROJ or producer.kind is not StageKind.ATTENTION:
             return 0
-        return producer.scan.splits if producer.scan else self.plan.kv.splits
+        if producer.scan:
+            return producer.scan.splits
+        return min(self.plan.kv.splits, self.plan.options.context // self.plan.kv.page + 1)  # others hold no position yet
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
@@ -425,20 +439,25 @@ class _Lowering:
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
-        known: dict[tuple[int, int, int], tuple[int, int]] = {}
+        known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        at_once = cost.teams_at_once(matrix)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
-            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0)
+            begun = lo - (lo - first) % matrix.batch_rows
+            groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
+            number = (lo - begun) // matrix.tile_rows
+            together = min(at_once, groups - number // at_once * at_once)
+            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
             if tile not in known:
                 known[tile] = self._tile(matrix, *tile, tokens)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
-    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, tokens: int) -> tuple[int, int]:
+    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(device.warps, matrix, rows=rows, size=size)
-        tile = consume.Tile(matrix.format, team.size, rows * cols * team.size // size, finished, team.reduction_ps)
+        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups)
+        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.reduction_ps)
         return consume.tile_ps(device, dtype, tile, tokens), size
 
     def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
