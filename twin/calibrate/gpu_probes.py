@@ -77,7 +77,7 @@ def _idle(blocks: int, **changes: Any) -> Options:
 def _stages(limits: Limits) -> Iterator[Question]:
     """Stages of almost no bytes and no hand-off: a lone tile's way through the block is longer than its share of many."""
     for blocks in (1, limits.blocks):
-        yield f"stages-b{blocks}", "streams", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
+        yield f"stages-b{blocks}", "consumer", stream_probe(_idle(blocks), limits, rows=blocks, cols=256, stages=4 * STAGES)
 
 
 def _exchanges(limits: Limits) -> Iterator[Question]:
@@ -121,21 +121,21 @@ def _memory(limits: Limits) -> Iterator[Question]:
     """
     every = limits.blocks
     for slot in (4, 8, 16, 32, 64):
-        yield f"stream-slot{slot}K", "streams" if slot == 4 else "checked", _stream(limits, _options(every, slot * KIB))
+        yield f"stream-slot{slot}K", "memory" if slot == 4 else "checked", _stream(limits, _options(every, slot * KIB))
     for blocks in (FEW, every // 4, every // 2, 96, 128):
         yield f"stream-b{blocks}", "checked", _stream(limits, _options(blocks))
     for window in WINDOWS[:-1]:
-        yield f"stream-window{window}", "streams", _stream(limits, _options(every, window_slots=window))
-    yield "stream-b96-window3", "streams", _stream(limits, _options(96, window_slots=3))
+        yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
+    yield "stream-b96-window3", "memory", _stream(limits, _options(96, window_slots=3))
     for window in (1, 2, 4, RING_BYTES // SLOT):
-        yield f"lone-window{window}", "streams", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
-    for slot, group in ((4, "streams"), (64, "checked")):  # a slot of two is held by its consumer
+        yield f"lone-window{window}", "memory", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
+    for slot, group in ((4, "consumer"), (64, "checked")):  # a slot of two is held by its consumer
         yield f"lone-slot{slot}K", group, _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
 
 
 def _cache(limits: Limits) -> Iterator[Question]:
     for blocks in (1, limits.blocks // 4):
-        yield f"cached-b{blocks}", "streams", _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
+        yield f"cached-b{blocks}", "consumer", _stream(limits, _options(blocks, weight_dtype=DType.FP32), IN_CACHE)
     yield "cached-window1", "checked", _stream(limits, _options(1, window_slots=1, weight_dtype=DType.FP32), IN_CACHE)
 
 
@@ -143,12 +143,12 @@ def _consumers(limits: Limits) -> Iterator[Question]:
     """Weights that stay in L2, by type and by the tile's shape; short matrices show what a stage costs beside its bytes."""
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
         for cols in (512, 896, COLS, 4096, 12288) if dtype is DType.BF16 else (COLS,):
-            yield f"rows-{dtype.value}-{cols}", "streams", _stream(limits, _options(FEW, weight_dtype=dtype), IN_CACHE, cols=cols)
+            yield f"rows-{dtype.value}-{cols}", "consumer", _stream(limits, _options(FEW, weight_dtype=dtype), IN_CACHE, cols=cols)
     for slot in (8, 32):
-        yield f"rows-slot{slot}K", "streams", _stream(limits, _options(FEW, slot * KIB), IN_CACHE, cols=4096)
+        yield f"rows-slot{slot}K", "consumer", _stream(limits, _options(FEW, slot * KIB), IN_CACHE, cols=4096)
     for rows in (4, 16, 64):  # of each block and stage
         options = _options(FEW)
-        yield f"short-{rows}", "streams", stream_probe(options, limits, rows=rows * FEW, cols=COLS, stages=max(2, 512 // rows))
+        yield f"short-{rows}", "consumer", stream_probe(options, limits, rows=rows * FEW, cols=COLS, stages=max(2, 512 // rows))
 
 
 def _attention(limits: Limits) -> Iterator[Question]:

@@ -43,21 +43,22 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
         return {"launch.restart_s": max(device.launch.restart_s.value, RESTART * device.memory.latency_s.value)}
     if group == "chain":  # nor below the idle hop
         return {"handoff.loaded_hop_s": LOADED * device.handoff.hop_s.value}
-    if group != "streams":
+    if group not in ("memory", "consumer"):
         return {}
     rate = {p.name: p.plan.weight_bytes() / seconds[p.name] for p in probes}
+    alone = [p for p in probes if p.plan.blocks == 1]
+    if group == "consumer":
+        found: dict[str, float] = {}
+        for probe in probes:
+            path = f"block.{probe.plan.options.weight_dtype.value}_bytes_per_s"
+            found[path] = max(found.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
+        smallest = min(alone, key=lambda p: p.plan.options.slot_bytes, default=None)
+        return found | ({"warps.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]} if smallest else {})
     found = {"memory.stream_bytes_per_s": max(rate.values())}
-    alone = [p for p in probes if p.plan.blocks == 1 and p.plan.weight_bytes() > device.l2.capacity_bytes.value]
     if alone:
         fastest = max(rate[p.name] for p in alone)
         found["block.load_bytes_per_s"] = fastest
         waits = [p.plan.options.slot_bytes * (1 / rate[p.name] - 1 / fastest) for p in alone if p.plan.options.window_slots == 1]
         if waits and max(waits) > 0:
             found["memory.latency_s"] = max(waits)
-        least = min(alone, key=lambda p: p.plan.options.slot_bytes)
-        found["warps.copy_s"] = least.plan.options.slot_bytes / rate[least.name]
-    for probe in probes:
-        path = f"block.{probe.plan.options.weight_dtype.value}_bytes_per_s"
-        if probe not in alone:
-            found[path] = max(found.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
     return found

@@ -145,7 +145,6 @@ class Warps:
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
     heads_s: Number  # before a scan: the item and its rotations looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
-    crowd_bytes_per_s: Number  # bytes that a block polls for at once over what that adds to a round of the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,19 +136,15 @@ def vector_chunks(matrix: Matrix) -> int:
     return team.chunks if team else 1
 
 
-def vector_bytes(matrix: Matrix, *, aligned: int, within: int = 0) -> int:
-    """What a block of warps asks of L2 for a whole vector, in loads of up to `aligned` bytes.
-
-    Neighbouring lanes that hold columns alike (of the same `within` elements, if given) load side by side; without neighbours each load
-    takes a whole sector of which it uses a part. Teams that hold the same columns ask for them again.
-    """
+def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
+    """What a block of warps asks of L2 for a whole vector, in sectors: a lane's elements lie side by side, so each load of up to `aligned`
+    bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh: requests counted,
+    not sectors). Teams that hold the same columns ask for them again."""
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return FP32_BYTES * matrix.cols
     lane = FP32_BYTES * team.vector
-    lanes = lane // min(lane, aligned)
-    together = all(columns % (team.vector * lanes) == 0 for columns in (matrix.tile_cols, matrix.cols, within))
-    return FP32_BYTES * matrix.cols * team.groups * (1 if together else lanes)
+    return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
 
 
 def partial_alignment(width: int) -> int:
@@ -193,14 +189,14 @@ def positions_at_once(plan: Plan) -> int:
     return entries_at_once(plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads, plan.kv.dtype)
 
 
-def rounds(warps: Warps, plan: Plan, size: int, *, crowd: int) -> Iterator[tuple[int, int]]:
+def rounds(warps: Warps, plan: Plan, size: int, *, crowd: float) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns.
 
-    `crowd`: bytes that each block asks for at once, again and again, when it waits for what comes of the scan.
+    `crowd`: bytes per block that those who wait for what comes of the scan ask for meanwhile: a round's loads come behind them.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(crowd, warps.crowd_bytes_per_s.value))
+    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(int(crowd), warps.gather_bytes_per_s.value))
     fixed = picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
         yield chunk, cost + (0 if number else fixed)

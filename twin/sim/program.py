@@ -49,7 +49,7 @@ FIXED_CAUSES = {
 class ReadWork:
     channel: int  # -1: a barrier or kernel border already guarantees it
     previous_step: bool
-    size: int  # bytes that it loads, all parts
+    size: int  # bytes, all parts
     cost_ps: int
     rounds: int  # of loads that follow each other and queue behind the stream
     cause: int  # of the gather
@@ -278,7 +278,7 @@ class _Lowering:
         key = (words, rounds, loaded)
         if key not in self.gathers:
             self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
-        return ReadWork(channel, read.previous_step, loaded or words * FP32_BYTES, self.gathers[key], rounds, cause)
+        return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
     def _aside(self, stage: Stage) -> bool:
         """A warp that a block has to spare sums late parts."""
@@ -302,8 +302,6 @@ class _Lowering:
         """Bytes of sectors that a block of warps loads for a read.
 
         Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
-        Not so for attention's partial outputs: in chains of layers nothing of the kind was seen, perhaps because the blocks that make
-        them begin to poll late.
         """
         plan, value = self.plan, self.plan.values[read.value]
         size = words * FP32_BYTES
@@ -311,7 +309,9 @@ class _Lowering:
             return 0
         splits = self._splits(stage, read)
         if splits:
-            return self._partial_bytes(stage.matrix, read) * splits if stage.matrix else size
+            once = self._partial_bytes(stage.matrix, read) if stage.matrix else 0
+            again = min(splits, cost.PARTS_AT_ONCE) * once // cost.vector_chunks(stage.matrix) if stage.matrix and self._polled() else 0
+            return once * splits + again
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -321,20 +321,21 @@ class _Lowering:
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self._polled() and waited_for else size
 
-    def _crowd(self, stage: Stage) -> int:
-        """Bytes of sectors that a block which waits for what comes of a scan has under way; with fewer splits it polls more often."""
+    def _crowd(self, stage: Stage) -> float:
+        """Bytes of sectors per block that those ask for at once, again and again, who have no part in a scan and wait for what comes of it."""
         reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
-        if not self._polled() or reader is None or reader.matrix is None:
-            return 0
+        if not self._polled() or reader is None or reader.matrix is None or not stage.items:
+            return 0.0
+        waiting = sum(1 for lo, hi in stage.items if lo == hi) / len(stage.items)
         size = self._partial_bytes(reader.matrix, reader.reads[0])
-        return size * cost.PARTS_AT_ONCE // cost.vector_chunks(reader.matrix)
+        return waiting * size * cost.PARTS_AT_ONCE / cost.vector_chunks(reader.matrix)
 
     def _partial_bytes(self, matrix: Matrix, read: Read) -> int:
         """Of one split of attention's partial outputs, as a block of warps loads them."""
         value, shard = self.plan.values[read.value], self.plan.shard
         scan = self.plan.stages[value.stage].scan
         width = value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits)
-        return cost.vector_bytes(matrix, aligned=cost.partial_alignment(width), within=scan.dim if scan else shard.head_dim)
+        return cost.vector_bytes(matrix, aligned=cost.partial_alignment(width))
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
@@ -465,7 +466,7 @@ class _Lowering:
         if not stage.items:
             return ()
         if stage.scan is None:
-            return tuple(_kv(self.plan, self.device, stage, block, crowd=self._crowd(stage) if self.device.warps else 0))
+            return tuple(_kv(self.plan, self.device, stage, block, crowd=self._crowd(stage) if self.device.warps else 0.0))
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
@@ -503,7 +504,7 @@ def _fixed_cause(stage: Stage) -> int:
     return FIXED_CAUSES.get(stage.kind, CONSUMER)
 
 
-def _kv(plan: Plan, device: Device, stage: Stage, block: int, *, crowd: int) -> list[tuple[int, int]]:
+def _kv(plan: Plan, device: Device, stage: Stage, block: int, *, crowd: float) -> list[tuple[int, int]]:
     lo, hi = stage.items[block]
     sizes = [cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi)]
     if device.warps is None:
