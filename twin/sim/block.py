@@ -238,7 +238,7 @@ class Block:
         log.append((done, read.cause, None))
 
     def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment], taken: int) -> Timed:
-        """Each slot not before its arrival; the first `taken` have left the ring. Late slots are memory time, early ones the consumer's own.
+        """Each slot not before its arrival; the first `taken` have left the ring. Late ones are memory time, early ones the consumer's own.
 
         Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
         """

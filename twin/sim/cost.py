@@ -9,7 +9,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, team_of
+from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
@@ -72,7 +72,7 @@ def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, grou
 
     A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
     and whether all lanes of a team hold columns or some: a warp loads and multiplies ROWS_AT_ONCE rows of each slice that it sees,
-    and then sums its lanes once.
+    and then sums its lanes once. Lanes that load fewer weights at once need as long: of chains of layers those of 3,072 columns show it.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
@@ -80,7 +80,7 @@ def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, grou
     if team is None:
         raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
     pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
-    held = team.chunks * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    held = team.chunks * team.warps * WARP * VECTORS[0] * ROWS_AT_ONCE
     return TeamWork(pieces * held / tiles, picoseconds(pieces * warps.reduction_s.value / tiles))
 
 
@@ -97,15 +97,16 @@ def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
     return picoseconds(size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> Cost:
+def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
-    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take.
+    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
+    brings all `blocks` of a GPU theirs at the same time.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
-    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded, device.warps.gather_bytes_per_s.value))))
+    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value))))
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
@@ -196,7 +197,7 @@ def rounds(warps: Warps, plan: Plan, size: int, *, crowd: float) -> Iterator[tup
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(int(crowd), warps.gather_bytes_per_s.value))
+    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(int(crowd), warps.crowd_bytes_per_s.value))
     fixed = picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
         yield chunk, cost + (0 if number else fixed)

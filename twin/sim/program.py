@@ -18,6 +18,7 @@ from twin.plan.types import (
     Parts,
     Plan,
     Read,
+    Sampling,
     Span,
     Stage,
     StageKind,
@@ -277,7 +278,7 @@ class _Lowering:
         loaded = self._loaded(stage, read, words)
         key = (words, rounds, loaded)
         if key not in self.gathers:
-            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
+            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded, blocks=plan.options.blocks).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
     def _aside(self, stage: Stage) -> bool:
@@ -302,6 +303,7 @@ class _Lowering:
         """Bytes of sectors that a block of warps loads for a read.
 
         Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
+        Not so for attention's partial outputs: in chains of layers nothing of the kind was seen.
         """
         plan, value = self.plan, self.plan.values[read.value]
         size = words * FP32_BYTES
@@ -309,9 +311,7 @@ class _Lowering:
             return 0
         splits = self._splits(stage, read)
         if splits:
-            once = self._partial_bytes(stage.matrix, read) if stage.matrix else 0
-            again = min(splits, cost.PARTS_AT_ONCE) * once // cost.vector_chunks(stage.matrix) if stage.matrix and self._polled() else 0
-            return once * splits + again
+            return self._partial_bytes(stage.matrix, read) * splits if stage.matrix else size
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -326,7 +326,7 @@ class _Lowering:
         reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
         if not self._polled() or reader is None or reader.matrix is None or not stage.items:
             return 0.0
-        waiting = sum(1 for lo, hi in stage.items if lo == hi) / len(stage.items)
+        waiting = sum(1 for lo, hi in stage.items if lo == hi) / len(stage.items) * self.plan.options.blocks / self.device.blocks
         size = self._partial_bytes(reader.matrix, reader.reads[0])
         return waiting * size * cost.PARTS_AT_ONCE / cost.vector_chunks(reader.matrix)
 
@@ -403,6 +403,8 @@ class _Lowering:
         published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
         resets = reset_words(plan, stage, block)
         normed = plan.tokens if stage.kind in VECTOR_KINDS and stage.vector_elements else 0
+        if self.device.warps and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE) and plan.options.sampling is Sampling.GREEDY:
+            normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         key = (resets, stage.vector_elements, published, normed)
         if key not in self.fixed:
             self.fixed[key] = cost.stage_cost(
