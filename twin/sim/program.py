@@ -303,7 +303,6 @@ class _Lowering:
         """Bytes of sectors that a block of warps loads for a read.
 
         Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
-        Not so for attention's partial outputs: in chains of layers nothing of the kind was seen.
         """
         plan, value = self.plan, self.plan.values[read.value]
         size = words * FP32_BYTES
@@ -311,7 +310,11 @@ class _Lowering:
             return 0
         splits = self._splits(stage, read)
         if splits:
-            return self._partial_bytes(stage.matrix, read) * splits if stage.matrix else size
+            if stage.matrix is None:
+                return size
+            once = self._partial_bytes(stage.matrix, read)
+            again = min(splits, cost.PARTS_AT_ONCE) * once // cost.vector_chunks(stage.matrix) if self._polled() else 0
+            return once * splits + again
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
