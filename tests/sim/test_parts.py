@@ -380,8 +380,10 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
-    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s", "crowd_bytes_per_s"), FAST)
-    rates |= dict.fromkeys(("copy_s", "watch_s", "distance_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0)
+    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
+    rates |= dict.fromkeys(
+        ("copy_s", "watch_s", "distance_s", "pause_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0
+    )
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 

@@ -58,7 +58,7 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask("middle-ring5", middle, ring_slots=5)
     yield ask("middle-slot8K", middle, slot_bytes=SLOT // 2, ring_slots=2 * RING, window_slots=2 * WINDOW)
     yield ask("middle-b66", middle, blocks=limits.blocks // 2)
-    yield ask("middle-s1", middle, "checked", attention_splits=1)  # all blocks poll the same few lines: nobody plans so
+    yield ask("middle-s1", middle, attention_splits=1)
     yield ask("middle-1000", middle, positions=1000)
     yield ask("middle-1000-s16", middle, positions=1000, attention_splits=16)
     for kind in (HandOffKind.COUNTER, HandOffKind.GRID):

@@ -193,11 +193,13 @@ def positions_at_once(plan: Plan) -> int:
 def rounds(warps: Warps, plan: Plan, size: int, *, crowd: float) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns.
 
-    `crowd`: bytes per block that those who wait for what comes of the scan ask for meanwhile: a round's loads come behind them.
+    `crowd`: bytes that those who wait for what comes of the scan ask for at each look, a block of the device. Where L2 needs longer for
+    them than they pause between two looks, a round's loads come behind what is left (a closed queue).
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(int(crowd), warps.crowd_bytes_per_s.value))
+    behind = max(0, transfer_ps(int(crowd), warps.gather_bytes_per_s.value) - picoseconds(warps.pause_s.value))
+    cost = turns * (picoseconds(warps.round_s.value) + behind)
     fixed = picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
         yield chunk, cost + (0 if number else fixed)

@@ -21,7 +21,6 @@ from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
 
-
 GOLDEN = (5**0.5 - 1) / 2  # its multiples, less whole numbers, are spread evenly
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
-from twin.plan.teams import taken_ahead
+from twin.plan.teams import WARPS, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -294,7 +294,7 @@ class _Lowering:
         if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
             return ()
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
-        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, cost.WARPS[0])])
+        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, WARPS[0])])
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -325,7 +325,7 @@ class _Lowering:
         return size + at_once if self._polled() and waited_for else size
 
     def _crowd(self, stage: Stage) -> float:
-        """Bytes of sectors per block that those ask for at once, again and again, who have no part in a scan and wait for what comes of it."""
+        """Bytes of sectors, a block of the device, that those ask for at each look who have no part in a scan and wait for its outcome."""
         reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
         if not self._polled() or reader is None or reader.matrix is None or not stage.items:
             return 0.0
