@@ -7,7 +7,8 @@ namespace twin {
 
 constexpr int PARTIAL = HEAD_DIM + 2;  // outputs, maximum, sum
 
-__device__ __forceinline__ int position_of(const Block& b) { return b.plan.probe ? b.plan.context - 1 : b.launch.request.read + b.at.step; }
+__device__ __forceinline__ int position_at(const Plan& plan, const Request& wanted, int step) { return plan.probe ? plan.context - 1 : wanted.read + step; }
+__device__ __forceinline__ int position_of(const Block& b) { return position_at(b.plan, b.launch.request, b.at.step); }
 
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not full.
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
@@ -58,18 +59,26 @@ __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) 
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) store_element<KV>(to + d * type_bytes(KV), head[d]);
 }
 
-// A warp looks at HEADS query heads of an item, and at lanes() / POSITION_LANES positions at a time, of which a lane holds
+// A warp looks at some query heads of an item, and at lanes() / POSITION_LANES positions at a time, of which a lane holds
 // PIECE elements. Neighbouring positions go to different units, so that a short context keeps every unit's chain short.
 constexpr int PIECE = (HEAD_DIM + Core::POSITION_LANES - 1) / Core::POSITION_LANES;
 constexpr int UNITS = Core::lanes() / Core::POSITION_LANES;  // of a warp
 constexpr int ROW = HEAD_DIM * type_bytes(KV);
-constexpr int HEAD_SETS = (GROUP + Core::HEADS - 1) / Core::HEADS;                       // of HEADS query heads
-constexpr int SETS_AT_ONCE = HEAD_SETS < Core::warps() ? HEAD_SETS : Core::warps();      // each by warps of its own
-constexpr int POSITION_WARPS = Core::warps() / SETS_AT_ONCE;                             // that share a set's positions
+
+// Sets of HEADS query heads that share one read of a key.
+template <int HEADS>
+struct HeadSets {
+  static constexpr int COUNT = (GROUP + HEADS - 1) / HEADS;
+  static constexpr int AT_ONCE = COUNT < Core::warps() ? COUNT : Core::warps();  // each by warps of its own
+  static constexpr int WARPS = Core::warps() / AT_ONCE;                          // that share a set's positions
+};
+
+constexpr float LOWEST = -1e30f;  // the maximum of nothing: finite, so that no difference of two maxima is undefined
+__device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
 // Running softmax of some query heads over the positions that one unit scanned.
+template <int HEADS>
 struct Partial {
-  static constexpr int HEADS = Core::HEADS;
   float output[HEADS][PIECE];
   float most[HEADS];
   float total[HEADS];
@@ -79,13 +88,10 @@ struct Partial {
     for (int h = 0; h < HEADS; ++h) {
       TWIN_UNROLL
       for (int d = 0; d < PIECE; ++d) output[h][d] = 0.0f;
-      most[h] = -infinity();
+      most[h] = LOWEST;
       total[h] = 0.0f;
     }
   }
-
-  // The same exponent for two maxima of which one may be that of nothing.
-  __device__ static float weight(float most, float top) { return most > -infinity() ? exp32(most - top) : 0.0f; }
 
   // `queries` lie on the chip, [heads][HEAD_DIM].
   template <class Rows>
@@ -111,11 +117,11 @@ struct Partial {
       float top = most[h];
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) top = score[h][p] > top ? score[h][p] : top;
-      const float shrink = weight(most[h], top);
+      const float shrink = softmax_weight(most[h], top);
       float sum = 0;
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) {
-        score[h][p] = weight(score[h][p], top);
+        score[h][p] = softmax_weight(score[h][p], top);
         sum += score[h][p];
       }
       total[h] = total[h] * shrink + sum;
@@ -154,7 +160,7 @@ struct Partial {
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
         const float other = b.core.lane_apart(most[h], apart), top = other > most[h] ? other : most[h];
-        const float mine = weight(most[h], top), theirs = weight(other, top);
+        const float mine = softmax_weight(most[h], top), theirs = softmax_weight(other, top);
         total[h] = total[h] * mine + b.core.lane_apart(total[h], apart) * theirs;
         TWIN_UNROLL
         for (int d = 0; d < PIECE; ++d) output[h][d] = output[h][d] * mine + b.core.lane_apart(output[h][d], apart) * theirs;
@@ -163,41 +169,55 @@ struct Partial {
   }
 };
 
-// Attention of one item (kv head, split) by the block.
-struct Scan {
+// What an item (kv head, split) has in the cache at a step.
+struct Item {
+  u8* keys;  // [item_positions][HEAD_DIM]; the values follow
+  u8* values;
+  int from;  // its positions that count
+  int to;
+  int newest;  // the present token's, the last of them, or -1 when another split holds it
+
+  __device__ __forceinline__ void open(const Plan& plan, const RankMemory& memory, const Stage& stage, int item, int position) {
+    const u64 bytes = u64(plan.item_positions) * ROW;
+    keys = memory.kv + (u64(stage.kv) * plan.kv_items + item) * 2 * bytes;
+    values = keys + bytes;
+    const int splits = plan.splits, split = item % splits, page = position / plan.page;
+    newest = !plan.probe && page % splits == split ? page / splits * plan.page + position % plan.page : -1;
+    from = stage.window && position + 1 > stage.window ? held(plan, position + 1 - stage.window, split) : 0;
+    to = held(plan, position + 1, split);
+  }
+  __device__ __forceinline__ int cached() const { return newest < 0 ? to : to - 1; }  // behind the last of them in memory
+};
+
+// Attention of one item by the block.
+struct Scan : Item {
   struct Rows {  // under way, or there
     Core::Piece key[Core::POSITIONS], value[Core::POSITIONS];
     bool held[Core::POSITIONS];
   };
 
-  static constexpr int STRIDE = POSITION_WARPS * UNITS * Core::POSITIONS;  // positions that all warps of a set look at together
+  static constexpr int HEADS = Core::SCAN_HEADS;
+  using Sets = HeadSets<HEADS>;
+  static constexpr int APART = Sets::WARPS * UNITS;       // positions that all warps of a set look at together
+  static constexpr int STRIDE = APART * Core::POSITIONS;  // the same, in one of their rounds
+  static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE, "what came through the ring is there once");
 
-  u8* keys;  // [item_positions][HEAD_DIM]; the values follow
-  u8* values;
-  const u8* fresh;  // the newest key and value, on the chip
-  int from;         // positions of the item that count
-  int to;
-  int newest;  // the present token's, or -1 when another split holds it
-  Rows rows, next;  // to look at next, and after that; of the block's first item asked for before the queries were there
+  const u8* fresh;   // the newest key and value, on the chip
+  Rows rows, next;   // from memory: to look at next, and after that; of the block's first item asked for before the queries were there
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
-    const u64 bytes = u64(b.plan.item_positions) * ROW;
-    keys = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + item) * 2 * bytes;
-    values = keys + bytes;
-    const int splits = b.plan.splits, split = item % splits, page = position / b.plan.page;
-    newest = !b.plan.probe && page % splits == split ? page / splits * b.plan.page + position % b.plan.page : -1;
-    from = stage.window && position + 1 > stage.window ? held(b.plan, position + 1 - stage.window, split) : 0;
-    to = held(b.plan, position + 1, split);
+    Item::open(b.plan, b.memory, stage, item, position);
     fresh = nullptr;
   }
 
-  __device__ static int unit(const Block& b) { return b.core.warp() / SETS_AT_ONCE * UNITS + b.core.lane() / Core::POSITION_LANES; }
+  __device__ static int among(const Block& b) { return b.core.warp() / Sets::AT_ONCE; }  // the warps of its set
+  __device__ static int unit(const Block& b) { return among(b) * UNITS + b.core.lane() / Core::POSITION_LANES; }
 
-  // Asks for the positions at + k * all units. The newest is read from the chip once it is there.
+  // Asks memory for the positions at + k * all units. The newest is read from the chip once it is there.
   __device__ __forceinline__ void ask(const Block& b, Rows& rows, int at, bool again) const {
     TWIN_UNROLL
     for (int k = 0; k < Core::POSITIONS; ++k) {
-      const int p = at + k * POSITION_WARPS * UNITS;
+      const int p = at + k * APART;
       if (again && p != newest) continue;
       rows.held[k] = p < to;
       const bool here = p == newest;
@@ -215,45 +235,87 @@ struct Scan {
     }
   }
   __device__ __forceinline__ void prefetch(const Block& b) {
+    if (Core::CACHE_IN_RING) return;  // a loader has been there
     ask(b, rows, from + unit(b), false);
     ask(b, next, from + unit(b) + STRIDE, false);
   }
 
+  // A warp's positions of the item, from memory.
+  __device__ __forceinline__ void look_at_memory(Block& b, Partial<HEADS>& partial, const float* queries, int heads, bool prefetched) {
+    int at = from + unit(b);
+    ask(b, rows, at, prefetched);
+    ask(b, next, at + STRIDE, prefetched);
+    auto look = [&](Rows& seen, int p) {
+      partial.scan(b, queries, heads, seen);
+      if (p + 2 * STRIDE < to) ask(b, seen, at + 2 * STRIDE, false);
+      at += STRIDE;
+    };
+    TWIN_ONCE
+    for (int p = from + among(b) * UNITS; p < to; p += 2 * STRIDE) {  // by turns: what moves to other registers is awaited first
+      look(rows, p);
+      if (p + STRIDE < to) look(next, p + STRIDE);
+    }
+  }
+
+  // The same from tiles of the ring, of `core.CACHE_TILE` positions each: keys, behind them values.
+  template <class Core>
+  __device__ __forceinline__ void look_at_ring(Block& b, Core& core, Partial<HEADS>& partial, const float* queries, int heads) {
+    constexpr int TILE = Core::CACHE_TILE;
+    TWIN_ONCE
+    for (int first = from; first < to; first += TILE) {
+      const bool streamed = first < cached();  // else the newest is alone
+      const u8* const tile = streamed ? core.cache_tile() : nullptr;
+      const int count = least(TILE, to - first), here = newest - first;
+      TWIN_ONCE
+      for (int p = among(b) * UNITS; p < count && heads > 0; p += STRIDE) {
+        TWIN_UNROLL
+        for (int k = 0; k < Core::POSITIONS; ++k) {
+          const int at = p + b.core.lane() / Core::POSITION_LANES + k * APART;
+          const bool near = at == here || !streamed;
+          const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;  // numbers, also where nothing is held
+          rows.held[k] = at < count;
+          rows.key[k].load_near(core, key);
+          rows.value[k].load_near(core, key + (near ? ROW : TILE * ROW));
+        }
+        partial.scan(b, queries, heads, rows);
+      }
+      if (streamed) core.leave_cache_tile();
+    }
+  }
+
   // The newest key and value into the cache.
-  __device__ __forceinline__ void append(const Block& b) {
+  __device__ __forceinline__ void append(Block& b) {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
       reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh)[i];
       reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
+    b.core.appended();
   }
 
   // All query heads of the item; store(element, value) for each of GROUP * PARTIAL: outputs of all heads, then maximum and
   // sum of each. `merged` is [warps][HEADS][PARTIAL] on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
-    constexpr int HEADS = Partial::HEADS;
-    const int busy = least(POSITION_WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
-    for (int set = 0; set < HEAD_SETS; set += SETS_AT_ONCE) {
-      const int head = (set + b.core.warp() % SETS_AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
-      if (b.core.warp() / SETS_AT_ONCE < busy && heads > 0) {
-        Partial partial;
-        partial.start();
-        int at = from + unit(b);
-        ask(b, rows, at, prefetched && set == 0);
-        ask(b, next, at + STRIDE, prefetched && set == 0);
-        TWIN_ONCE
-        for (int p = from + b.core.warp() / SETS_AT_ONCE * UNITS; p < to; p += STRIDE, at += STRIDE) {
-          partial.scan(b, queries + head * HEAD_DIM, heads, rows);
-          rows = next;
-          if (p + 2 * STRIDE < to) ask(b, next, at + 2 * STRIDE, false);
-        }
+    constexpr int AT_ONCE = Sets::AT_ONCE;
+    const int busy = least(Sets::WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
+    for (int set = 0; set < Sets::COUNT; set += AT_ONCE) {
+      const int head = (set + b.core.warp() % AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
+      const bool scans = among(b) < busy && heads > 0;
+      Partial<HEADS> partial;
+      partial.start();
+      if constexpr (Core::CACHE_IN_RING) {
+        look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);  // each warp leaves each tile
+      } else if (scans) {
+        look_at_memory(b, partial, queries + head * HEAD_DIM, heads, prefetched && set == 0);
+      }
+      if (scans) {
         partial.meet(b);
         partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
       }
       b.core.barrier();
-      merge(b, set * HEADS, least(SETS_AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
-      if (set + SETS_AT_ONCE >= HEAD_SETS) append(b);  // others wait for what was published; nobody for the cache before the next step
+      merge(b, set * HEADS, least(AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
+      if (set + AT_ONCE >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
       b.core.barrier();
     }
   }
@@ -261,14 +323,14 @@ struct Scan {
   // Heads head..head+heads-1 from the partials of their warps, in warp order.
   template <class Store>
   __device__ static __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
-    constexpr int APART = SETS_AT_ONCE * Partial::HEADS * PARTIAL;
+    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL;
     TWIN_EACH(i, heads * HEAD_DIM) {
       const int h = i / HEAD_DIM, d = i % HEAD_DIM, ends = GROUP * HEAD_DIM + 2 * (head + h);
       const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
-      float top = -infinity(), sum = 0, total = 0;
+      float top = LOWEST, sum = 0, total = 0;
       for (int w = 0; w < busy; ++w) top = row[w * APART + HEAD_DIM] > top ? row[w * APART + HEAD_DIM] : top;
       for (int w = 0; w < busy; ++w) {
-        const float weight = Partial::weight(row[w * APART + HEAD_DIM], top);
+        const float weight = softmax_weight(row[w * APART + HEAD_DIM], top);
         sum += weight * row[w * APART + d];
         total += weight * row[w * APART + HEAD_DIM + 1];
       }
@@ -296,7 +358,7 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
   return b.core.agree(x.runs(b.core, [&](int first, bool valid, float* out) {
     const int head = first / HEAD_DIM, item = head / GROUP * splits * WIDTH;
     const int outputs = item + head % GROUP * HEAD_DIM + first % HEAD_DIM, sums = item + GROUP * HEAD_DIM + 2 * (head % GROUP);
-    float most = -infinity(), total = 0;
+    float most = LOWEST, total = 0;
     Side<RUN, ALIGNED, TOGETHER> sum;
     sum.clear();
     bool good = true;
@@ -321,12 +383,12 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
       float top = most;
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j) top = end[j].at[0] > top ? end[j].at[0] : top;
-      const float before = Partial::weight(most, top);
+      const float before = softmax_weight(most, top);
       total *= before;
       most = top;
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j) {
-        const float weight = s + j < filled ? Partial::weight(end[j].at[0], top) : 0.0f;
+        const float weight = s + j < filled ? softmax_weight(end[j].at[0], top) : 0.0f;
         total += end[j].at[1] * weight;
         sum.add(j ? 1.0f : before, part[j], weight);
       }

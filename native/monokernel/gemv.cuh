@@ -57,12 +57,13 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
   return true;
 }
 
-// Walks the tiles of stages first..last-1 in the order in which `multiply` consumes them, for a platform whose loader
-// fills the ring. Ends early when fill(bytes) says so.
-template <class Fill>
-__device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head, Fill fill) {
+// Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform whose loader fills the ring:
+// fill(bytes) for each tile of a matrix, cached(stage) for what a stage reads of the cache. Ends early when one says so.
+template <class Fill, class Cached>
+__device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head, Fill fill, Cached cached) {
   for (int s = first; s < last; ++s) {
     const Stage& stage = plan.stages_at(s);
+    if (stage.kind == int(StageKind::ATTENTION) && !cached(stage)) return false;
     if (stage.owned < 0 || (stage.kind == int(StageKind::LM_HEAD) && !with_head)) continue;
     const Span own = plan.owned_of(stage.owned, block);
     const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT), cols = stage.cols, most = stage.tile_cols;

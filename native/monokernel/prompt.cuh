@@ -215,7 +215,7 @@ struct Near {
 
 // Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the query heads of a warp that
 // sees from..to-1. `share` warps take them in turn.
-__device__ __forceinline__ void scan_rows(Block& b, Partial& partial, const float* queries, int heads, const u8* rows, int first, int count,
+__device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial, const float* queries, int heads, const u8* rows, int first, int count,
                                           int from, int to, int share) {
   const int unit = b.core.lane() / Core::POSITION_LANES, end = least(count, to - first);
   TWIN_ONCE
@@ -240,17 +240,17 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial& partial, const floa
 // warps; each warp takes a token's HEADS query heads, or shares their positions with others.
 __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, u8* cache,
                                              const Attending& chip, float* out) {
-  constexpr int HEADS = Partial::HEADS, TILE = Attending::TILE, TILES = Attending::TILES, PITCH = Attending::PITCH;
+  constexpr int HEADS = Core::HEADS, TILE = Attending::TILE, TILES = Attending::TILES, PITCH = Attending::PITCH;
   constexpr int COPY = Chunk::COPY_BYTES, COPIED = 2 * ROW / COPY;  // of a position
-  const int sets = (units.end - units.begin) * HEAD_SETS, warps = b.core.warps(), columns = b.plan.heads * HEAD_DIM;
+  const int sets = (units.end - units.begin) * HeadSets<HEADS>::COUNT, warps = b.core.warps(), columns = b.plan.heads * HEAD_DIM;
   TWIN_ONCE
   for (int done = 0; done < sets; done += warps) {
     const int together = least(warps, sets - done), share = warps / together, mine = b.core.warp() / share;
-    const int set = done + least(mine, together - 1), token = units.begin + set / HEAD_SETS, head = set % HEAD_SETS * HEADS;
+    const int set = done + least(mine, together - 1), token = units.begin + set / HeadSets<HEADS>::COUNT, head = set % HeadSets<HEADS>::COUNT * HEADS;
     const float* queries = chip.heads + (2 * (units.end - units.oldest) + (token - units.begin) * GROUP + head) * HEAD_DIM;
     auto oldest = [&](int of) { return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window : 0; };
     const int heads = least(HEADS, GROUP - head), from = oldest(token), to = mine < together ? pass.first + token + 1 : 0;
-    const int begin = oldest(units.begin + done / HEAD_SETS);
+    const int begin = oldest(units.begin + done / HeadSets<HEADS>::COUNT);
     auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
     auto ask = [&](int tile) {
       const int first = begin + tile * TILE;
@@ -261,7 +261,7 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
       }
       Chunk::sent();
     };
-    Partial partial;
+    Partial<HEADS> partial;
     partial.start();
     TWIN_ONCE
     for (int tile = 0; tile < TILES - 1; ++tile) ask(tile);
@@ -280,17 +280,17 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
     TWIN_ONCE
     TWIN_EACH(i, together * HEADS * HEAD_DIM) {
       const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
-      const int query = (done + one) % HEAD_SETS * HEADS + h;
+      const int query = (done + one) % HeadSets<HEADS>::COUNT * HEADS + h;
       const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;  // of the set's first warp
       if (query >= GROUP) continue;
-      float top = -infinity(), sum = 0, total = 0;
+      float top = LOWEST, sum = 0, total = 0;
       for (int w = 0; w < share; ++w) top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
       for (int w = 0; w < share; ++w) {
-        const float weight = Partial::weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
+        const float weight = softmax_weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
         sum += weight * row[w * HEADS * PARTIAL + d];
         total += weight * row[w * HEADS * PARTIAL + HEAD_DIM + 1];
       }
-      Chunk::store(out, columns, units.begin + (done + one) / HEAD_SETS, (units.head * GROUP + query) * HEAD_DIM + d, sum / total);
+      Chunk::store(out, columns, units.begin + (done + one) / HeadSets<HEADS>::COUNT, (units.head * GROUP + query) * HEAD_DIM + d, sum / total);
     }
     b.core.barrier();
   }

@@ -18,7 +18,7 @@ constexpr int CONSUMERS = 32 * CONSUMER_WARPS;
 constexpr int KEEPER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;  // one of its threads needs 300 cycles a tile
 constexpr int THREADS = CONSUMERS + 128;  // helpers: a warp group of its own, so that registers can be moved to the others
 constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // of each thread until the groups trade them; never more than the block was given
-constexpr int HELPER_REGISTERS = 40, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * THREADS - 128 * HELPER_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr int HELPER_REGISTERS = 56, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * THREADS - 128 * HELPER_REGISTERS) / CONSUMERS / 8 * 8;
 constexpr int SHARED_BYTES = 227 * 1024;               // most dynamic shared memory of a block
 constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthreads
 constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
@@ -250,20 +250,31 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   }
 }
 
-// What is read once a step: tables, norms, cached keys and values stay in the second-level cache.
+// Weights are read once a step: tables, norms, cached keys and values stay in the second-level cache.
 __device__ __forceinline__ u64 read_once() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ u64 read_again() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
 // What this thread has read and written in shared memory comes before what bulk copies will write there. An arrival at a barrier
 // does not wait for loads whose results nobody has used yet.
 __device__ __forceinline__ void leave_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of the device's memory, of which bulk copies will read.
+__device__ __forceinline__ void leave_cache_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Starts a copy of `bytes` from global to shared memory; the barrier's phase ends when they are there.
-__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier, u64 policy) {
+// The barrier's phase ends when `bytes` of copies have arrived.
+__device__ __forceinline__ void expect_copies(u32 barrier, int bytes) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Starts a copy of `bytes` from global to shared memory, which the barrier expects.
+__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier, u64 policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier), "l"(policy)
                : "memory");
@@ -298,6 +309,7 @@ struct Signals {
   u16 lost;  // a wait was given up
   u16 told;  // the host wants the run to end
   int delivered;  // the keeper's own
+  u32 scanned;  // consumers -> loaders: stages of attention that have appended
 };
 
 // Registers of a lane for weights that are taken from the ring before a stage's inputs are there: where its part of the
@@ -318,10 +330,13 @@ struct Core {
   u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
 
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
-  static constexpr int HEADS = 1;  // query heads that share one read of a key
+  static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
+  static constexpr int SCAN_HEADS = Plan::scan_heads;  // and in a step
   static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr int POSITION_LANES = CachedPiece::LANES;
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
+  static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
+  static constexpr int CACHE_TILE = HEAD_DIM ? Plan::slot_bytes / (2 * HEAD_DIM * type_bytes(KV)) : 1;  // positions of a tile
 
   // What is computed from it in one stage is not kept in registers for the next ones.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }
@@ -542,6 +557,22 @@ struct Core {
     sum[0] += lane_apart(sum[0], 1);
     const int row = (at >> 4 & 1) * 4 + (at >> 3 & 1) * 2 + (at >> 2 & 1);
     if (at % 4 == 0 && row < rows) to[row] = sum[0];
+  }
+
+  // ---- cached keys and values ----
+
+  // The next tile is theirs. Each warp asks for it once, and leaves it.
+  __device__ __forceinline__ const u8* cache_tile() const {
+    return reinterpret_cast<const u8*>(__cvta_shared_to_generic(ring.acquire(ring.tile)));
+  }
+  __device__ __forceinline__ void leave_cache_tile() {
+    leave_to_copies();
+    ring.release(ring.tile++, 1);
+  }
+  __device__ __forceinline__ static void appended() { leave_cache_to_copies(); }
+  // The block has appended what it owes the cache in this stage: what follows in the next step may be copied.
+  __device__ __forceinline__ void scanned() const {
+    if (me == 0) asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(&signals.scanned)) : "memory");
   }
 
   // ---- exchange ----

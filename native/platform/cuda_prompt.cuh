@@ -96,6 +96,7 @@ struct Chunk {
   template <class Block>
   __device__ void finish(Block&) {
     leave_to_copies();
+    leave_cache_to_copies();
     barrier_arrive(shared_address(passed));
   }
 

@@ -77,12 +77,15 @@ struct Loader {
     return true;
   }
 
-  // The next tile of the stream. False: the run is over.
-  __device__ __forceinline__ bool fill(const u8* from, int bytes) {
+  // The next tile of the stream: `bytes` of weights, or of keys with the values behind them. False: the run is over.
+  __device__ __forceinline__ bool fill(const u8* from, int bytes) { return fill(from, bytes, nullptr, 0, policy); }
+  __device__ __forceinline__ bool fill(const u8* from, int bytes, const u8* values, u32 behind, u64 policy) {
     if (skip-- > 0) return true;
     skip = u32(LOADERS) - 1;
     if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(under_way)) || (Ring::WINDOW != Ring::ODD && !wait(together))) return false;
+    expect_copies(now.at, values ? 2 * bytes : bytes);
     bulk_copy(slot, from, bytes, now.at, policy);
+    if (values) bulk_copy(slot + behind, values, bytes, now.at, policy);
     now.next();
     under_way.next();
     together.next();

@@ -367,18 +367,32 @@ struct CachedPiece {
         asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i) : "memory");
     }
   }
-  // From the chip.
+  // From the chip, where rows begin at multiples of 16 bytes.
   template <class Core>
   __device__ __forceinline__ void load_near(const Core& core, const u8* row) {
     const int lane = core.lane() % LANES;
+    const u8* at = row + lane * BYTES;
+    if constexpr (!WIDE) {
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-      if constexpr (WIDE) {
-        word[i] = *reinterpret_cast<const u32*>(row + lane * BYTES + 4 * i);
-      } else {
+      for (int i = 0; i < WORDS; ++i) {
         const int from = lane * SIZE + i;
         word[i] = bits_as<u32>(from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f);
       }
+    } else if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(at + 4 * i);
+        word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
+      }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+      for (int i = 0; i < WORDS; i += 2) {
+        const uint2 two = *reinterpret_cast<const uint2*>(at + 4 * i);
+        word[i] = two.x, word[i + 1] = two.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) word[i] = *reinterpret_cast<const u32*>(at + 4 * i);
     }
   }
   __device__ __forceinline__ void clear() {

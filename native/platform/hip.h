@@ -167,10 +167,12 @@ struct Core {
   u64* meeting;  // [WAVES] one value of each wave
 
   static constexpr int POSITIONS = 1;  // with 2, eight lanes needed 39 registers more than the 256 there are
-  static constexpr int HEADS = 1;
+  static constexpr int HEADS = 1, SCAN_HEADS = 1;
   static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;
+  static constexpr bool CACHE_IN_RING = false;
+  static constexpr int CACHE_TILE = 1;
 
   __device__ static int thread() { return thread_index(); }
   __device__ static constexpr int threads() { return THREADS; }
@@ -293,6 +295,8 @@ struct Core {
   }
 
   __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }  // polls slow the streams of other CUs
+  __device__ static void appended() {}
+  __device__ static void scanned() {}
   __device__ static void published() {}
 
   template <class Stall>

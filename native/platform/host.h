@@ -349,10 +349,13 @@ struct Core {
   u64 began = 0;     // of the present wait
 
   static constexpr int POSITIONS = 16;      // cached positions scored before the running maximum moves
-  static constexpr int HEADS = GROUP;       // query heads that share one read of a key
+  static constexpr int HEADS = GROUP;       // query heads that share one read of a key in a prompt pass
+  static constexpr int SCAN_HEADS = GROUP;  // and in a step
   static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = 1;  // lanes that share a cached position
   static constexpr bool KEEPER = false;     // no helper makes the resets
+  static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
+  static constexpr int CACHE_TILE = 1;
 
   static constexpr int thread() { return 0; }
   static constexpr int threads() { return 1; }
@@ -418,6 +421,8 @@ struct Core {
 
   // Between two polls. A block that shares its core lets the others run, then sleeps until somebody published after
   // its last poll.
+  static void appended() {}
+  static void scanned() {}
   void relax(u32 spins) {
     if (alone) {
       spins > PATIENT_SPINS ? nap(NAP_NS) : pause_core();

@@ -34,7 +34,8 @@ def parts(bench: Bench, args: argparse.Namespace) -> dict[str, Part]:
     """In this order: what could leave the GPU unusable comes late."""
     return {
         "repeats": Part(
-            f"five runs of {args.tokens} tokens, bitwise equal", lambda: repeat_plans(bench, args.tokens),
+            f"five runs of {args.tokens} tokens, bitwise equal, with few slots in flight and with all",
+            lambda: repeat_plans(bench, args.tokens),
             lambda: repeats(bench, args.tokens),
         ),
         "soak": Part(

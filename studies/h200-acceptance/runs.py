@@ -29,12 +29,37 @@ class Failed(Exception):
 
 
 def repeat_plans(bench: Bench, tokens: int) -> list[Plan]:
-    return [bench.plan(name, max_context=PROMPT + tokens) for name in MODELS]
+    return [plan for name in MODELS for plan in _windows(bench, name, tokens)]
 
 
 def repeats(bench: Bench, tokens: int) -> dict[str, Any]:
-    """Five runs of `tokens` tokens, and five times the logits of the same random tokens, bit by bit."""
-    return {name: _repeat(bench, plan, tokens) for name, plan in zip(MODELS, repeat_plans(bench, tokens), strict=True)}
+    """Five runs of `tokens` tokens, and five times the logits of the same random tokens: the same bits, whatever is in flight."""
+    made = {name: {_window(plan): _repeat(bench, plan, tokens) for plan in _windows(bench, name, tokens)} for name in MODELS}
+    for name, windows in made.items():
+        _check_same(name, windows)
+    return made
+
+
+def _windows(bench: Bench, name: str, tokens: int) -> list[Plan]:
+    """The default plan, and the same with its whole ring in flight: a slot is then filled again as soon as it has been left."""
+    plan = bench.plan(name, max_context=PROMPT + tokens)
+    slots = plan.options.ring_slots
+    return [plan, bench.plan(name, max_context=PROMPT + tokens, ring_slots=slots, window_slots=slots)]
+
+
+def _window(plan: Plan) -> str:
+    return f"{plan.options.window_slots} of {plan.options.ring_slots} slots in flight"
+
+
+def _check_same(name: str, windows: dict[str, dict[str, Any]]) -> None:
+    """Raises Failed where the windows' bits differ, or where there is one window only."""
+    (first, few), *others = windows.items()
+    if not others:
+        raise Failed(f"{name}: {first} by default, so that nothing shows whether the bits depend on it; give the default plan fewer")
+    for window, many in others:
+        for what in ("tokens", "logits"):
+            if few[f"{what}_sha256"] != many[f"{what}_sha256"]:
+                raise Failed(f"{name}: other {what} with {window} than with {first}")
 
 
 def _repeat(bench: Bench, plan: Plan, tokens: int) -> dict[str, Any]:
@@ -42,17 +67,22 @@ def _repeat(bench: Bench, plan: Plan, tokens: int) -> dict[str, Any]:
     with bench.engine(plan) as engine:
         runs = [engine.generate(prompt, max_tokens=tokens) for _ in range(RUNS)]
         read = prompt_of(plan, LOGIT_POSITIONS, SEED + 1)
-        prints = {hashlib.sha256(engine.logits(read).tobytes()).hexdigest() for _ in range(RUNS)}
+        prints = {_print(engine.logits(read)) for _ in range(RUNS)}
+    where = f"{plan.name}, {_window(plan)}"
     for number, run in enumerate(runs):
         if len(run.tokens) != tokens or run.tokens != runs[0].tokens:
             at = next((i for i, (a, b) in enumerate(zip(run.tokens, runs[0].tokens, strict=False)) if a != b), len(run.tokens))
-            raise Failed(f"{plan.name}: run {number} differs from run 0 at token {at} of {tokens}")
+            raise Failed(f"{where}: run {number} differs from run 0 at token {at} of {tokens}")
     if len(prints) > 1:
-        raise Failed(f"{plan.name}: {RUNS} passes over the same {len(read)} tokens gave {len(prints)} different sets of logits")
+        raise Failed(f"{where}: {RUNS} passes over the same {len(read)} tokens gave {len(prints)} different sets of logits")
     return {
         "tokens": tokens, "runs": RUNS, "distinct_tokens": len(set(runs[0].tokens)), "logits_sha256": prints.pop(),
-        "us_per_token": [float(np.median(run.step_ns)) / 1e3 for run in runs],
+        "tokens_sha256": _print(np.array(runs[0].tokens)), "us_per_token": [float(np.median(run.step_ns)) / 1e3 for run in runs],
     }  # fmt: skip
+
+
+def _print(numbers: np.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
 # ---- soak ----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from hazards import judged
 from runs import Failed
 from shapes import Bench, prompt_of
 
+from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_lines import Kernel, read_kernel
 from twin.plan.types import Execution, HandOffKind, Plan
 
 TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
@@ -67,6 +69,7 @@ def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
     if program is None:
         raise NotRun(f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it with the CUDA toolkit")
     expected = run_all(bench)
+    kernels = [read_kernel(compile_cubin(plan).cubin) for plan in sanitizer_plans(bench)]  # those that ran: the cache has them
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
     for tool in TOOLS:
@@ -75,7 +78,7 @@ def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
         said = log.read_text()
         if REFUSED in said:
             raise NotRun(f"{program} says {REFUSED!r}: this machine does not let it watch the GPU; run the part on another one")
-        wrong = _races(said, facts[tool]) if tool == "racecheck" else _errors(facts[tool])
+        wrong = _races(said, facts[tool], kernels) if tool == "racecheck" else _errors(facts[tool])
         if wrong:
             failed.append(f"{tool}: {wrong}")
         elif facts[tool]["tokens"] != expected:
@@ -91,12 +94,13 @@ def _errors(fact: dict[str, Any]) -> str:
     return f"{fact['summary'] or 'no summary'} (exit code {fact['exit']})"
 
 
-def _races(said: str, fact: dict[str, Any]) -> str:
+def _races(said: str, fact: dict[str, Any], kernels: list[Kernel]) -> str:
     """What is wrong, if anything. Pairs that an mbarrier orders are counted, not failed."""
-    verdict = judged(said)
+    verdict = judged(said, kernels)
     if verdict is None:
         return f"no summary (exit code {fact['exit']})"
     fact["ordered by an mbarrier that the tool does not follow"] = verdict.ordered
+    fact["reads whose line only the line table has"] = verdict.looked_up
     if verdict.unseen:
         return f"{verdict.unseen} of its reports are not shown"
     if verdict.others:

@@ -151,9 +151,9 @@ def _h200_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
 
 
 def _cpu_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
-    """Small rings and few blocks."""
+    """Small rings, of which half is in flight, and few blocks."""
     base: dict[str, Any] = {
-        "blocks": 4 if spec.lanes else 2, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 4,
+        "blocks": 4 if spec.lanes else 2, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 2,
         "weight_dtype": DType.BF16, "kv_dtype": DType.BF16, "collective": CollectiveKind.PUSH if spec.lanes else CollectiveKind.NONE,
     }  # fmt: skip
     return build(spec, Options(**{**base, **chosen}), CPU)

@@ -30,7 +30,7 @@ from twin.plan.marks import of_consumers
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False)
+H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 CEILING = 4.61e12  # bytes a second that the copy ring of the first probes streamed
 TOKENS, REPEATS, PROMPT = 320, 3, 32
 SEED = 5

@@ -220,6 +220,17 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
         assert running.generate(tokens, max_tokens=200).tokens == made.tokens
 
 
+@pytest.mark.parametrize(("execution", "max_context"), [(Execution.RESIDENT, 64), (Execution.RESIDENT, 512), (Execution.GRAPH, 64)])
+@pytest.mark.parametrize("spec", [LLAMA, LANED], ids=lambda spec: spec.name)
+def test_caches_of_several_tiles_match_the_reference(spec: ModelSpec, execution: Execution, max_context: int) -> None:
+    """Sixteen positions a tile; the newest is in none, and stands alone when all before fill theirs. Long scans: two heads a key."""
+    plan = planned(spec, slot_bytes=512, ring_slots=4, window_slots=2, attention_splits=1, execution=execution, max_context=max_context)
+    tokens = (5 * TOKENS)[:60]
+    wanted = expected(plan, tokens)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        assert np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+
+
 def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:
     """Loads whose results nobody had used yet met the next copy into their slot, with six or more slots in flight."""
     plan = wide("llama-3.2-1b", 4)

@@ -84,9 +84,12 @@ struct Core {
 
   static constexpr int POSITIONS = 3;
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
+  static constexpr int SCAN_HEADS = GROUP < 4 ? GROUP : 4;  // what a group of more than 4 leaves over is passed by
   static constexpr int SPLITS = 4;         // of a head, looked at together
   static constexpr int POSITION_LANES = Piece::LANES;
   static constexpr bool KEEPER = false;
+  static constexpr bool CACHE_IN_RING = false;
+  static constexpr int CACHE_TILE = 1;
 
   int thread() const { return me; }
   static constexpr int threads() { return TEAM; }
@@ -159,6 +162,8 @@ struct Core {
     for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
     return sum;
   }
+  static void appended() {}
+  static void scanned() {}
   void relax(u32) {
     const timespec nap = {0, 20000};
     nanosleep(&nap, nullptr);

@@ -42,11 +42,14 @@ NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "prompts": {"prompt_chunk": 64},
     "short passes": {"prompt_chunk": 16},
 }  # fmt: skip
-SPILLS = {  # bytes stored and loaded, by nvcc 13.0: paths that nobody is meant to take for speed, and one that somebody is
-    ("llama-3.2-1b", "FP32"): 300,
-    ("qwen3-8b", "graph"): 264,
-    ("qwen2.5-coder-1.5b", "graph, full"): 1072,
-    ("llama-3.1-8b", "defaults"): 192,
+SPILLS = {  # bytes stored and loaded, by nvcc 13.0; Qwen3-8B's 56 are one address, looked up again for each tile of 12,288 columns
+    ("llama-3.2-1b", "grid"): 144,
+    ("qwen3-8b", "defaults"): 56,
+    ("qwen3-8b", "full"): 56,
+    ("qwen3-8b", "graph"): 56,
+    ("qwen3-8b", "small ring"): 252,
+    ("llama-3.1-8b", "counter"): 256,
+    ("llama-3.1-8b", "defaults"): 60,
 }
 
 
@@ -76,7 +79,7 @@ BUILDS = [
 def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) -> None:
     plan = planned(model, H200, **NAMES[name])
     try:
-        report = compile_cubin(plan)
+        report = compile_cubin(plan, lines=True)  # as test_scoreboards.py needs it: one compile for both
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise

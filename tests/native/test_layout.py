@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from twin.data import data_dir
 from twin.engine.weights import random_weights
+from twin.errors import PlanError
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.header import Control, RankMemory, Request, Status, header
-from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.plan.layout import FIELDS, PAGE_BYTES, check_cache_tiles, image, layout, pack, pack_constants, stream_bytes, tile_bytes
 from twin.plan.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
 from twin.plan.shards import stage_matrix
 from twin.plan.teams import ROWS_AT_ONCE
@@ -53,6 +55,17 @@ def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
 def test_sizes_that_stand_in_both_languages_agree(file: str, name: str, value: int) -> None:
     text = (data_dir("native") / file).read_text(encoding="utf-8")
     assert re.findall(rf"constexpr int {name} = (\d+);", text) == [str(value)]
+
+
+@pytest.mark.parametrize(("head_dim", "slot_bytes", "said"), [
+    (8, 1024, ""), (4, 1024, "head_dim=4: a cached key of 8 bytes is no multiple of 16"),
+    (256, 512, "slot_bytes=512 holds no cached key and value of 512 bytes each: use at least 1024"),
+])  # fmt: skip
+def test_cached_rows_fit_the_ring_of_an_nvidia_block(head_dim: int, slot_bytes: int, said: str) -> None:
+    options = Options(context=8, max_context=32, slot_bytes=slot_bytes, weight_dtype=DType.FP16, kv_dtype=DType.FP16)
+    plan = build(replace(SPEC, head_dim=head_dim), options, LIMITS)
+    with pytest.raises(PlanError, match=said) if said else nullcontext():
+        check_cache_tiles(plan)
 
 
 def test_only_gate_up_makes_one_element_of_two_rows() -> None:

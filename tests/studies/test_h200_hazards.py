@@ -1,4 +1,7 @@
-"""What of racecheck's reports is excused: pairs of a bulk copy into the ring and a read of the ring, by their source lines."""
+"""What of racecheck's reports is excused: pairs of a bulk copy into the ring and a read of the ring, by their source lines.
+
+A read whose line the tool did not find is looked up in the kernel that the rest of its report fits.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.scoreboards import arrivals
+from tests.native.test_scoreboards import compiled, needs_nvdisasm
+from twin.engine.cuda_lines import Kernel, Place, Row
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "h200-acceptance"))
 import hazards
+from sanitizer import sanitizer_plans
+from shapes import Bench
 
 COPY = hazards.lines_of(*hazards.COPY)
 READ = hazards.lines_of(*hazards.READS[0])
@@ -50,6 +59,68 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
     assert verdict.others == ("write at +0x28140 (no source line) and read at +0x10020 (no source line)",)
     assert verdict.unseen == 2
     assert hazards.judged("========= COMPUTE-SANITIZER\n") is None
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(7))
+def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: Path) -> None:
+    found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number], tmp_path))
+    assert found
+    assert [arrival for arrival in found if arrival.pending] == []
+
+
+# ---- reads whose line the tool did not find --------------------------------------------------------------------------------------
+
+
+LOST = "Read access at twin_kernel+0x60"
+OTHER_LINE = Place("stages.cuh", 20, "")
+
+
+def kernel(read: Place, *, opcode: int = hazards.LDS, copy: int = COPY[2]) -> Kernel:
+    """Sixteen instructions: a bulk copy at 0x20, what is asked about at 0x60."""
+    rows = [
+        Row(0, OTHER_LINE, 0),
+        Row(0x20, Place("cuda.cuh", copy, "bulk_copy"), 1),
+        Row(0x30, OTHER_LINE, 0),
+        Row(0x60, read, 1),
+        Row(0x70, OTHER_LINE, 0),
+    ]
+    return Kernel(bytes(0x60) + opcode.to_bytes(16, "little") + bytes(0x90), tuple(rows))
+
+
+HERE = Place("cuda_vector.cuh", READ[2], "load_shared_at")
+SHOWN = report(access("Write", 0x20, "cuda.cuh", COPY[2]), LOST) + SUMMARY.format(1, 1)
+
+
+def test_a_read_without_a_line_is_looked_up_in_the_kernel_that_its_report_fits() -> None:
+    verdict = hazards.judged(SHOWN, [kernel(HERE), kernel(OTHER_LINE, copy=COPY[3])])
+    assert verdict == hazards.Verdict(ordered=1, others=(), unseen=0, looked_up=1)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [],
+        [kernel(HERE, copy=COPY[3])],  # another kernel than the report's
+        [kernel(HERE, opcode=0x981)],  # no load from shared memory
+        [kernel(OTHER_LINE)],
+        [kernel(HERE), kernel(OTHER_LINE)],  # either may be the report's
+        [kernel(HERE), kernel(HERE, opcode=0x981)],
+        [Kernel(bytes(0x100), ())],
+    ],
+)
+def test_a_read_that_nothing_shows_to_be_of_the_ring_fails(kernels: list[Kernel]) -> None:
+    verdict = hazards.judged(SHOWN, kernels)
+    assert verdict is not None
+    assert (verdict.ordered, len(verdict.others), verdict.passed) == (0, 1, False)
+
+
+def test_a_report_without_any_line_fits_no_kernel() -> None:
+    bare = report("Write access at twin_kernel+0x20", LOST) + SUMMARY.format(1, 1)
+    verdict = hazards.judged(bare, [kernel(HERE)])
+    assert verdict is not None
+    assert (verdict.looked_up, verdict.passed) == (0, False)
 
 
 def test_names_that_the_kernel_no_longer_has_are_an_error() -> None:

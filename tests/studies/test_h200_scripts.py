@@ -28,6 +28,9 @@ def test_acceptance_passes_on_the_host_engine(tmp_path: Path) -> None:
     assert set(results.values()) == {"passed"}, parts
     assert done.returncode == 1  # a part that was not run is not shown
     assert "5 passed, 0 FAILED, 1 not run" in done.stdout
+    assert {name: list(windows) for name, windows in parts["repeats"]["facts"].items()} == {
+        name: ["2 of 4 slots in flight", "4 of 4 slots in flight"] for name in ("llama-3.2-1b", "laneformer-2b")
+    }
     assert parts["soak"]["facts"]["small"]["tokens"] == 2000
     assert len(parts["broken"]["facts"]) == 5
     assert all("watchdog: Rank[" in fact["watchdog"] for fact in parts["broken"]["facts"].values())

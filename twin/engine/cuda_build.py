@@ -13,7 +13,7 @@ from twin.data import data_dir
 from twin.errors import ToolchainError
 from twin.plan.budget import shared_bytes
 from twin.plan.header import header
-from twin.plan.layout import layout
+from twin.plan.layout import check_cache_tiles, layout
 from twin.plan.prompt import check_tensor_cores
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
@@ -40,12 +40,16 @@ def threads(plan: Plan) -> int:
     return 32 * (int(layout(plan).sizes["consumer_warps"]) + HELPER_WARPS)
 
 
-def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False) -> CompileReport:
-    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses."""
+def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False, lines: bool = False) -> CompileReport:
+    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses.
+
+    With `lines` the same code says which source line each of its instructions is from (cuda_lines.py).
+    """
     check_tensor_cores(plan)
+    check_cache_tiles(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
-    flags = [*FLAGS, f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
+    flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
     version = run_compiler([nvcc, "--version"]) if nvcc else _nvrtc_version()
     target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}"
 
