@@ -237,7 +237,7 @@ inline Int work(State& s, Int b) {
   block.last_cause = NONE;
   if (block.taken) {
     for (Int slot = work.ahead; slot < work.ahead + block.taken; ++slot) block.clock += s.slot_costs[slot];
-    log(s, b, block.clock, block.last_cause = CONSUMER);
+    log(s, b, block.clock, block.last_cause = work.fixed_cause);
   }
   if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, block.clock);
   return SLOT;
@@ -261,7 +261,7 @@ inline Int consume(State& s, Int b) {
     const Int known = std::min(arrived, opened(s, b, block.step, work.gate) + s.paths[block.memory].latency);
     if (known > block.clock) log(s, b, known, ROUTING);
   }
-  const Int cause = arrived > block.clock ? STREAMING : CONSUMER;
+  const Int cause = arrived > block.clock ? STREAMING : work.fixed_cause;
   block.clock = std::max(arrived, block.clock) + s.slot_costs[block.slot];
   if (cause == block.last_cause && block.log != NONE) {
     s.segments[s.logs[block.log]].end = block.clock;

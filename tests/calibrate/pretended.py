@@ -38,7 +38,6 @@ HIDDEN = {
     "warps.watch_s": 9e-8,
     "warps.heads_s": 8e-7,
     "warps.gather_bytes_per_s": 6e10,
-    "warps.pause_s": 4e-7,
     "warps.distance_s": 4e-8,
     "block.stage_s": 7e-7,
     "handoff.hop_s": 6e-7,

@@ -383,9 +383,7 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
-    rates |= dict.fromkeys(
-        ("copy_s", "watch_s", "distance_s", "pause_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0
-    )
+    rates |= dict.fromkeys(("copy_s", "watch_s", "distance_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 
@@ -567,3 +565,13 @@ def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
         times[kind] = simulate(plan, node_of(device)).step_s
     assert times[HandOffKind.SENTINEL] == pytest.approx(0, abs=1e-7)
     assert times[HandOffKind.COUNTER] == times[HandOffKind.GRID] == pytest.approx(3e-6, rel=0.05)
+
+
+def test_cached_keys_come_through_the_ring() -> None:
+    """One item of 128 positions, 64 x 2 bytes each for key and value: two slots of 16 KiB, in each a round of one query head."""
+    options = Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4, context=128, max_context=128, attention_splits=1)
+    device = warped(round_s=1e-6, item_s=5e-6)
+    plan = attention_probe(options, limits_of(device), heads=1, kv_heads=1, head_dim=64, stages=1)
+    work = compile_plan(plan, device).stages[0][0]
+    assert (work.kv, [round(ps / 1e6, 6) for ps in work.slots]) == ((), [6.0, 1.0])
+    assert simulate(plan, node_of(device)).step_s == pytest.approx(7e-6, rel=0.01)

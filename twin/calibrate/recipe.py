@@ -78,7 +78,6 @@ GPU_GROUPS: Groups = {
         "warps.gather_bytes_per_s",
         "warps.vector_s",
         "warps.heads_s",
-        "warps.pause_s",
         "warps.distance_s",
     ),
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers

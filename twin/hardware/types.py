@@ -146,7 +146,6 @@ class Warps:
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
     heads_s: Number  # before a scan: the item and its rotations looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
-    pause_s: Number  # between two looks of a waiting block: while L2 needs no longer for all of those who wait, they hold nobody up
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ class Block:
         first = work.gate >= 0
         if taken:
             clock += sum(work.ahead[:taken])
-            last = CONSUMER
+            last = work.fixed_cause
             log.append((clock, last, None))
         for cost in work.slots[taken:]:
             arrived = ring.arrival()
@@ -264,7 +264,7 @@ class Block:
                 cause = STREAMING
             else:
                 clock += cost
-                cause = CONSUMER
+                cause = work.fixed_cause
             if cause == last:
                 log[-1] = (clock, cause, None)
             else:

@@ -9,6 +9,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
+from twin.plan.layout import scan_heads
 from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
@@ -176,33 +177,35 @@ def kv_cost(block: BlockUnit, size: int) -> int:
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
-    """Cached entries that a block scans side by side, as attention.cuh divides it: warps over query heads, lanes over positions.
-
-    A lane holds up to 16 bytes of four positions, or more of a single one.
-    """
-    lanes = 8 if dim <= 96 else 16 if dim <= 128 else 32  # of a warp, for one position
-    held = 4 if -(-dim // lanes) * dtype.bytes <= 16 else 1
-    return WARPS[0] // min(queries, WARPS[0]) * (WARP // lanes) * held
+    """Cached entries that a block scans side by side, as attention.cuh divides it: warps over (sets of) query heads, lanes over positions."""
+    return WARPS[0] // min(queries, WARPS[0]) * (WARP // _lanes(dim)) * positions_of_a_lane(dim, dtype)
 
 
-def positions_at_once(plan: Plan) -> int:
-    """Cached positions of keys and values that a block scans side by side."""
-    return entries_at_once(plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads, plan.kv.dtype)
+def positions_of_a_lane(dim: int, dtype: DType) -> int:
+    """Up to 16 bytes of each of four positions, or more of a single one."""
+    return 4 if -(-dim // _lanes(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
-def rounds(warps: Warps, plan: Plan, size: int, *, crowd: float) -> Iterator[tuple[int, int]]:
-    """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns.
+def _lanes(dim: int) -> int:
+    """Of a warp, for one position."""
+    return 8 if dim <= 96 else 16 if dim <= 128 else 32
 
-    `crowd`: bytes that those who wait for what comes of the scan ask for at each look, a block of the device. Where L2 needs longer for
-    them than they pause between two looks, a round's loads come behind what is left (a closed queue).
+
+def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
+    """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
+
+    Each query head of a warp takes its time in a round, of which a third does not depend on the positions that a lane holds: heads of 96,
+    of which it holds one instead of four, need half as long (probes of attention).
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
-    turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    behind = max(0, transfer_ps(int(crowd), warps.gather_bytes_per_s.value) - picoseconds(warps.pause_s.value))
-    cost = turns * (picoseconds(warps.round_s.value) + behind)
+    heads = scan_heads(plan)
+    sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
+    at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
+    held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
+    a_round = picoseconds(warps.round_s.value * heads * (held + 2) / 6)
     fixed = picoseconds(warps.item_s.value)
-    for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
-        yield chunk, cost + (0 if number else fixed)
+    for number, chunk in enumerate(chunks(size, max(position, plan.options.slot_bytes // position * position))):
+        yield chunk, -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:

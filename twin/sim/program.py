@@ -324,15 +324,6 @@ class _Lowering:
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self._polled() and waited_for else size
 
-    def _crowd(self, stage: Stage) -> float:
-        """Bytes of sectors, a block of the device, that those ask for at each look who have no part in a scan and wait for its outcome."""
-        reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
-        if not self._polled() or reader is None or reader.matrix is None or not stage.items:
-            return 0.0
-        waiting = sum(1 for lo, hi in stage.items if lo == hi) / len(stage.items) * self.plan.options.blocks / self.device.blocks
-        size = self._partial_bytes(reader.matrix, reader.reads[0])
-        return waiting * size * cost.PARTS_AT_ONCE / cost.vector_chunks(reader.matrix)
-
     def _partial_bytes(self, matrix: Matrix, read: Read) -> int:
         """Of one split of attention's partial outputs, as a block of warps loads them."""
         value, shard = self.plan.values[read.value], self.plan.shard
@@ -418,11 +409,22 @@ class _Lowering:
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
-            return _NOTHING
+            return self._cached(stage, block)
         key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
             self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
+        return self.weights[key]
+
+    def _cached(self, stage: Stage, block: int) -> _Weights:
+        """Keys and values that a block of warps gets through its ring, between the weights of the stages around."""
+        if self.device.warps is None or not stage.items or stage.scan is not None:
+            return _NOTHING
+        sizes = tuple(cost.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block]))
+        key = (stage.kind, sizes)
+        if key not in self.weights:
+            tiles = [tile for size in sizes for tile in cost.cache_tiles(self.device.warps, self.plan, size)]
+            self.weights[key] = _Weights(tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles))
         return self.weights[key]
 
     def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:
@@ -471,7 +473,7 @@ class _Lowering:
         if not stage.items:
             return ()
         if stage.scan is None:
-            return tuple(_kv(self.plan, self.device, stage, block, crowd=self._crowd(stage) if self.device.warps else 0.0))
+            return tuple(_kv(self.plan, self.device, stage, block)) if self.device.warps is None else ()
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
@@ -509,12 +511,9 @@ def _fixed_cause(stage: Stage) -> int:
     return FIXED_CAUSES.get(stage.kind, CONSUMER)
 
 
-def _kv(plan: Plan, device: Device, stage: Stage, block: int, *, crowd: float) -> list[tuple[int, int]]:
-    lo, hi = stage.items[block]
-    sizes = [cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi)]
-    if device.warps is None:
-        return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(sum(sizes), plan.options.slot_bytes)]
-    return [request for size in sizes for request in cost.rounds(device.warps, plan, size, crowd=crowd)]
+def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
+    size = sum(cost.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
+    return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(size, plan.options.slot_bytes)]
 
 
 def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
