@@ -137,7 +137,7 @@ class Warps:
 
     copy_s: Number  # from one bulk copy of a loader to its next
     watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
-    distance_s: Number  # by which memory answers the farthest block later than the mean one, and the nearest sooner
+    distance_s: Number  # by which memory answers the last of the blocks later than the mean one, and the first sooner
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged

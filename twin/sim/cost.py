@@ -177,7 +177,7 @@ def kv_cost(block: BlockUnit, size: int) -> int:
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
-    """Cached entries that a block scans side by side, as attention.cuh divides it: warps over (sets of) query heads, lanes over positions."""
+    """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of) query heads, lanes over positions."""
     return WARPS[0] // min(queries, WARPS[0]) * (WARP // _lanes(dim)) * positions_of_a_lane(dim, dtype)
 
 
