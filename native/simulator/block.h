@@ -125,6 +125,15 @@ inline Int pass_border(State& s, Int b) {
   return resume_to(s, b, ENTERED);
 }
 
+// Takes what is there of the stage's first slots before its reads.
+inline Int begin(State& s, Int b) {
+  Block& block = s.blocks[b];
+  const Work& work = work_of(s, block);
+  block.entered = s.machine->now;
+  for (block.taken = 0; block.taken < work.ahead_end - work.ahead && is_there(s, b); ++block.taken) free_slot(s, b);
+  return READ;
+}
+
 // Wait until all the needed elements are visible on the block's die.
 inline Int read(State& s, Int b) {
   const Machine& m = *s.machine;
@@ -224,8 +233,12 @@ inline Int work(State& s, Int b) {
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency, OTHER);
   if (work.library) log(s, b, block.clock += m.library, COLLECTIVE);
-  block.slot = work.slots;
+  block.slot = work.slots + block.taken;
   block.last_cause = NONE;
+  if (block.taken) {
+    for (Int slot = work.ahead; slot < work.ahead + block.taken; ++slot) block.clock += s.slot_costs[slot];
+    log(s, b, block.clock, block.last_cause = work.fixed_cause);
+  }
   if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, block.clock);
   return SLOT;
 }
@@ -248,7 +261,7 @@ inline Int consume(State& s, Int b) {
     const Int known = std::min(arrived, opened(s, b, block.step, work.gate) + s.paths[block.memory].latency);
     if (known > block.clock) log(s, b, known, ROUTING);
   }
-  const Int cause = arrived > block.clock ? STREAMING : CONSUMER;
+  const Int cause = arrived > block.clock ? STREAMING : work.fixed_cause;
   block.clock = std::max(arrived, block.clock) + s.slot_costs[block.slot];
   if (cause == block.last_cause && block.log != NONE) {
     s.segments[s.logs[block.log]].end = block.clock;
@@ -352,7 +365,7 @@ inline void advance(State& s, Int b) {
     switch (place) {
       case ENTER: place = enter(s, b); break;
       case AT_BORDER: place = pass_border(s, b); break;
-      case ENTERED: s.blocks[b].entered = s.machine->now; place = READ; break;
+      case ENTERED: place = begin(s, b); break;
       case READ: place = read(s, b); break;
       case AT_READ: place = see_read(s, b); break;
       case GATHER: place = gather(s, b); break;

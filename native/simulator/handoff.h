@@ -136,7 +136,7 @@ inline Int publish(State& s, Int b, const Work& work) {
 // ---- barriers: a rank is in one at a time, so each has one entry ----------------------------------------------------
 
 // Ranks from `first` to `end` are complete: when the reader's blocks know it.
-inline void release(State& s, Int reader, Int first, Int end) {
+inline void release(State& s, Int reader, Int first, Int end, Int polled) {
   const Machine& m = *s.machine;
   Barrier& read = s.barriers[reader];
   const Block& here = s.blocks[reader * m.blocks_of_rank];
@@ -145,7 +145,7 @@ inline void release(State& s, Int reader, Int first, Int end) {
     const Barrier& done = s.barriers[rank];
     const Block& there = s.blocks[rank * m.blocks_of_rank];
     const bool remote = there.gpu != here.gpu;
-    const Int seen = remote ? std::max(done.time + hop_between(s, there.package, here.package, m.now), done.data) : done.time + m.hop + m.cross;
+    const Int seen = remote ? std::max(done.time + hop_between(s, there.package, here.package, m.now), done.data) : done.time + m.hop + m.cross + polled;
     if (seen <= last) continue;
     last = seen;
     read.cause = remote ? COLLECTIVE : HAND_OFF;
@@ -171,13 +171,14 @@ inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
   barrier.complete = 1;
   barrier.time = free;
   barrier.who = binder_of(s, b);
+  const Int polled = queueing(s, s.blocks[b].package, m.now);  // that all have arrived is a hand-off of its own
   if (!work.across) {
-    release(s, rank, rank, rank + 1);
+    release(s, rank, rank, rank + 1, polled);
     return forget(barrier);
   }
   for (Int r = 0; r < m.ranks; ++r)
     if (!s.barriers[r].complete) return;
-  for (Int reader = 0; reader < m.ranks; ++reader) release(s, reader, 0, m.ranks);
+  for (Int reader = 0; reader < m.ranks; ++reader) release(s, reader, 0, m.ranks, polled);
   for (Int r = 0; r < m.ranks; ++r) forget(s.barriers[r]);
 }
 

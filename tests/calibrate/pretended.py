@@ -38,7 +38,7 @@ HIDDEN = {
     "warps.watch_s": 9e-8,
     "warps.heads_s": 8e-7,
     "warps.gather_bytes_per_s": 6e10,
-    "warps.crowd_bytes_per_s": 1.5e11,
+    "warps.distance_s": 4e-8,
     "block.stage_s": 7e-7,
     "handoff.hop_s": 6e-7,
     "handoff.loaded_hop_s": 2.1e-6,

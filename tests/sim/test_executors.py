@@ -70,8 +70,8 @@ def machines(draw: st.DrawFn) -> Node:
     return draw(variations(node))
 
 
-WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10, "crowd_bytes_per_s": 1e11}
-WARP_COSTS = ("copy_s", "watch_s", "heads_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s")
+WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
+WARP_COSTS = ("copy_s", "watch_s", "distance_s", "heads_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s")
 
 
 @st.composite

@@ -40,6 +40,7 @@ UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
 UNSETTLED = "of which none is bound by this number"
 WEAKEST = 0.1  # directions seen less well are not drawn together: a linear step along them went to factors of a thousand
 TOGETHER = 64  # of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite directions
+STEP = 0.05  # e-folds between two evaluations for a slope: over kinks where another cost begins to bind
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
 
 
@@ -118,8 +119,14 @@ def _fit_group(
         trial = apply_fit(device, dict(zip(paths, _plain(point), strict=True)))
         return np.concatenate([np.log(simulators(trial, probes)) - target, PRIOR * (point - start)])
 
+    def slopes(point: Vector) -> Vector:
+        """Of every residual over every logarithm. A step relative to the logarithm itself, as least_squares would take it, is an e-fold of
+        some numbers and a tenth of others."""
+        here = residual(point)
+        return np.column_stack([(residual(point + STEP * unit) - here) / STEP for unit in np.eye(len(point))])
+
     found = least_squares(
-        residual, start, bounds=(start - REACH, start + REACH), diff_step=0.02, max_nfev=EVALUATIONS,
+        residual, start, jac=slopes, bounds=(start - REACH, start + REACH), max_nfev=EVALUATIONS,
         ftol=recipe.enough, xtol=recipe.enough,
         loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip

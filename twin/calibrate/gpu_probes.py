@@ -47,7 +47,8 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 QUICK = (
     "short-4", "short-64", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132",
     "exchange-sentinel-16-b1", "exchange-sentinel-64-b1", "hop-0-1", "stream-slot4K", "stream-window3", "stream-b96-window3",
-    "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot32K",
+    "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot8K",
+    "rows-slot32K",
     "attention-512-h64-s16", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000",
     "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle",
 )  # fmt: skip
@@ -128,9 +129,8 @@ def _memory(limits: Limits) -> Iterator[Question]:
         yield f"stream-window{window}", "memory", _stream(limits, _options(every, window_slots=window))
     yield "stream-b96-window3", "memory", _stream(limits, _options(96, window_slots=3))
     for window in (1, 2, 4, RING_BYTES // SLOT):
-        group = "checked" if window in (2, 4) else "memory"  # a loader that watches its window takes longer: chains tell
-        yield f"lone-window{window}", group, _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
-    for slot, group in ((4, "memory"), (64, "checked")):  # a slot of two is held by its consumer
+        yield f"lone-window{window}", "memory", _stream(limits, _options(1, window_slots=window, weight_dtype=DType.FP32))
+    for slot, group in ((4, "consumer"), (64, "checked")):  # a slot of two is held by its consumer
         yield f"lone-slot{slot}K", group, _stream(limits, _options(1, slot * KIB, weight_dtype=DType.FP32))
 
 

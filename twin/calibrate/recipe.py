@@ -54,21 +54,22 @@ HOST_GROUPS: Groups = {
     "turns": ("sharing.switch_s",),
 }
 GPU_GROUPS: Groups = {
+    "consumer": (  # with the loader, which is what a small tile shows
+        "block.bf16_bytes_per_s",
+        "block.fp16_bytes_per_s",
+        "block.fp32_bytes_per_s",
+        "block.row_s",
+        "warps.copy_s",
+        "warps.reduction_s",
+        "warps.tile_s",
+        "block.stage_s",
+    ),
     "memory": (
         "memory.stream_bytes_per_s",
         "memory.latency_s",
         "block.load_bytes_per_s",
         "warps.pair_bytes_per_s",
-        "warps.copy_s",
-    ),
-    "consumer": (
-        "block.bf16_bytes_per_s",
-        "block.fp16_bytes_per_s",
-        "block.fp32_bytes_per_s",
-        "block.row_s",
-        "warps.reduction_s",
-        "warps.tile_s",
-        "block.stage_s",
+        "warps.watch_s",
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
     "attention": ("warps.item_s", "warps.round_s"),
@@ -77,8 +78,7 @@ GPU_GROUPS: Groups = {
         "warps.gather_bytes_per_s",
         "warps.vector_s",
         "warps.heads_s",
-        "warps.crowd_bytes_per_s",
-        "warps.watch_s",
+        "warps.distance_s",
     ),
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers
     "sample": ("block.sample_element_s",),

@@ -46,14 +46,15 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
     if group not in ("memory", "consumer"):
         return {}
     rate = {p.name: p.plan.weight_bytes() / seconds[p.name] for p in probes}
+    alone = [p for p in probes if p.plan.blocks == 1]
     if group == "consumer":
-        best: dict[str, float] = {}
+        found: dict[str, float] = {}
         for probe in probes:
             path = f"block.{probe.plan.options.weight_dtype.value}_bytes_per_s"
-            best[path] = max(best.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
-        return best
+            found[path] = max(found.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
+        smallest = min(alone, key=lambda p: p.plan.options.slot_bytes, default=None)
+        return found | ({"warps.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]} if smallest else {})
     found = {"memory.stream_bytes_per_s": max(rate.values())}
-    alone = [p for p in probes if p.plan.blocks == 1]
     if alone:
         fastest = max(rate[p.name] for p in alone)
         found["block.load_bytes_per_s"] = fastest

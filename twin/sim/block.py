@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -158,6 +159,7 @@ class Block:
         if self.machine.program.borders:
             yield from self._border(step, work, log)
         entered = self.env.now
+        taken = sum(1 for _ in takewhile(lambda _: self.ring.take(), work.ahead))
         for read in work.reads:
             if step or not read.previous_step:
                 yield from self._read(step - read.previous_step, read, log)
@@ -174,7 +176,7 @@ class Block:
         if work.slots:
             if self.on_demand:
                 self.ring.open(self.ring.first_slot(step) + work.last_slot, clock)
-            clock = yield from self._consume(step, clock, work, log)
+            clock = yield from self._consume(step, clock, work, log, taken)
         if work.kv:
             clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
@@ -235,15 +237,19 @@ class Block:
             yield env.timeout(done - env.now)
         log.append((done, read.cause, None))
 
-    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
-        """Each slot not before its arrival. Late slots are memory time, early ones the consumer's own.
+    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment], taken: int) -> Timed:
+        """Each slot not before its arrival; the first `taken` have left the ring. Late ones are memory time, early ones the consumer's own.
 
         Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
         """
         env, ring = self.env, self.ring
         last = -1
         first = work.gate >= 0
-        for cost in work.slots:
+        if taken:
+            clock += sum(work.ahead[:taken])
+            last = work.fixed_cause
+            log.append((clock, last, None))
+        for cost in work.slots[taken:]:
             arrived = ring.arrival()
             while arrived is None:  # a kernel's loader starts later than its consumer
                 yield env.timeout(ring.wait_ps())
@@ -258,7 +264,7 @@ class Block:
                 cause = STREAMING
             else:
                 clock += cost
-                cause = CONSUMER
+                cause = work.fixed_cause
             if cause == last:
                 log[-1] = (clock, cause, None)
             else:

@@ -9,7 +9,8 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, team_of
+from twin.plan.layout import scan_heads
+from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
@@ -17,6 +18,7 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
+ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
@@ -60,37 +62,52 @@ def tile_cost(block: BlockUnit, dtype: DType, *, size: int, finished_rows: int) 
 
 @dataclass(frozen=True, slots=True)
 class TeamWork:
-    """What a tile costs a block of warps beyond its bytes."""
+    """What a tile costs a block of warps."""
 
-    size: int  # bytes that are multiplied: rows are taken a few at once, also where there are fewer
+    weights: float  # that are multiplied, those of idle lanes and of repeated rows included
     reduction_ps: int
 
 
-def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, size: int) -> TeamWork:
-    """Each warp of a team sums its lanes once for a few rows and all the column slices that it sees of them.
+def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int) -> TeamWork:
+    """A tile's share of the round in which the block's teams take it, each its own tiles at the same time.
 
-    All warps do so side by side, so a tile bears the share of its team in the block; of several slices each bears its part.
+    A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
+    and whether all lanes of a team hold columns or some: a warp loads and multiplies ROWS_AT_ONCE rows of each slice that it sees,
+    and then sums its lanes once. Lanes that load fewer weights at once need as long: of chains of layers those of 3,072 columns show it.
     """
     if warps is None:
-        return TeamWork(size, 0)
+        return TeamWork(rows * cols, 0)
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
-    groups = -(-rows // ROWS_AT_ONCE)
-    slices_of_a_warp = -(-team.slices // team.teams)
-    reduction = warps.reduction_s.value * groups * team.size / (team.warps * slices_of_a_warp)
-    return TeamWork(size * groups * ROWS_AT_ONCE // rows, picoseconds(reduction))
+    pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
+    held = team.chunks * team.warps * WARP * VECTORS[0] * ROWS_AT_ONCE
+    return TeamWork(pieces * held / tiles, picoseconds(pieces * warps.reduction_s.value / tiles))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int) -> Cost:
+def teams_at_once(matrix: Matrix) -> int:
+    """Row groups whose tiles a block of warps takes side by side."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    return team.groups if team else 1
+
+
+def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
+    """A team's loads of ROWS_AT_ONCE rows of one slice from the chip's memory, all lanes."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes if team else 0
+    return picoseconds(size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
+
+
+def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
-    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take.
+    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
+    brings all `blocks` of a GPU theirs at the same time.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
-    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded, device.warps.gather_bytes_per_s.value))))
+    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value))))
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
@@ -122,8 +139,9 @@ def vector_chunks(matrix: Matrix) -> int:
 
 
 def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
-    """What a block of warps asks of L2 for a whole vector: a lane's elements lie side by side, so that each of its loads, of up to
-    `aligned` bytes, takes whole sectors of which it uses a part; teams that hold the same columns ask for them again."""
+    """What a block of warps asks of L2 for a whole vector, in sectors: a lane's elements lie side by side, so each load of up to `aligned`
+    bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh: requests counted,
+    not sectors). Teams that hold the same columns ask for them again."""
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return FP32_BYTES * matrix.cols
@@ -159,31 +177,35 @@ def kv_cost(block: BlockUnit, size: int) -> int:
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
-    """Cached entries that a block scans side by side, as attention.cuh divides it: warps over query heads, lanes over positions.
-
-    A lane holds up to 16 bytes of four positions, or more of a single one.
-    """
-    lanes = 8 if dim <= 96 else 16 if dim <= 128 else 32  # of a warp, for one position
-    held = 4 if -(-dim // lanes) * dtype.bytes <= 16 else 1
-    return WARPS[0] // min(queries, WARPS[0]) * (WARP // lanes) * held
+    """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of) query heads, lanes over positions."""
+    return WARPS[0] // min(queries, WARPS[0]) * (WARP // _lanes(dim)) * positions_of_a_lane(dim, dtype)
 
 
-def positions_at_once(plan: Plan) -> int:
-    """Cached positions of keys and values that a block scans side by side."""
-    return entries_at_once(plan.shard.head_dim, plan.shard.heads // plan.shard.kv_heads, plan.kv.dtype)
+def positions_of_a_lane(dim: int, dtype: DType) -> int:
+    """Up to 16 bytes of each of four positions, or more of a single one."""
+    return 4 if -(-dim // _lanes(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
-def rounds(warps: Warps, plan: Plan, size: int, *, crowd: int) -> Iterator[tuple[int, int]]:
-    """(bytes, time) of the rounds in which a block scans an item of `size` cached bytes; more heads than warps take turns.
+def _lanes(dim: int) -> int:
+    """Of a warp, for one position."""
+    return 8 if dim <= 96 else 16 if dim <= 128 else 32
 
-    `crowd`: bytes that each block asks for at once, again and again, when it waits for what comes of the scan.
+
+def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
+    """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
+
+    Each query head of a warp takes its time in a round, of which a third does not depend on the positions that a lane holds: heads of 96,
+    of which it holds one instead of four, need half as long (probes of attention).
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
-    turns = -(-plan.shard.heads // plan.shard.kv_heads // WARPS[0])
-    cost = turns * (picoseconds(warps.round_s.value) + transfer_ps(crowd, warps.crowd_bytes_per_s.value))
+    heads = scan_heads(plan)
+    sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
+    at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
+    held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
+    a_round = picoseconds(warps.round_s.value * heads * (held + 2) / 6)
     fixed = picoseconds(warps.item_s.value)
-    for number, chunk in enumerate(chunks(size, position * positions_at_once(plan))):
-        yield chunk, cost + (0 if number else fixed)
+    for number, chunk in enumerate(chunks(size, max(position, plan.options.slot_bytes // position * position))):
+        yield chunk, -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:

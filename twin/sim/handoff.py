@@ -214,13 +214,14 @@ class Barrier:
         for time, _ in sorted(self.arrivals[rank], key=lambda arrival: arrival[0]):
             free = max(free, time + timing.hop + timing.cross) + timing.atomic
         self.complete[rank] = (free, self.arrivals[rank][-1][1])
+        polled = timing.queueing(block.package, now)  # that all have arrived is a hand-off of its own
         if not self.across:
-            self._release(rank, [rank])
+            self._release(rank, [rank], polled)
         elif all(done is not None for done in self.complete):
             for reader in range(len(self.complete)):
-                self._release(reader, list(range(len(self.complete))))
+                self._release(reader, list(range(len(self.complete))), polled)
 
-    def _release(self, reader: int, ranks: list[int]) -> None:
+    def _release(self, reader: int, ranks: list[int], polled: int) -> None:
         timing, gpu_of, links = self.handoffs.timing, self.handoffs.gpu_of, self.handoffs.links
         last, cause, binder = NEVER, HAND_OFF, None
         for rank in ranks:
@@ -228,7 +229,7 @@ class Barrier:
             assert done is not None
             time, who = done
             if gpu_of[rank] == gpu_of[reader] or links is None:
-                seen, why = time + timing.hop + timing.cross, HAND_OFF
+                seen, why = time + timing.hop + timing.cross + polled, HAND_OFF
             else:
                 hop = links.hop_between(gpu_of[rank], gpu_of[reader], self.handoffs.env.now)
                 seen, why = max(time + hop, self.data[rank]), COLLECTIVE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import simpy
 
@@ -19,6 +20,8 @@ from twin.sim.memory import Package, Path, Pipe
 from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
+
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, less whole numbers, are spread evenly
 
 
 class Border:
@@ -152,9 +155,19 @@ class Machine:
         name = f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]"
         core, port = self._core(gpu, on_gpu, name)
         package = self.package_of(gpu)
-        ring = self._ring(rank, index, package.memory_path(die, port), package.cached_path(die, port, self.footprint()))
+        memory = package.memory_path(die, port)
+        memory = replace(memory, latency=max(0, memory.latency + self._distance(on_gpu)))
+        ring = self._ring(rank, index, memory, package.cached_path(die, port, self.footprint()))
         ring.paused = core is not None
         return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
+
+    def _distance(self, on_gpu: int) -> int:
+        """How much later than the mean memory answers a block, ps. Behind equal windows (Little's law) far blocks get less of the stream.
+
+        Which blocks are far is not known: distances are spread evenly, whatever the number of blocks.
+        """
+        warps = self.node.device.warps
+        return int((2 * ((0.5 + GOLDEN * on_gpu) % 1.0) - 1) * picoseconds(warps.distance_s.value)) if warps else 0
 
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""

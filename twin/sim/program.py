@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
+from twin.plan.teams import WARPS, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -17,6 +18,7 @@ from twin.plan.types import (
     Parts,
     Plan,
     Read,
+    Sampling,
     Span,
     Stage,
     StageKind,
@@ -37,6 +39,7 @@ VECTOR_KINDS = (  # gather whole vectors
     StageKind.HYPER, StageKind.LATENT, StageKind.QUERY, StageKind.ABSORB, StageKind.HEAD_OUT, StageKind.DELTA_IN, StageKind.ROUTER,
     StageKind.SHARED_DOWN, StageKind.ROUTED_DOWN,
 )  # fmt: skip
+AHEAD_KINDS = (StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.STREAM)
 FIXED_CAUSES = {
     StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION, StageKind.INDEX: ATTENTION,
     StageKind.DELTA: ATTENTION, StageKind.ROUTE: ROUTING,
@@ -84,6 +87,7 @@ class StageWork:
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
     aside: bool = False  # made by the block's helper, beside the stages that follow
+    ahead: tuple[int, ...] = ()  # consumer time of the first slots where they were taken from the ring before the reads had succeeded
     asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
@@ -250,6 +254,7 @@ class _Lowering:
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
             aside=self._aside(stage),
+            ahead=self._ahead(stage, weights),
             asks=self._asks(stage),
         )
         self.works[key] = work
@@ -273,7 +278,7 @@ class _Lowering:
         loaded = self._loaded(stage, read, words)
         key = (words, rounds, loaded)
         if key not in self.gathers:
-            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded).ps
+            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded, blocks=plan.options.blocks).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
     def _aside(self, stage: Stage) -> bool:
@@ -284,6 +289,13 @@ class _Lowering:
         behind = self.plan.stages[stage.index + 1 :]
         return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
 
+    def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
+        """What a block of warps has loaded into registers before the inputs are there it has only to multiply."""
+        if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
+            return ()
+        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, WARPS[0])])
+
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
 
@@ -291,8 +303,6 @@ class _Lowering:
         """Bytes of sectors that a block of warps loads for a read.
 
         Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
-        Not so for attention's partial outputs: in chains of layers nothing of the kind was seen, perhaps because the blocks that make
-        them begin to poll late.
         """
         plan, value = self.plan, self.plan.values[read.value]
         size = words * FP32_BYTES
@@ -300,7 +310,11 @@ class _Lowering:
             return 0
         splits = self._splits(stage, read)
         if splits:
-            return cost.vector_bytes(stage.matrix, aligned=self._alignment(read)) * splits if stage.matrix else size
+            if stage.matrix is None:
+                return size
+            once = self._partial_bytes(stage.matrix, read)
+            again = min(splits, cost.PARTS_AT_ONCE) * once // cost.vector_chunks(stage.matrix) if self._polled() else 0
+            return once * splits + again
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -310,26 +324,21 @@ class _Lowering:
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self._polled() and waited_for else size
 
-    def _crowd(self, stage: Stage) -> int:
-        """Bytes of sectors that a block which waits for what comes of a scan has under way; with fewer splits it polls more often."""
-        reader = next((s for s in self.plan.stages[stage.index + 1 :] if any(r.value == stage.publishes for r in s.reads)), None)
-        if not self._polled() or reader is None or reader.matrix is None:
-            return 0
-        size = cost.vector_bytes(reader.matrix, aligned=self._alignment(reader.reads[0]))
-        return size * cost.PARTS_AT_ONCE // cost.vector_chunks(reader.matrix)
-
-    def _alignment(self, read: Read) -> int:
-        """Bytes of one load of attention's partial outputs."""
-        value = self.plan.values[read.value]
+    def _partial_bytes(self, matrix: Matrix, read: Read) -> int:
+        """Of one split of attention's partial outputs, as a block of warps loads them."""
+        value, shard = self.plan.values[read.value], self.plan.shard
         scan = self.plan.stages[value.stage].scan
-        return cost.partial_alignment(value.elements // (scan.items if scan else self.plan.shard.kv_heads * self.plan.kv.splits))
+        width = value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits)
+        return cost.vector_bytes(matrix, aligned=cost.partial_alignment(width))
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
         producer = self.plan.stages[self.plan.values[read.value].stage]
         if stage.kind is not StageKind.O_PROJ or producer.kind is not StageKind.ATTENTION:
             return 0
-        return producer.scan.splits if producer.scan else self.plan.kv.splits
+        if producer.scan:
+            return producer.scan.splits
+        return min(self.plan.kv.splits, self.plan.options.context // self.plan.kv.page + 1)  # others hold no position yet
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
@@ -388,6 +397,8 @@ class _Lowering:
         published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
         resets = reset_words(plan, stage, block)
         normed = plan.tokens if stage.kind in VECTOR_KINDS and stage.vector_elements else 0
+        if self.device.warps and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE) and plan.options.sampling is Sampling.GREEDY:
+            normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         key = (resets, stage.vector_elements, published, normed)
         if key not in self.fixed:
             self.fixed[key] = cost.stage_cost(
@@ -398,11 +409,22 @@ class _Lowering:
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
-            return _NOTHING
+            return self._cached(stage, block)
         key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
             self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
+        return self.weights[key]
+
+    def _cached(self, stage: Stage, block: int) -> _Weights:
+        """Keys and values that a block of warps gets through its ring, between the weights of the stages around."""
+        if self.device.warps is None or not stage.items or stage.scan is not None:
+            return _NOTHING
+        sizes = tuple(cost.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block]))
+        key = (stage.kind, sizes)
+        if key not in self.weights:
+            tiles = [tile for size in sizes for tile in cost.cache_tiles(self.device.warps, self.plan, size)]
+            self.weights[key] = _Weights(tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles))
         return self.weights[key]
 
     def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:
@@ -425,20 +447,25 @@ class _Lowering:
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
-        known: dict[tuple[int, int, int], tuple[int, int]] = {}
+        known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        at_once = cost.teams_at_once(matrix)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
-            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0)
+            begun = lo - (lo - first) % matrix.batch_rows
+            groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
+            number = (lo - begun) // matrix.tile_rows
+            together = min(at_once, groups - number // at_once * at_once)
+            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
             if tile not in known:
                 known[tile] = self._tile(matrix, *tile, tokens)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
-    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, tokens: int) -> tuple[int, int]:
+    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(device.warps, matrix, rows=rows, size=size)
-        tile = consume.Tile(matrix.format, team.size, rows * cols * team.size // size, finished, team.reduction_ps)
+        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups)
+        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.reduction_ps)
         return consume.tile_ps(device, dtype, tile, tokens), size
 
     def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
@@ -446,7 +473,7 @@ class _Lowering:
         if not stage.items:
             return ()
         if stage.scan is None:
-            return tuple(_kv(self.plan, self.device, stage, block, crowd=self._crowd(stage) if self.device.warps else 0))
+            return tuple(_kv(self.plan, self.device, stage, block)) if self.device.warps is None else ()
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
@@ -484,12 +511,9 @@ def _fixed_cause(stage: Stage) -> int:
     return FIXED_CAUSES.get(stage.kind, CONSUMER)
 
 
-def _kv(plan: Plan, device: Device, stage: Stage, block: int, *, crowd: int) -> list[tuple[int, int]]:
-    lo, hi = stage.items[block]
-    sizes = [cost.item_kv_bytes(plan, stage, item) for item in range(lo, hi)]
-    if device.warps is None:
-        return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(sum(sizes), plan.options.slot_bytes)]
-    return [request for size in sizes for request in cost.rounds(device.warps, plan, size, crowd=crowd)]
+def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
+    size = sum(cost.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
+    return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(size, plan.options.slot_bytes)]
 
 
 def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:

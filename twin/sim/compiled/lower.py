@@ -134,6 +134,8 @@ class _Flattening:
         reads, slots, kv = len(self.reads), len(self.slot_costs), len(self.kv)
         self.reads += [(r.channel, r.previous_step, place(r.size), r.cost_ps, r.rounds, r.cause) for r in work.reads]
         self.slot_costs += work.slots
+        ahead = len(self.slot_costs)
+        self.slot_costs += work.ahead
         self.kv += [(cost, place(size)) for size, cost in work.kv]
         own = len(self.feeds)
         self.feeds += published.own if published else ()
@@ -142,10 +144,11 @@ class _Flattening:
         self.works.append(
             (
                 reads, len(self.reads), work.fixed_ps, work.fixed_cause, work.kind is StageKind.EMBED, work.library,
-                slots, len(self.slot_costs), kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
+                slots, ahead, kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
                 work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
                 published is not None and published.pushed, self.across[work.index], self.gates.get(work.gate, -1),
                 self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after, work.aside, work.asks,
+                ahead, len(self.slot_costs),
             )
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ MACHINE = _record(
 EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
-    "place after step stage work read slot last_cause clock looked entered resumed kv asked consumed log",
+    "place after step stage work read slot last_cause clock looked entered taken resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
     "sums_asked sums_made",  # of a helper
@@ -48,7 +48,7 @@ PACKAGE = _record("start end domains")
 LOAD = _record("marked before load")
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across gate opens stored kv_after aside asks",
+    "size own own_end others others_end pushed across gate opens stored kv_after aside asks ahead ahead_end",
 )
 READ = _record("channel previous size cost rounds cause")
 ITEM = _record("cost size")
