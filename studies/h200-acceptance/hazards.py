@@ -20,7 +20,8 @@ from twin.data import data_dir
 from twin.engine.cuda_lines import Kernel
 
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
-READS = (("cuda_vector.cuh", "load_shared_at"), ("cuda_vector.cuh", "load_near"))  # of a slot that is there, before an arrival at its `empty` barrier
+# of a slot that is there, before an arrival at its `empty` barrier
+READS = (("cuda_vector.cuh", "load_shared_at"), ("cuda_vector.cuh", "load_near"))
 LDS = 0x984  # the opcode, low twelve bits, of a load from shared memory (compute capability 7.0 to 9.0)
 ACCESS = re.compile(r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$", re.MULTILINE)
 SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
