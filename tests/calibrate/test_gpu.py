@@ -14,12 +14,13 @@ import pytest
 from tests.calibrate.pretended import HIDDEN, NAME, hidden_node, pretend
 from twin.calibrate import engine_runs, store
 from twin.calibrate import gpu_probes as gpu_probes_module
+from twin.calibrate import recipe as recipe_module
 from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.gpu_probes import MOST_STEPS, gpu_probes
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.reading import steady
-from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recipe import GPU_RECIPE, recipe_of
 from twin.calibrate.stages import stage_times
 from twin.cli import main
 from twin.data import data_dir
@@ -99,6 +100,20 @@ def test_held_out_runs_are_models_and_fit_one_gpu_together() -> None:
     assert total < limits_of(h200()).memory_bytes
 
 
+def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the slow test below does with all groups."""
+    pretend(monkeypatch)
+    groups = {name: GPU_RECIPE.groups[name] for name in ("exchange", "sample")}
+    some = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.group in groups and probe.name not in SLOW]
+    monkeypatch.setattr(recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, groups=groups, probes=lambda limits, quick: some))
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
+    node = calibrated_node("1xh200")
+    for path in ("block.element_s", "l2.latency_s", "block.sample_element_s"):
+        assert getattr_path(node, path) == pytest.approx(HIDDEN[path], rel=0.1), path
+
+
+@pytest.mark.slow
 def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
