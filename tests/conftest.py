@@ -12,15 +12,17 @@ from twin.engine.save import save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
 
+POINTS = "MONOTWIN_POINTS"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_earlier_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Results of studies that an earlier run of the tests left in the user's cache are not found again.
 
-    The name is that of twin.study.store, which is not imported here: machines with a GPU test the engine without a simulator.
+    POINTS is twin.study.store's name for them (a test says so), not imported here: machines with a GPU have no simulator.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MONOTWIN_POINTS", str(tmp_path_factory.mktemp("points")))
+        patch.setenv(POINTS, str(tmp_path_factory.mktemp("points")))
         yield
 
 

@@ -314,7 +314,7 @@ struct Signals {
 
 // Registers of a lane for weights that are taken from the ring before a stage's inputs are there: where its part of the
 // vectors leaves so many.
-constexpr int AHEAD = Plan::ranks == 1 && Plan::hidden_cols <= 8 * CONSUMERS && WEIGHT != Type::FP32 ? 32 : 0;
+constexpr int AHEAD = Plan::ahead;
 
 struct Core {
   using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, AHEAD>;
@@ -336,7 +336,7 @@ struct Core {
   static constexpr int POSITION_LANES = CachedPiece::LANES;
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
-  static constexpr int CACHE_TILE = HEAD_DIM ? Plan::slot_bytes / (2 * HEAD_DIM * type_bytes(KV)) : 1;  // positions of a tile
+  static constexpr int CACHE_TILE = Plan::cache_tile;  // positions of a tile
 
   // What is computed from it in one stage is not kept in registers for the next ones.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }

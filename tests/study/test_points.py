@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Twin
+from tests.conftest import POINTS
 from twin.errors import EngineError
 from twin.study import point as point_module
 from twin.study.local import Batch, in_process
 from twin.study.point import Point, Row, key_of
 from twin.study.runner import Runner
-from twin.study.store import Store
+from twin.study.store import VARIABLE, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +31,10 @@ def points(checkpoint: Path, count: int) -> list[Point]:
 
 
 # ---- content ----------------------------------------------------------------------------------------------------
+
+
+def test_tests_keep_their_points_where_the_store_looks() -> None:
+    assert POINTS == VARIABLE
 
 
 def test_key_sees_content_and_not_names(checkpoint: Path) -> None:

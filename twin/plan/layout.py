@@ -20,7 +20,7 @@ from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
 from twin.plan.shards import Weights
-from twin.plan.teams import teams_of
+from twin.plan.teams import ahead_registers, teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
@@ -287,7 +287,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
 def _team_sizes(plan: Plan) -> dict[str, int]:
     """NVIDIA: warps that compute, and how they share the matrices of each input."""
     teams = teams_of(plan)
-    sizes = {"consumer_warps": teams.warps, "scan_heads": scan_heads(plan)}
+    sizes = {"consumer_warps": teams.warps, "scan_heads": scan_heads(plan), "cache_tile": cache_tile(plan), "ahead": ahead_registers(plan)}
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
     return sizes
@@ -361,6 +361,11 @@ def scan_heads(plan: Plan) -> int:
     group = plan.shard.heads // plan.shard.kv_heads
     sets = -(-group // 2) if plan.kv.item_positions >= LONG_SCAN else group
     return -(-group // min(sets, teams_of(plan).warps))
+
+
+def cache_tile(plan: Plan) -> int:
+    """NVIDIA: cached positions of a ring slot, keys and the values behind them."""
+    return max(1, plan.options.slot_bytes // max(1, 2 * plan.shard.head_dim * plan.kv.dtype.bytes))
 
 
 def check_cache_tiles(plan: Plan) -> None:

@@ -9,7 +9,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.layout import scan_heads
+from twin.plan.layout import cache_tile, scan_heads
 from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
@@ -204,7 +204,7 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
     a_round = picoseconds(warps.round_s.value * heads * (held + 2) / 6)
     fixed = picoseconds(warps.item_s.value)
-    for number, chunk in enumerate(chunks(size, max(position, plan.options.slot_bytes // position * position))):
+    for number, chunk in enumerate(chunks(size, cache_tile(plan) * position)):
         yield chunk, -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
 
 

@@ -24,9 +24,7 @@ from twin.sim.cost import weight_rate
 # within 8 %, and how passes grow with what is cached. So those are explained, not predicted.
 START_CYCLES = 2600  # of a stage's products behind the barrier, and of the slowest block's end, beside the first step's latency
 SUM_CYCLES = 3600  # the warps' sums of 1,024 numbers: two block barriers, at which all wait for the slowest warp, between them eight loads
-REPEATED = (
-    0.45  # of the time that activations, again for each batch of rows, take from the second-level cache; the rest lies under the stream
-)
+REPEATED = 0.45  # of the time that activations, again for each batch of rows, take from the L2; the rest lies under the stream
 SCAN_CYCLES = 1500  # a warp's look at positions for one query head: loads, shuffles, exponentials, products
 POSITIONS = 4  # that each lane looks at together
 # Judged from the machine code, not measured one by one:
