@@ -65,6 +65,9 @@ constexpr int PIECE = (HEAD_DIM + Core::POSITION_LANES - 1) / Core::POSITION_LAN
 constexpr int UNITS = Core::lanes() / Core::POSITION_LANES;  // of a warp
 constexpr int ROW = HEAD_DIM * type_bytes(KV);
 
+// Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where the tensor cores load eight at once.
+__device__ __forceinline__ int twisted(int row, int byte) { return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte; }
+
 // Sets of HEADS query heads that share one read of a key.
 template <int HEADS>
 struct HeadSets {
@@ -198,6 +201,10 @@ struct Scan : Item {
 
   static constexpr int HEADS = Core::SCAN_HEADS;
   using Sets = HeadSets<HEADS>;
+  using TileScan = typename Core::TileScan;
+  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::WARPS : Sets::WARPS;  // that share a set's positions
+  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : UNITS;  // of them, by one
+  static constexpr int PARTIALS = WARPS * Sets::AT_ONCE * HEADS;
   static constexpr int APART = Sets::WARPS * UNITS;       // positions that all warps of a set look at together
   static constexpr int STRIDE = APART * Core::POSITIONS;  // the same, in one of their rounds
   static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE, "what came through the ring is there once");
@@ -283,39 +290,60 @@ struct Scan : Item {
     }
   }
 
+  // The same, all heads at once.
+  template <class Core>
+  __device__ __forceinline__ void look_at_ring(Core& core, TileScan& partial) {
+    constexpr int TILE = Core::CACHE_TILE;
+    TWIN_ONCE
+    for (int first = from; first < to; first += TILE) {
+      const bool streamed = first < cached();
+      const u8* const tile = streamed ? core.cache_tile() : nullptr;
+      partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, core.warp());
+      if (streamed) core.leave_cache_tile();
+    }
+  }
+
   // The newest key and value into the cache.
   __device__ __forceinline__ void append(Block& b) {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
-      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh)[i];
-      reinterpret_cast<u16*>(values + u64(newest) * ROW)[i] = reinterpret_cast<const u16*>(fresh + ROW)[i];
+      const int to = twisted(newest, 2 * i) / 2;
+      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
     b.core.appended();
   }
 
   // All query heads of the item; store(element, value) for each of GROUP * PARTIAL: outputs of all heads, then maximum and
-  // sum of each. `merged` is [warps][HEADS][PARTIAL] on the chip.
+  // sum of each. `merged` is [PARTIALS][PARTIAL] on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
-    constexpr int AT_ONCE = Sets::AT_ONCE;
-    const int busy = least(Sets::WARPS, (to - from + UNITS - 1) / UNITS);  // warps of a set that scan anything
-    for (int set = 0; set < Sets::COUNT; set += AT_ONCE) {
-      const int head = (set + b.core.warp() % AT_ONCE) * HEADS, heads = least(HEADS, GROUP - head);
+    constexpr int SETS = Sets::AT_ONCE;
+    const int busy = least(WARPS, (to - from + AT_ONCE - 1) / AT_ONCE);  // warps of a set that scan anything
+    for (int set = 0; set < Sets::COUNT; set += SETS) {
+      const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
       const bool scans = among(b) < busy && heads > 0;
-      Partial<HEADS> partial;
-      partial.start();
-      if constexpr (Core::CACHE_IN_RING) {
-        look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);  // each warp leaves each tile
-      } else if (scans) {
-        look_at_memory(b, partial, queries + head * HEAD_DIM, heads, prefetched && set == 0);
-      }
-      if (scans) {
-        partial.meet(b);
-        partial.put(b, merged + b.core.warp() * HEADS * PARTIAL);
+      float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
+      if constexpr (Core::TENSOR_SCAN) {
+        TileScan partial(queries);
+        look_at_ring(b.core, partial);
+        if (scans) partial.put(mine);
+      } else {
+        Partial<HEADS> partial;
+        partial.start();
+        if constexpr (Core::CACHE_IN_RING) {
+          look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);  // each warp leaves each tile
+        } else if (scans) {
+          look_at_memory(b, partial, queries + head * HEAD_DIM, heads, prefetched && set == 0);
+        }
+        if (scans) {
+          partial.meet(b);
+          partial.put(b, mine);
+        }
       }
       b.core.barrier();
-      merge(b, set * HEADS, least(AT_ONCE * HEADS, GROUP - set * HEADS), busy, merged, store);
-      if (set + AT_ONCE >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
+      merge(b, set * HEADS, least(SETS * HEADS, GROUP - set * HEADS), busy, merged, store);
+      if (set + SETS >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
       b.core.barrier();
     }
   }

@@ -142,11 +142,11 @@ struct Attending {
   }
 };
 
-// Where a position's key (0) or value (1) is cached; `cache` is [splits][k, v][item_positions][HEAD_DIM] of the kv head.
-__device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int which) {
-  const int page = position / plan.page, split = page % plan.splits;
-  const u64 slot = u64(page / plan.splits * plan.page + position % plan.page);
-  return cache + (u64(split * 2 + which) * u64(plan.item_positions) + slot) * ROW;
+// Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is [splits][k, v][item_positions][HEAD_DIM] of
+// the kv head.
+__device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
+  const int page = position / plan.page, split = page % plan.splits, slot = page / plan.splits * plan.page + position % plan.page;
+  return cache + (u64(split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW + twisted(slot, byte % ROW);
 }
 
 // Numbers that a thread copies onto the chip at once, and how many such loads it has under way: each wait for one is a
@@ -257,7 +257,7 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
       TWIN_ONCE
       TWIN_EACH(i, least(TILE, pass.first - first) * COPIED) {
         const int position = i / COPIED, at = i % COPIED * COPY;
-        Chunk::copy(place(tile) + position * PITCH + at, cached(b.plan, cache, first + position, at >= ROW) + at % ROW);
+        Chunk::copy(place(tile) + position * PITCH + at, cached(b.plan, cache, first + position, at));
       }
       Chunk::sent();
     };
@@ -313,7 +313,7 @@ __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const
     TWIN_EACH(i, (stop - token) * ROW) {
       const int of = token + i / ROW, at = i % ROW * 2;  // bytes of the token's key and value
       const u8* row = chip.fresh + of * Attending::PITCH + at;
-      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at >= ROW) + at % ROW) = *reinterpret_cast<const u16*>(row);
+      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at)) = *reinterpret_cast<const u16*>(row);
     }
     if (!last) attend_units(b, stage, pass, units, cache, chip, b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
     b.core.barrier();

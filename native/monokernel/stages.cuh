@@ -116,8 +116,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
 }
 
 __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
-  float* merged = b.scratch;                                                    // [warps][SCAN_HEADS][PARTIAL]
-  float* turns = merged + (Core::warps() * Core::SCAN_HEADS * PARTIAL + 15) / 16 * 16;  // [TURNS]
+  float* merged = b.scratch;                                          // [PARTIALS][PARTIAL]
+  float* turns = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;  // [TURNS]
   float* heads = turns + (TURNS + 15) / 16 * 16;                               // q heads, k heads, v heads of the block's items
   const Span items = b.plan.owned_of(stage.items, b.block);
   const int position = position_of(b), splits = b.plan.splits;

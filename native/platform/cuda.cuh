@@ -285,6 +285,7 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
 #include "cuda_copies.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
+#include "cuda_scan.cuh"
 #include "cuda_vector.cuh"
 
 namespace twin {
@@ -312,16 +313,13 @@ struct Signals {
   u32 scanned;  // consumers -> loaders: stages of attention that have appended
 };
 
-// Registers of a lane for weights that are taken from the ring before a stage's inputs are there: where its part of the
-// vectors leaves so many.
-constexpr int AHEAD = Plan::ahead;
-
 struct Core {
-  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, AHEAD>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, AHEAD>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, AHEAD>;
-  using Residual = Aside<Hidden>;
+  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, Plan::hidden_ahead>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, Plan::heads_ahead>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, Plan::ffn_ahead>;
+  using Residual = Held<Hidden>;
   using Piece = CachedPiece;
+  using TileScan = twin::TileScan;
 
   Ring ring;
   Signals& signals;
@@ -337,6 +335,7 @@ struct Core {
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr int CACHE_TILE = Plan::cache_tile;  // positions of a tile
+  static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
   // What is computed from it in one stage is not kept in registers for the next ones.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }
@@ -485,7 +484,7 @@ struct Core {
       for (int c = 0; c < Ahead<Vector>::CHUNKS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + at.tile(slice);
-        there = there && at.more() && !Vector::beyond(slice) && __shfl_sync(0xFFFFFFFFu, int(ring.there(tile)), 0);
+        there = there && at.more() && !Vector::beyond(slice);
         if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
         if (there && at.last()) {

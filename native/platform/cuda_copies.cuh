@@ -4,8 +4,9 @@
 namespace twin {
 
 // d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
+template <Type T = WEIGHT>
 __device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  if constexpr (WEIGHT == Type::BF16) {
+  if constexpr (T == Type::BF16) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

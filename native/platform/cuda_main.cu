@@ -9,8 +9,7 @@ __host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 1
 struct Shared {
   static constexpr int input = Plan::ring_slots * Plan::slot_bytes;
   static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);  // models keep vectors in registers
-  static constexpr int residual = scratch + up16(4 * Plan::scratch_floats);
-  static constexpr int step = residual + (Plan::hidden ? Core::Residual::BYTES : 0);
+  static constexpr int step = scratch + up16(4 * Plan::scratch_floats);
   static constexpr int barriers = Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
   static constexpr int signals = barriers + 2 * 8 * int(Ring::BARRIERS);
   static constexpr int progress = signals + up16(int(sizeof(Signals)));
@@ -31,7 +30,7 @@ __device__ Progress* kept_progress(const RankMemory& memory, int block) {
   return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + (Plan::state_floats - 32));
 }
 
-// Copies a block's residual and progress between shared memory and what outlives a kernel.
+// Copies a block's residual and progress between the chip and what outlives a kernel.
 __device__ void keep(Block& b, bool store) {
   float* kept = b.memory.state + u64(b.block) * Plan::state_floats;
   int* words = reinterpret_cast<int*>(&b.at);
@@ -314,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
                rank,
                block,
                progress,
-               {reinterpret_cast<float4*>(shared + Shared::residual)},
+               {},
                reinterpret_cast<float*>(shared + Shared::input),
                reinterpret_cast<float*>(shared + Shared::scratch),
                0};

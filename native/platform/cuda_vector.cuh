@@ -314,24 +314,18 @@ struct Ahead {
   int held;  // pieces, in the order in which they are multiplied
 };
 
-// A vector's registers put aside in shared memory, each thread's in its own places.
+// A vector between the stages that use it: in registers, too. In shared memory it would cost a slot of the ring.
 template <class Vector>
-struct Aside {
-  static constexpr int QUADS = sizeof(Vector) / 16, BYTES = QUADS * 16 * CONSUMERS;
-
-  float4* at;  // [QUADS][threads]
+struct Held {
+  Vector vector;
 
   template <class Core>
-  __device__ __forceinline__ Vector open(Core& core) const {
-    Vector x;
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) *reinterpret_cast<float4*>(&x.at[0][0] + 4 * q) = at[q * CONSUMERS + core.thread()];
-    return x;
+  __device__ __forceinline__ const Vector& open(Core&) const {
+    return vector;
   }
   template <class Core>
-  __device__ __forceinline__ void close(Core& core, const Vector& x) const {
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) at[q * CONSUMERS + core.thread()] = *reinterpret_cast<const float4*>(&x.at[0][0] + 4 * q);
+  __device__ __forceinline__ void close(Core&, const Vector& x) {
+    vector = x;
   }
 };
 

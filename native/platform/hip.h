@@ -173,6 +173,10 @@ struct Core {
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, POSITIONS = 1;
+  };
 
   __device__ static int thread() { return thread_index(); }
   __device__ static constexpr int threads() { return THREADS; }

@@ -356,6 +356,10 @@ struct Core {
   static constexpr bool KEEPER = false;     // no helper makes the resets
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, POSITIONS = 1;
+  };
 
   static constexpr int thread() { return 0; }
   static constexpr int threads() { return 1; }

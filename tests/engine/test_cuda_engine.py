@@ -20,6 +20,7 @@ from twin.errors import EngineError
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
+from twin.plan.layout import layout
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
@@ -77,6 +78,20 @@ MATRIX = [(s, h, d, x) for s in FAMILIES for h in HandOffKind for d in DTYPES fo
 WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)]
 
 
+SCANNED: list[tuple[ModelSpec, dict[str, Any]]] = [
+    (replace(LLAMA, head_dim=64, heads=8, kv_heads=2), {"attention_splits": 1} | typed(DType.BF16)),
+    (replace(LLAMA, head_dim=64, heads=6, kv_heads=2, windows=(0, 21, 0)), {"attention_splits": 3, "slot_bytes": 16384}),
+    (replace(LLAMA, head_dim=64, heads=3, kv_heads=3, windows=(40, 5, 0)), {"attention_splits": 1, "kv_page": 5}),
+    (replace(QWEN3, head_dim=128, heads=5, kv_heads=1), {"attention_splits": 2, "slot_bytes": 8192} | typed(DType.BF16)),
+    (replace(QWEN3, head_dim=128, heads=8, kv_heads=1), {"attention_splits": 1, "slot_bytes": 16384}),
+]
+
+
+def scanned_plan(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> Plan:
+    base: dict[str, Any] = {"slot_bytes": 4096, "ring_slots": 4, "window_slots": 2, "max_context": 128, "prompt_chunk": 16}
+    return planned(spec, execution=execution, **(base | chosen))
+
+
 def hung_plan(handoff: HandOffKind) -> Plan:
     """DOWN of layer 0 asks for candidates that the LM head publishes later."""
     plan = planned(handoff=handoff)
@@ -101,6 +116,7 @@ def all_plans() -> Iterator[Plan]:
     yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e)), late_parts=late) for h, d, e in LANE_CASES for late in LateParts)
     yield from (wide(*one) for one in WIDE)
     yield crowded_plan()
+    yield from (scanned_plan(*one, x) for one in SCANNED for x in EXECUTIONS)
     yield from (planned(execution=x, **FULL_PLAN) for x in EXECUTIONS)
     yield from (planned(max_context=100_000, attention_splits=1, execution=x) for x in EXECUTIONS)
     yield from (probe for x in EXECUTIONS for h in HandOffKind for probe in probes(x, h))
@@ -229,6 +245,24 @@ def test_caches_of_several_tiles_match_the_reference(spec: ModelSpec, execution:
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         assert np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize(
+    ("spec", "chosen"), SCANNED, ids=lambda v: f"{v.head_dim}-{v.heads // v.kv_heads}" if isinstance(v, ModelSpec) else ""
+)
+def test_scans_on_tensor_cores_match_the_reference(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> None:
+    """Products of 16 positions: tiles of one and of four, some not full; the newest alone or among others; windows that begin anywhere."""
+    plan = scanned_plan(spec, chosen, execution)
+    assert layout(plan).sizes["tensor_scan"]
+    tokens = (6 * TOKENS)[:80]
+    wanted = expected(plan, tokens)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        logits = running.logits(tokens)
+        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(2))
+        after = running.logits(tokens[70:], after=tokens[:70])  # what passes have cached
+        assert np.abs(after - wanted[70:]).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
 
 
 def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:

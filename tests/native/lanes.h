@@ -90,6 +90,10 @@ struct Core {
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, POSITIONS = 1;
+  };
 
   int thread() const { return me; }
   static constexpr int threads() { return TEAM; }

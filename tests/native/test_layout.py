@@ -19,8 +19,9 @@ from twin.errors import PlanError
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.header import Control, RankMemory, Request, Status, header
-from twin.plan.layout import FIELDS, PAGE_BYTES, check_cache_tiles, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
 from twin.plan.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
+from twin.plan.scan import check_cache_tiles
 from twin.plan.shards import stage_matrix
 from twin.plan.teams import ROWS_AT_ONCE
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles

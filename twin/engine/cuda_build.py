@@ -13,8 +13,9 @@ from twin.data import data_dir
 from twin.errors import ToolchainError
 from twin.plan.budget import shared_bytes
 from twin.plan.header import header
-from twin.plan.layout import check_cache_tiles, layout
+from twin.plan.layout import layout
 from twin.plan.prompt import check_tensor_cores
+from twin.plan.scan import check_cache_tiles
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
 

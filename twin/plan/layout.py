@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
+from twin.plan.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.plan.shards import Weights
 from twin.plan.teams import ahead_registers, teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
@@ -32,7 +32,6 @@ STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residu
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
-LONG_SCAN = 256  # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context and save 3 % at 16k
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
 
@@ -287,9 +286,15 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
 def _team_sizes(plan: Plan) -> dict[str, int]:
     """NVIDIA: warps that compute, and how they share the matrices of each input."""
     teams = teams_of(plan)
-    sizes = {"consumer_warps": teams.warps, "scan_heads": scan_heads(plan), "cache_tile": cache_tile(plan), "ahead": ahead_registers(plan)}
+    sizes = {
+        "consumer_warps": teams.warps,
+        "scan_heads": scan_heads(plan),
+        "cache_tile": cache_tile(plan),
+        "tensor_scan": int(tensor_scan(plan)),
+    }
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
+        sizes[f"{name}_ahead"] = ahead_registers(plan, name)
     return sizes
 
 
@@ -318,7 +323,6 @@ def step_bytes(plan: Plan) -> int:
     """NVIDIA: shared memory of a block's ring and vectors during a step."""
     vectors = _up(4 * _scratch_floats(plan), UNIT_BYTES)
     vectors += _up(4 * _input_floats(plan), UNIT_BYTES) if plan.spec is None else 0  # models keep them in registers
-    vectors += teams_of(plan).hidden.block_bytes if plan.shard.hidden else 0  # but for the residual
     return plan.options.ring_slots * plan.options.slot_bytes + vectors
 
 
@@ -335,7 +339,7 @@ def _scratch_floats(plan: Plan) -> int:
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            partials = max(teams_of(plan).warps * scan_heads(plan), MOST_WARPS, group)
+            partials = max(scanning_warps(plan) * scan_heads(plan), MOST_WARPS, group)
             merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
@@ -349,37 +353,6 @@ def _scratch_floats(plan: Plan) -> int:
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
-
-
-def scan_heads(plan: Plan) -> int:
-    """NVIDIA: query heads for which a warp reads a cached key once.
-
-    One, so that heads go side by side; two where a block scans long; more where a group has more heads than a block has warps.
-    """
-    if not plan.limits.teams or not plan.shard.kv_heads:
-        return 1
-    group = plan.shard.heads // plan.shard.kv_heads
-    sets = -(-group // 2) if plan.kv.item_positions >= LONG_SCAN else group
-    return -(-group // min(sets, teams_of(plan).warps))
-
-
-def cache_tile(plan: Plan) -> int:
-    """NVIDIA: cached positions of a ring slot, keys and the values behind them."""
-    return max(1, plan.options.slot_bytes // max(1, 2 * plan.shard.head_dim * plan.kv.dtype.bytes))
-
-
-def check_cache_tiles(plan: Plan) -> None:
-    """NVIDIA: cached keys and values come through the ring. Raises PlanError where a slot holds none, or where bulk copies cannot start."""
-    row = plan.shard.head_dim * plan.kv.dtype.bytes
-    if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
-        return
-    if row % UNIT_BYTES:
-        raise PlanError(
-            f"head_dim={plan.shard.head_dim}: a cached key of {row} bytes is no multiple of {UNIT_BYTES}, a bulk copy's grain on NVIDIA; "
-            "use a wider kv_dtype, or run on the host"
-        )
-    if plan.options.slot_bytes < 2 * row:
-        raise PlanError(f"slot_bytes={plan.options.slot_bytes} holds no cached key and value of {row} bytes each: use at least {2 * row}")
 
 
 def _half_floats(plan: Plan) -> int:

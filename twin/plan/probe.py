@@ -107,7 +107,7 @@ def attention_probe(
 ) -> Plan:
     """Scan `options.context` cached positions `stages` times a step with a constant query; nothing is exchanged."""
     shard = Shard(0, heads, kv_heads, head_dim, 0, 0, 1)
-    items = scatter(kv_heads * kv_of(options, shard, options.blocks).splits, options.blocks)
+    items = scatter(kv_heads * kv_of(options, shard, options.blocks, limits).splits, options.blocks)
     chain = tuple(Stage(i, StageKind.ATTENTION, i, (), (), None, None, 0, ("attention",), items, window) for i in range(stages))
     return _plan(f"attention {stages} x {kv_heads} x {head_dim} at {options.context}", options, limits, shard, chain)
 
@@ -130,7 +130,7 @@ def _without(pair: tuple[int, int], rows: int, blocks: int) -> tuple[Span, ...]:
 def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tuple[Stage, ...]) -> Plan:
     """A single-rank plan without a model."""
     options = replace(options, delay=0)
-    kv = kv_of(options, shard if shard.kv_heads else replace(shard, kv_heads=1), options.blocks)
+    kv = kv_of(options, shard if shard.kv_heads else replace(shard, kv_heads=1), options.blocks, limits)
     return Plan(name, None, options, limits, 1, 1, options.blocks, shard, kv, (), (), stages, dies(options, limits.dies))
 
 

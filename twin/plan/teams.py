@@ -13,14 +13,17 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Plan, StageKind
+from twin.plan.types import Matrix, Plan, Stage, StageKind
 
 WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
 ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
 VECTORS = (8, 4)  # elements that a lane loads at once
-AHEAD_REGISTERS = 32  # of a lane, for weights taken before a stage's inputs are there
-AHEAD_COLS = 8  # of the residual stream in a lane, at most: more leave no registers
+AHEAD_REGISTERS = {  # of a lane, for weights taken before a stage's inputs are there, by its elements of the vector: more of either spill
+    "hidden": ((16, 64),),
+    "heads": ((8, 64), (16, 32)),
+    "ffn": (),
+}
 LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 
 
@@ -84,28 +87,6 @@ def team_of(cols: int, tile: int, warps: int, *, weight_bytes: int = 2) -> Team 
     return min(found, key=lambda team: (max(0, team.registers(weight_bytes) - LANE_REGISTERS), -team.used, -team.vector), default=None)
 
 
-def ahead_registers(plan: Plan) -> int:
-    """NVIDIA: of a lane, for weights that leave the ring before a stage's inputs are there; none where its vectors need them all."""
-    teams = teams_of(plan)
-    room = plan.ranks == 1 and plan.options.weight_dtype is not DType.FP32 and teams.hidden.cols <= AHEAD_COLS * WARP * teams.warps
-    return AHEAD_REGISTERS if room else 0
-
-
-def taken_ahead(matrix: Matrix, plan: Plan, warps: int) -> int:
-    """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
-    its first row groups and slices, as many as `ahead_registers` hold."""
-    team = team_of(matrix.cols, matrix.tile_cols, warps)
-    weight = plan.options.weight_dtype
-    if team is None:
-        return 0
-    if matrix.tile_rows > ROWS_AT_ONCE:  # a warp that has taken the first rows of a tile holds on to its slot
-        return 0
-    most = ahead_registers(plan) * 4 // (ROWS_AT_ONCE * team.vector * weight.bytes)
-    chunks = min(most, team.chunks)
-    wanted = chunks * max(1, most // team.chunks) * team.groups * min(team.slices, team.teams) if chunks else 0
-    return min(wanted, matrix.batch_rows // matrix.tile_rows * team.slices)
-
-
 @dataclass(frozen=True, slots=True)
 class Teams:
     """Of the matrices whose input is the residual stream (a probe's matrix too), the attention heads, the feed-forward.
@@ -163,3 +144,26 @@ def teams_of(plan: Plan) -> Teams:
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)
     return Teams(warps, *(made.get(name) or none for name in KINDS))
+
+
+def ahead_registers(plan: Plan, name: str) -> int:
+    """NVIDIA: of a lane, for weights that leave the ring before a stage's inputs are there; none where its vectors need them all."""
+    team: Team = getattr(teams_of(plan), name)
+    if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
+        return 0
+    return next((registers for most, registers in AHEAD_REGISTERS[name] if team.chunks * team.vector <= most), 0)
+
+
+def taken_ahead(stage: Stage, plan: Plan) -> int:
+    """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
+    its first row groups and slices, as many as `ahead_registers` hold."""
+    name, matrix = next((name for name, kinds in KINDS.items() if stage.kind in kinds), None), stage.matrix
+    if (
+        name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE
+    ):  # a warp that has taken the first rows of a tile holds on to its slot
+        return 0
+    team: Team = getattr(teams_of(plan), name)
+    most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
+    chunks = min(most, team.chunks)
+    wanted = chunks * max(1, most // team.chunks) * team.groups * min(team.slices, team.teams) if chunks else 0
+    return min(wanted, matrix.batch_rows // matrix.tile_rows * team.slices)

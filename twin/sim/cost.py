@@ -9,7 +9,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.layout import cache_tile, scan_heads
+from twin.plan.scan import cache_tile, scan_heads
 from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
-from twin.plan.teams import WARPS, taken_ahead
+from twin.plan.teams import taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -294,7 +294,7 @@ class _Lowering:
         if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
             return ()
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
-        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, WARPS[0])])
+        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage, self.plan)])
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
