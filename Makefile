@@ -31,8 +31,9 @@ compiler:
 demo: $(STAMP) compiler
 	@$(BIN)/twin demo
 
+# One process of tests a core, at most four: an engine under test has a thread for each core itself. worksteal: files stay together until a process runs dry.
 test: $(STAMP) compiler
-	@$(BIN)/python -m pytest -q -m "not gpu and not slow"
+	@$(BIN)/python -m pytest -q -m "not gpu and not slow" -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . || { echo 'make: lint failed; try: ruff check --fix . && ruff format .' >&2; exit 1; }

@@ -98,7 +98,7 @@ struct Partial {
 
   // `queries` lie on the chip, [heads][HEAD_DIM].
   template <class Rows>
-  __device__ __forceinline__ void scan(Block& b, const float* queries, int heads, const Rows& rows) {
+  __device__ TWIN_APART void scan(Block& b, const float* queries, int heads, const Rows& rows) {
     constexpr int POSITIONS = sizeof(rows.held);
     float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
     TWIN_UNROLL
@@ -221,7 +221,7 @@ struct Scan : Item {
   __device__ static int unit(const Block& b) { return among(b) * UNITS + b.core.lane() / Core::POSITION_LANES; }
 
   // Asks memory for the positions at + k * all units. The newest is read from the chip once it is there.
-  __device__ __forceinline__ void ask(const Block& b, Rows& rows, int at, bool again) const {
+  __device__ TWIN_APART void ask(const Block& b, Rows& rows, int at, bool again) const {
     TWIN_UNROLL
     for (int k = 0; k < Core::POSITIONS; ++k) {
       const int p = at + k * APART;

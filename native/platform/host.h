@@ -18,6 +18,7 @@
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
 #define TWIN_ONCE
+#define TWIN_APART __attribute__((noinline))  // a build takes 3 s instead of 6 to 11
 
 #include "plan.h"
 #include "source.h"

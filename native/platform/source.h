@@ -1,6 +1,10 @@
 // What a block reads of one value. Included by each platform once `__device__` means something.
 #pragma once
 
+#ifndef TWIN_APART
+#define TWIN_APART __forceinline__  // of large functions that are called at several places
+#endif
+
 namespace twin {
 
 // Parts whose elements are summed, in rank order: `parts` neighbours from `first` on, without the part `hole`.

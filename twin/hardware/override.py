@@ -52,8 +52,9 @@ def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kin
     `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in
     base units, or a factor of the present value ("x1.1", "+10%"), which scales the range too.
     """
-    full = resolve(target, path)
-    old = numbers(target)[full]
+    known = numbers(target)
+    full = _resolved(target.name, known, path)
+    old = known[full]
     factor = _factor(value, full)
     if factor is None:
         new = Number(_value(value, full), _kind(kind), source)
@@ -65,8 +66,9 @@ def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kin
 
 def apply_fit(target: T, fit: Mapping[str, Number]) -> T:
     """A copy with every number of `fit` put in place of the one at its path."""
+    known = numbers(target)  # a fit changes values, no paths
     for path, number in fit.items():
-        full = resolve(target, path)
+        full = _resolved(target.name, known, path)
         check_number(full, number)
         target = _replace(target, full.split("."), number)
     return target
@@ -74,14 +76,17 @@ def apply_fit(target: T, fit: Mapping[str, Number]) -> T:
 
 def resolve(target: Device | Node, path: str) -> str:
     """The full path that `path` means. Raises HardwareError with the closest paths."""
-    known = numbers(target)
+    return _resolved(target.name, numbers(target), path)
+
+
+def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
     for candidate in (path, f"device.{path}", path.removeprefix("device.")):
         if candidate in known:
             return candidate
         short = [p for p in known if _short(p) == candidate]
         if len(short) == 1:
             return short[0]
-    raise HardwareError(f"{target.name} has no number {path!r}; {did_you_mean(path, known)}")
+    raise HardwareError(f"{name} has no number {path!r}; {did_you_mean(path, known)}")
 
 
 def _walk(item: object, path: str) -> Iterator[tuple[str, Number]]:

@@ -31,6 +31,7 @@ NEVER = -1
 
 Times = NDArray[np.int32]  # [blocks, blocks]
 Mask = NDArray[np.bool_]
+Numbers = NDArray[np.intp]  # of blocks
 Check = Callable[[], Violation | None]
 
 
@@ -66,6 +67,7 @@ class _Machine:
     published: dict[tuple[int, int], tuple[Times, Times]] = field(default_factory=dict)
     masks: dict[tuple[int, int], Mask] = field(default_factory=dict)
     overlaps: dict[tuple[int, int], Mask] = field(default_factory=dict)
+    polls: dict[tuple[int, int], list[tuple[Numbers, Numbers]]] = field(default_factory=dict)
     last_reads: dict[int, list[tuple[int, bool]]] = field(
         default_factory=lambda: defaultdict(list)
     )  # [stage] values read for the last time
@@ -125,16 +127,23 @@ class _Machine:
         known = self.published.get((read.value, step - read.previous_step))
         if known is None or self.plan.options.handoff is HandOffKind.GRID:
             return
-        owned = self.plan.values[read.value].owned
-        for blocks, spans in grouped(read.spans):
-            writers = _written(owned) if self.plan.options.handoff is HandOffKind.COUNTER and spans else _touched(spans, owned)
-            if writers.any():
-                of_writer, of_others = known[0][writers].max(axis=0), known[1][writers].max(axis=0)
-                self._take(read.parts, blocks, of_writer, of_others)
-                if self.polling is not None and not stage.late:
-                    self._poll(read.parts, blocks, of_writer, of_others)
+        for blocks, writers in self._polled(read):
+            of_writer, of_others = known[0][writers].max(axis=0), known[1][writers].max(axis=0)
+            self._take(read.parts, blocks, of_writer, of_others)
+            if self.polling is not None and not stage.late:
+                self._poll(read.parts, blocks, of_writer, of_others)
 
-    def _take(self, parts: Parts, blocks: NDArray[np.intp], of_writer: Times, of_others: Times) -> None:
+    def _polled(self, read: Read) -> list[tuple[Numbers, Numbers]]:
+        """Blocks that poll the same elements, and the blocks that write these: found once for all steps."""
+        owned = self.plan.values[read.value].owned
+        key = (id(read.spans), id(owned))
+        if key not in self.polls:
+            counter, bounds = self.plan.options.handoff is HandOffKind.COUNTER, np.array(owned).T
+            found = [(blocks, _written(owned) if counter and spans else _touched(spans, bounds)) for blocks, spans in grouped(read.spans)]
+            self.polls[key] = [(blocks, np.flatnonzero(writers)) for blocks, writers in found if writers.any()]
+        return self.polls[key]
+
+    def _take(self, parts: Parts, blocks: Numbers, of_writer: Times, of_others: Times) -> None:
         """`of_writer` is about the writers' own rank, `of_others` about every rank that is foreign to them."""
         own, foreign = self.own[blocks], self.foreign[blocks]
         if parts is not Parts.OTHERS:
@@ -147,7 +156,7 @@ class _Machine:
                 np.maximum(foreign, of_others, out=foreign)
         self.own[blocks], self.foreign[blocks] = own, foreign
 
-    def _poll(self, parts: Parts, blocks: NDArray[np.intp], of_writer: Times, of_others: Times) -> None:
+    def _poll(self, parts: Parts, blocks: Numbers, of_writer: Times, of_others: Times) -> None:
         """`_take` for `polling`."""
         assert self.polling is not None
         learned = of_others if parts is Parts.OTHERS else of_writer if parts is Parts.OWN else np.maximum(of_writer, of_others)
@@ -171,8 +180,9 @@ class _Machine:
         key = (id(spans), id(owned))
         if key not in self.masks:
             mask = np.zeros((self.plan.blocks, self.plan.blocks), np.bool_)
+            bounds = np.array(owned).T
             for blocks, group in grouped(spans):
-                mask[blocks] = _touched(group, owned)
+                mask[blocks] = _touched(group, bounds)
             self.masks[key] = mask
         return self.masks[key]
 
@@ -324,7 +334,7 @@ def _successions(plan: Plan) -> Iterator[tuple[Value, Value, int]]:
             yield chain[index - 1], new, int(index > 0)
 
 
-def grouped(spans: tuple[tuple[Span, ...], ...]) -> Iterator[tuple[NDArray[np.intp], tuple[Span, ...]]]:
+def grouped(spans: tuple[tuple[Span, ...], ...]) -> Iterator[tuple[Numbers, tuple[Span, ...]]]:
     """Blocks that poll the same elements."""
     groups: dict[tuple[Span, ...], list[int]] = defaultdict(list)
     for block, group in enumerate(spans):
@@ -333,9 +343,10 @@ def grouped(spans: tuple[tuple[Span, ...], ...]) -> Iterator[tuple[NDArray[np.in
         yield np.array(blocks), group
 
 
-def _touched(spans: tuple[Span, ...], owned: tuple[Span, ...]) -> Mask:
-    lo, hi = np.array(owned).T
-    touched = np.zeros(len(owned), np.bool_)
+def _touched(spans: tuple[Span, ...], bounds: NDArray[np.intp]) -> Mask:
+    """The owners of elements in `spans`; `bounds` [2][owner] are their first elements and those behind their last."""
+    lo, hi = bounds
+    touched = np.zeros(len(lo), np.bool_)
     for low, high in spans:
         touched |= np.maximum(lo, low) < np.minimum(hi, high)
     return touched

@@ -336,10 +336,11 @@ def _input_floats(plan: Plan) -> int:
 def _scratch_floats(plan: Plan) -> int:
     """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the sampler's sums."""
     wanted = [1024, 2 * _half_floats(plan)]
+    scanned = scanning_warps(plan) * scan_heads(plan)
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
-            partials = max(scanning_warps(plan) * scan_heads(plan), MOST_WARPS, group)
+            partials = max(scanned, MOST_WARPS, group)
             merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
