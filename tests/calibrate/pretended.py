@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.calibrate import engine_runs, measure
+from twin.calibrate import engine_runs, measure, tracing
 from twin.calibrate.validate import STEPS
 from twin.engine.session import Generation
 from twin.errors import EngineError
@@ -104,7 +104,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
             raise EngineError("no room on this multiprocessor")
         return Pretended(plan)
 
-    for module in (measure, engine_runs):
+    for module in (measure, engine_runs, tracing):
         monkeypatch.setattr(module, "compile_all", lambda *args, **chosen: {})
         monkeypatch.setattr(module, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))
     monkeypatch.setattr(measure, "check_present", lambda device: None)

@@ -147,6 +147,16 @@ def getattr_path(node: Node, path: str) -> float:
     return float(found.value)  # type: ignore[attr-defined]
 
 
+def test_chains_of_layers_are_traced_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    some = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name in ("chain-small", "sample-32000")]
+    monkeypatch.setattr(recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, probes=lambda limits, quick: some))
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    stages = store.read_run(tmp_path / "probes").stages
+    assert {one.run for one in stages} == {"chain-small"}
+    assert {"qkv", "attention", "o_proj", "gate_up", "down"} <= {one.stage for one in stages}
+
+
 def test_a_probe_that_does_not_run_is_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,7 +68,10 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     A number of better kind than assumed that no probe settles is left alone. Raises CalibrationError when the run lacks a probe.
     """
     failed: dict[str, str] = run.meta.get("failed") or {}
-    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed]
+    later = [p.name for p in probes if p.name not in run.meta.get("steps", {p.name: 0})]
+    if later:
+        progress(f"left out, because {run.id} is older than they: {', '.join(later)}")
+    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed and p.name not in later]
     if missing:
         raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
     probes = [p for p in probes if p.name in run.samples]
