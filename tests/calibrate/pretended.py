@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from twin.calibrate import engine_runs, measure, tracing
-from twin.calibrate.validate import STEPS
+from twin.calibrate.simulated import STEPS
 from twin.engine.session import Generation
 from twin.errors import EngineError
 from twin.hardware.load import load_node
@@ -30,6 +30,7 @@ HIDDEN = {
     "block.row_s": 5e-9,
     "warps.copy_s": 1.8e-7,
     "warps.pair_bytes_per_s": 7.8e10,
+    "warps.slice_s": 9e-8,
     "warps.reduction_s": 3.3e-7,
     "warps.item_s": 1.4e-6,
     "warps.round_s": 9.5e-7,

@@ -60,6 +60,7 @@ GPU_GROUPS: Groups = {
         "block.fp32_bytes_per_s",
         "block.row_s",
         "warps.copy_s",
+        "warps.slice_s",
         "warps.reduction_s",
         "warps.tile_s",
         "block.stage_s",

@@ -139,6 +139,7 @@ class Warps:
     watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
     distance_s: Number  # by which memory answers the last of the blocks later than the mean one, and the first sooner
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
+    slice_s: Number  # a warp waits for its rows of a column slice and loads them, before it multiplies
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
     gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted, while all blocks gather

@@ -10,7 +10,7 @@ from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
 from twin.plan.layout import cache_tile, scan_heads
-from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
+from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
@@ -65,37 +65,48 @@ class TeamWork:
     """What a tile costs a block of warps."""
 
     weights: float  # that are multiplied, those of idle lanes and of repeated rows included
-    reduction_ps: int
+    ends_ps: int  # waits and loads before, sums over lanes behind
 
 
-def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int) -> TeamWork:
+def _team(matrix: Matrix, dtype: DType) -> Team | None:
+    return team_of(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
+
+
+def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int, dtype: DType, joined: bool = False) -> TeamWork:
     """A tile's share of the round in which the block's teams take it, each its own tiles at the same time.
 
     A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
-    and whether all lanes of a team hold columns or some: a warp loads and multiplies ROWS_AT_ONCE rows of each slice that it sees,
-    and then sums its lanes once. Lanes that load fewer weights at once need as long: of chains of layers those of 3,072 columns show it.
+    and whether all lanes of a team hold columns or some: a warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and
+    multiplies them, slice after slice, and then sums its lanes once. `joined`: the compiler makes the products of the first two slices
+    together, behind the wait for the second. It does so where the vector is a constant, in the code of probes (the machine code says
+    so), and never in a layer's.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix, dtype)
     if team is None:
         raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
     pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
-    held = team.chunks * team.warps * WARP * VECTORS[0] * ROWS_AT_ONCE
-    return TeamWork(pieces * held / tiles, picoseconds(pieces * warps.reduction_s.value / tiles))
+    held = team.chunks * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    waits = pieces * (team.chunks - (joined and team.chunks > 1)) * warps.slice_s.value / tiles
+    ends = pieces * warps.reduction_s.value / tiles
+    return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
 
 
-def teams_at_once(matrix: Matrix) -> int:
+def teams_at_once(matrix: Matrix, dtype: DType) -> int:
     """Row groups whose tiles a block of warps takes side by side."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix, dtype)
     return team.groups if team else 1
 
 
 def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
-    """A team's loads of ROWS_AT_ONCE rows of one slice from the chip's memory, all lanes."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
-    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes if team else 0
-    return picoseconds(size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
+    """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from the chip's memory, all lanes."""
+    team = _team(matrix, dtype)
+    if team is None or device.warps is None:
+        return 0
+    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes
+    waits = team.chunks * device.warps.slice_s.value / (team.groups * team.slices)
+    return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
 def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int) -> Cost:

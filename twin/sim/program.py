@@ -290,10 +290,11 @@ class _Lowering:
         return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
 
     def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
-        """What a block of warps has loaded into registers before the inputs are there it has only to multiply."""
+        """What a block of warps has loaded into registers before the inputs are there it has only to multiply; a probe's stage waits for
+        none, and saves nothing."""
         if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
             return ()
-        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads else 0
         return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage.matrix, self.plan, WARPS[0])])
 
     def _polled(self) -> bool:
@@ -410,7 +411,8 @@ class _Lowering:
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
             return self._cached(stage, block)
-        key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
+        shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
+        key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
             self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
@@ -438,7 +440,7 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens)
+            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=stage.kind is StageKind.STREAM)
         elif matrix.owned:
             for tokens in experts:
                 yield from self._tiles(matrix, *matrix.owned[block], tokens)
@@ -446,9 +448,9 @@ class _Lowering:
             for (lo, hi), tokens in _shares(matrix.rows // matrix.unit, self.plan.blocks, block, experts):
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
-    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
+    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = False) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        at_once = cost.teams_at_once(matrix)
+        at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
             begun = lo - (lo - first) % matrix.batch_rows
             groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
@@ -456,16 +458,16 @@ class _Lowering:
             together = min(at_once, groups - number // at_once * at_once)
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
             if tile not in known:
-                known[tile] = self._tile(matrix, *tile, tokens)
+                known[tile] = self._tile(matrix, *tile, tokens, joined=joined)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
-    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int) -> tuple[int, int]:
+    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int, *, joined: bool) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups)
-        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.reduction_ps)
+        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups, dtype=dtype, joined=joined)
+        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.ends_ps)
         return consume.tile_ps(device, dtype, tile, tokens), size
 
     def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
