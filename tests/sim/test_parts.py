@@ -15,7 +15,7 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
-from twin.sim.cost import partial_alignment, team_work, vector_bytes, vector_rounds
+from twin.sim.cost import loads_of_a_line, partial_alignment, team_work, vector_bytes, vector_rounds
 from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
@@ -384,7 +384,7 @@ def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
     rates |= dict.fromkeys(
-        ("copy_s", "watch_s", "distance_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "vector_s", "tile_s"), 0.0
+        ("copy_s", "watch_s", "distance_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "crowd_s", "vector_s", "tile_s"), 0.0
     )
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
@@ -425,6 +425,9 @@ def test_what_is_taken_ahead_is_saved_only_where_a_stage_waits() -> None:
     work = next(work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP)
     assert work.ahead
     assert all(rest < ps for ps, rest in zip(work.slots, work.ahead, strict=False))
+    met = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.GRID))
+    work = next(work for work in compile_plan(met, device).stages[0] if work.kind is StageKind.GATE_UP)
+    assert work.ahead == work.slots[: len(work.ahead)]
 
 
 def test_a_team_that_is_alone_takes_as_long_as_two() -> None:
@@ -570,7 +573,8 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
 
 def test_a_block_of_warps_norms_a_vector_at_once() -> None:
     plan = plan_for(node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
-    normed = sum(stage.kind in VECTOR_KINDS and stage.vector_elements > 0 for stage in plan.stages)
+    kinds = [kind for kind in VECTOR_KINDS if kind is not StageKind.O_PROJ]  # which weighs the partial outputs where it gathers them
+    normed = sum(stage.kind in kinds and stage.vector_elements > 0 for stage in plan.stages)
     steps = [simulate(plan, node_of(warped(vector_s=seconds))).step_s for seconds in (0.0, 1e-6)]
     best = 2  # of all candidates: of a block's, of all blocks'
     assert steps[1] - steps[0] == pytest.approx((normed + best) * 1e-6, rel=0.01)
@@ -594,3 +598,34 @@ def test_cached_keys_come_through_the_ring() -> None:
     work = compile_plan(plan, device).stages[0][0]
     assert (work.kv, [round(ps / 1e6, 6) for ps in work.slots]) == ((), [6.0, 1.0])
     assert simulate(plan, node_of(device)).step_s == pytest.approx(7e-6, rel=0.01)
+    waiting = compile_plan(plan, warped(slice_s=1e-6)).stages[0][0]
+    assert [round(ps / 1e6, 6) for ps in waiting.slots] == [1.0, 1.0]  # each tile is awaited
+
+
+def test_a_round_takes_by_positions_a_lane_and_lanes_a_position() -> None:
+    """Heads of 96 hold one position a lane; of 128 on sixteen lanes, so that sums over them take a step more."""
+    device, took = warped(round_s=1e-6), {}
+    for head_dim in (64, 96, 128):
+        plan = attention_probe(Options(blocks=1, context=16, max_context=16), limits_of(device), heads=1, kv_heads=1, head_dim=head_dim)
+        took[head_dim] = sum(compile_plan(plan, device).stages[0][0].slots) / 1e6
+    assert took == pytest.approx({64: 1.0, 96: 7 / 16, 128: 10 / 9})
+
+
+def test_whoever_waits_for_partial_outputs_crowds_their_lines() -> None:
+    """Two teams hold the same 1,024 columns, and 16 bytes are half of a lane's elements: four loads of a line; of a single split, which
+    is looked at four times together, sixteen. Nobody polls behind a counter."""
+    matrix = stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=1024).stages[0].matrix
+    assert matrix is not None
+    assert [loads_of_a_line(matrix, aligned=aligned) for aligned in (16, 8)] == [4, 8]
+    took = {}
+    for handoff in (HandOffKind.SENTINEL, HandOffKind.COUNTER):
+        for splits in (1, 4):
+            options = Options(blocks=4, slot_bytes=512, tile_rows=2, context=64, max_context=256, attention_splits=splits, handoff=handoff)
+            plan = plan_for(node_of(ideal()), options)
+            idle, crowded = (
+                next(w for w in compile_plan(plan, warped(crowd_s=seconds)).stages[0] if w.kind is StageKind.O_PROJ).reads[0].cost_ps
+                for seconds in (0.0, 1e-6)
+            )
+            took[handoff, splits] = crowded - idle
+    assert took[HandOffKind.SENTINEL, 1] == 4 * took[HandOffKind.SENTINEL, 4] > 0
+    assert took[HandOffKind.COUNTER, 1] == took[HandOffKind.COUNTER, 4] == 0

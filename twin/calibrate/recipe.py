@@ -77,6 +77,7 @@ GPU_GROUPS: Groups = {
     "chain": (  # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers, whose last block is late
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
+        "warps.crowd_s",
         "warps.vector_s",
         "warps.heads_s",
         "warps.distance_s",

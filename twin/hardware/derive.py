@@ -60,7 +60,7 @@ FOLLOWS = {
             "l2.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.fence_s",
         ), CYCLES,
     ),
-    **dict.fromkeys(("block.sample_element_s", "warps.gather_bytes_per_s"), EXCHANGE),
+    **dict.fromkeys(("block.sample_element_s", "warps.gather_bytes_per_s", "warps.crowd_s"), EXCHANGE),
     **dict.fromkeys(("warps.copy_s", "warps.watch_s"), SHARE),
     **dict.fromkeys(("launch.state_s", "warps.distance_s"), MEMORY),
     "l2.loaded_latency_s": QUEUE,

@@ -143,9 +143,10 @@ class Warps:
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
     gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted, while all blocks gather
-    vector_s: Number  # a gathered vector normed, or combined of parts with weights of their own
+    crowd_s: Number  # polls of attention's partial outputs hold up those who write them: for each load of a line that all blocks make
+    vector_s: Number  # a gathered vector normed
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
-    heads_s: Number  # before a scan: the item and its rotations looked up, queries and keys turned; a probe of attention has none
+    heads_s: Number  # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
 
 

@@ -16,6 +16,7 @@ from twin.units import picoseconds
 
 PS = 10**12
 KEPT_ITERATIONS = 200
+HEAD = 64  # elements, of which heads_s speaks
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
@@ -109,16 +110,18 @@ def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
     return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int) -> Cost:
+def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int, crowd: float = 0.0) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
     A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
-    brings all `blocks` of a GPU theirs at the same time.
+    brings all `blocks` of a GPU theirs at the same time. `crowd`: loads that the GPU's blocks make of the same line while they wait,
+    for each of its multiprocessors.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
-    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value))))
+    sectors = transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value)
+    return Cost((("rounds", latencies), ("sectors", sectors), ("crowd", picoseconds(crowd * device.warps.crowd_s.value))))
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
@@ -160,6 +163,18 @@ def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
     return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
 
 
+def partial_bytes(matrix: Matrix) -> int:
+    """What a block of warps loads of one split of attention's partial outputs: lanes that load together take whole sectors."""
+    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    return FP32_BYTES * matrix.cols * (team.groups if team else 1)
+
+
+def loads_of_a_line(matrix: Matrix, *, aligned: int) -> int:
+    """How often a block of warps asks for the same line of partial outputs: its teams that hold the same columns, each in as many loads
+    as a lane's elements need, because the runs of neighbouring lanes lie in one line."""
+    return vector_bytes(matrix, aligned=aligned) // (FP32_BYTES * matrix.cols)
+
+
 def partial_alignment(width: int) -> int:
     """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh."""
     return next((size for size in (16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
@@ -180,6 +195,11 @@ def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, 
             ("stage", picoseconds(device.block.stage_s.value)),
         )
     )
+
+
+def heads_ps(warps: Warps, head_dim: int) -> int:
+    """An item's queries, keys and values on their way from QKV to a scan: loops of a warp over the elements of a head."""
+    return picoseconds(warps.heads_s.value * head_dim / HEAD)
 
 
 def kv_cost(block: BlockUnit, size: int) -> int:
@@ -205,18 +225,20 @@ def _lanes(dim: int) -> int:
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
 
-    Each query head of a warp takes its time in a round, of which a third does not depend on the positions that a lane holds: heads of 96,
-    of which it holds one instead of four, need half as long (probes of attention).
+    Each query head of a warp takes its time in a round, of which a quarter does not depend on the positions that a lane holds (heads of 96,
+    of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
+    summed over them. A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     heads = scan_heads(plan)
     sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
     at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
-    a_round = picoseconds(warps.round_s.value * heads * (held + 2) / 6)
-    fixed = picoseconds(warps.item_s.value)
+    sums = (_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
+    a_round = picoseconds(warps.round_s.value * heads * sums * (3 * held + 4) / 16)
+    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, cache_tile(plan) * position)):
-        yield chunk, -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
+        yield chunk, wait + -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:
