@@ -15,7 +15,7 @@ from twin.plan.probe import attention_probe, exchange_probe, sample_probe, strea
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.clock import Clock, SimulationError
-from twin.sim.cost import loads_of_a_line, partial_alignment, team_work, vector_bytes, vector_rounds
+from twin.sim.cost import partial_alignment, team_work, vector_bytes, vector_rounds
 from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
@@ -546,11 +546,12 @@ def test_a_loader_that_watches_its_window_takes_longer() -> None:
 
 
 def test_loads_take_whole_sectors() -> None:
-    """Eight elements a lane, 32 bytes: two loads of 16 bytes take each sector twice, four of 8 bytes four times."""
+    """Eight elements a lane, 32 bytes: two loads of 16 bytes take each sector twice, four of 8 bytes four times; of items that begin with a
+    sector lanes that load together take it once."""
     matrix = stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=2048).stages[0].matrix
     assert matrix is not None
-    assert [vector_bytes(matrix, aligned=aligned) for aligned in (16, 8)] == [2 * 4 * 2048, 4 * 4 * 2048]
-    assert [partial_alignment(width) for width in (4 * 66, 3 * 66, 7)] == [16, 8, 4]
+    assert [vector_bytes(matrix, aligned=aligned) for aligned in (32, 16, 8)] == [4 * 2048, 2 * 4 * 2048, 4 * 4 * 2048]
+    assert [partial_alignment(width) for width in (4 * 66, 2 * 66, 3 * 66, 7)] == [32, 16, 8, 4]
 
 
 def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> None:
@@ -611,21 +612,15 @@ def test_a_round_takes_by_positions_a_lane_and_lanes_a_position() -> None:
     assert took == pytest.approx({64: 1.0, 96: 7 / 16, 128: 10 / 9})
 
 
-def test_whoever_waits_for_partial_outputs_crowds_their_lines() -> None:
-    """Two teams hold the same 1,024 columns, and 16 bytes are half of a lane's elements: four loads of a line; of a single split, which
-    is looked at four times together, sixteen. Nobody polls behind a counter."""
-    matrix = stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=1024).stages[0].matrix
-    assert matrix is not None
-    assert [loads_of_a_line(matrix, aligned=aligned) for aligned in (16, 8)] == [4, 8]
+def test_of_fewer_splits_than_are_looked_at_together_the_last_is_loaded_again() -> None:
+    """A single split four times, two splits the second of them three times, four each once."""
     took = {}
-    for handoff in (HandOffKind.SENTINEL, HandOffKind.COUNTER):
-        for splits in (1, 4):
-            options = Options(blocks=4, slot_bytes=512, tile_rows=2, context=64, max_context=256, attention_splits=splits, handoff=handoff)
-            plan = plan_for(node_of(ideal()), options)
-            idle, crowded = (
-                next(w for w in compile_plan(plan, warped(crowd_s=seconds)).stages[0] if w.kind is StageKind.O_PROJ).reads[0].cost_ps
-                for seconds in (0.0, 1e-6)
-            )
-            took[handoff, splits] = crowded - idle
-    assert took[HandOffKind.SENTINEL, 1] == 4 * took[HandOffKind.SENTINEL, 4] > 0
-    assert took[HandOffKind.COUNTER, 1] == took[HandOffKind.COUNTER, 4] == 0
+    for splits in (1, 2, 4, 8):
+        options = Options(blocks=4, slot_bytes=512, tile_rows=2, context=255, max_context=256, attention_splits=splits)
+        plan = plan_for(node_of(ideal()), options)
+        idle, crowded = (
+            next(work for work in compile_plan(plan, warped(crowd_s=seconds)).stages[0] if work.kind is StageKind.O_PROJ).reads[0].cost_ps
+            for seconds in (0.0, 1e-6)
+        )
+        took[splits] = (crowded - idle) / 1e6
+    assert took == pytest.approx({1: 3.0, 2: 1.0, 4: 0.0, 8: 0.0})

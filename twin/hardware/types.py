@@ -143,7 +143,7 @@ class Warps:
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
     gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted, while all blocks gather
-    crowd_s: Number  # polls of attention's partial outputs hold up those who write them: for each load of a line that all blocks make
+    crowd_s: Number  # attention's partial outputs in few lines: each further time that all blocks ask for the same words at once
     vector_s: Number  # a gathered vector normed
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
     heads_s: Number  # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe of attention has none

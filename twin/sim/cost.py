@@ -20,6 +20,7 @@ HEAD = 64  # elements, of which heads_s speaks
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
+SECTOR_BYTES = 32  # of L2
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
@@ -114,8 +115,7 @@ def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, bloc
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
     A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
-    brings all `blocks` of a GPU theirs at the same time. `crowd`: loads that the GPU's blocks make of the same line while they wait,
-    for each of its multiprocessors.
+    brings all `blocks` of a GPU theirs at the same time. `crowd`: how often more than once all its blocks ask for the same words at once.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
@@ -163,21 +163,10 @@ def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
     return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
 
 
-def partial_bytes(matrix: Matrix) -> int:
-    """What a block of warps loads of one split of attention's partial outputs: lanes that load together take whole sectors."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
-    return FP32_BYTES * matrix.cols * (team.groups if team else 1)
-
-
-def loads_of_a_line(matrix: Matrix, *, aligned: int) -> int:
-    """How often a block of warps asks for the same line of partial outputs: its teams that hold the same columns, each in as many loads
-    as a lane's elements need, because the runs of neighbouring lanes lie in one line."""
-    return vector_bytes(matrix, aligned=aligned) // (FP32_BYTES * matrix.cols)
-
-
 def partial_alignment(width: int) -> int:
-    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh."""
-    return next((size for size in (16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
+    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh; where items begin with a sector, all
+    of it: lanes that load together then take it once, and else each of them takes two."""
+    return next((size for size in (SECTOR_BYTES, 16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
 
 
 def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0) -> Cost:

@@ -317,8 +317,9 @@ class _Lowering:
         if splits:
             if stage.matrix is None:
                 return size
-            once = cost.partial_bytes(stage.matrix)
-            return once * -(-splits // cost.PARTS_AT_ONCE) * cost.PARTS_AT_ONCE  # of those that are missing the last one again
+            at_once = cost.PARTS_AT_ONCE * cost.vector_bytes(stage.matrix, aligned=self._alignment(read))  # of those missing, the last one
+            again = at_once // cost.vector_chunks(stage.matrix) if self._polled() else 0
+            return -(-splits // cost.PARTS_AT_ONCE) * at_once + again
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -335,17 +336,12 @@ class _Lowering:
         return cost.partial_alignment(value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits))
 
     def _crowd(self, stage: Stage, read: Read) -> float:
-        """Loads of the same line that the blocks of a rank make at once while they wait for attention's partial outputs, for each of the
-        GPU's multiprocessors.
-
-        All that wait ask for the first splits again and again, and where there are fewer than are looked at together for the last of them
-        several times; what is written meanwhile, and the poll that finds it, stand behind these in the queue of the line.
-        """
+        """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
+        of fewer splits than are looked at together they load the last one several times, all of them from the same few lines."""
         splits = self._splits(stage, read)
-        if self.device.warps is None or not splits or stage.matrix is None or not self._polled():
+        if self.device.warps is None or not splits:
             return 0.0
-        asked = cost.loads_of_a_line(stage.matrix, aligned=self._alignment(read)) * cost.PARTS_AT_ONCE / min(splits, cost.PARTS_AT_ONCE)
-        return asked * self.plan.blocks / self.device.blocks
+        return max(0.0, cost.PARTS_AT_ONCE / splits - 1) * self.plan.blocks / self.device.blocks
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
