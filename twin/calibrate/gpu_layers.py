@@ -78,6 +78,7 @@ def chains(limits: Limits) -> Iterator[Question]:
     for kind in (HandOffKind.COUNTER, HandOffKind.GRID):
         yield ask(f"middle-{kind.value}", middle, handoff=kind)
         yield ask(f"small-{kind.value}", small, handoff=kind)
+        yield ask(f"large-{kind.value}", large, handoff=kind)
     for spec in (small, middle):
         yield ask(f"{spec.name}-graph", spec, "launch", execution=Execution.GRAPH)
     lanes = _spec("lanes", layers=4, hidden=3072, heads=32, kv_heads=16, head_dim=96, ffn=8192)
