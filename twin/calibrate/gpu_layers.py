@@ -29,7 +29,7 @@ VOCAB = 4224  # 32 rows of a block of 132
 TRACED = (  # a step's time by the kind of stage: what chains take in all does not tell a scan from the partial outputs behind it
     "chain-small", "chain-middle", "chain-large", "chain-feed", "chain-attend", "chain-head128", "chain-group4", "chain-group7",
     "chain-down4", "chain-middle-s1", "chain-middle-1000-s16", "chain-middle-window10", "chain-middle-counter", "chain-middle-grid",
-    "chain-lanes",
+    "chain-lanes", "chain-ragged",
 )  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan
@@ -62,7 +62,9 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask("head128", replace(middle, name="head128", heads=12, kv_heads=4, head_dim=128, qk_norm=True, family="qwen3"))
     yield ask("group4", replace(middle, name="group4", heads=32))
     yield ask("down4", replace(middle, name="down4", ffn=8192))
-    yield ask("group7", replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True))
+    group7 = replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True)
+    yield ask("group7", group7)
+    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120))  # five slices for two teams
     yield ask("vocab", replace(small, name="vocab", layers=2, vocab=64 * 1024))
     for window in (1, 2, 4, RING):
         yield ask(f"middle-window{window}", middle, window_slots=window)
