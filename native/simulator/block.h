@@ -306,7 +306,7 @@ inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
-  if (work.fence) log(s, b, block.clock += work.fence + queueing(s, block.package, s.machine->now), HAND_OFF);
+  if (work.fence) log(s, b, block.clock += work.fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.calibrate import engine_runs, measure
-from twin.calibrate.validate import STEPS
+from twin.calibrate import engine_runs, measure, tracing
+from twin.calibrate.simulated import STEPS
 from twin.engine.session import Generation
 from twin.errors import EngineError
 from twin.hardware.load import load_node
@@ -30,9 +30,11 @@ HIDDEN = {
     "block.row_s": 5e-9,
     "warps.copy_s": 1.8e-7,
     "warps.pair_bytes_per_s": 7.8e10,
+    "warps.slice_s": 9e-8,
     "warps.reduction_s": 3.3e-7,
     "warps.item_s": 1.4e-6,
     "warps.round_s": 9.5e-7,
+    "warps.crowd_s": 2e-7,
     "warps.vector_s": 3e-7,
     "warps.tile_s": 3e-7,
     "warps.watch_s": 9e-8,
@@ -104,7 +106,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
             raise EngineError("no room on this multiprocessor")
         return Pretended(plan)
 
-    for module in (measure, engine_runs):
+    for module in (measure, engine_runs, tracing):
         monkeypatch.setattr(module, "compile_all", lambda *args, **chosen: {})
         monkeypatch.setattr(module, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))
     monkeypatch.setattr(measure, "check_present", lambda device: None)

@@ -108,6 +108,17 @@ def test_a_run_without_a_probe_is_refused() -> None:
         fit_device(device, probes(), measured(device, probes()[1:]), lambda said: None)
 
 
+def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
+    device = two_cores()
+    *rest, newest = probes()
+    found = measured(device, rest)
+    run = store.write_run("host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples)
+    said: list[str] = []
+    fit = fit_device(device, probes(), run, said.append)
+    assert set(fit.residuals) == {probe.name for probe in rest}
+    assert any(newest.name in line for line in said)
+
+
 def test_a_run_comes_back_as_it_was_stored() -> None:
     run = store.write_run("host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]})
     again = store.read_run(run.folder)

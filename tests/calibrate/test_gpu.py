@@ -15,6 +15,7 @@ from tests.calibrate.pretended import HIDDEN, NAME, hidden_node, pretend
 from twin.calibrate import engine_runs, store
 from twin.calibrate import gpu_probes as gpu_probes_module
 from twin.calibrate import recipe as recipe_module
+from twin.calibrate.fit import stage_targets
 from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.gpu_probes import MOST_STEPS, gpu_probes
 from twin.calibrate.heldout import HeldOut
@@ -145,6 +146,27 @@ def getattr_path(node: Node, path: str) -> float:
     for name in path.split("."):
         found = getattr(found, name)
     return float(found.value)  # type: ignore[attr-defined]
+
+
+def test_chains_of_layers_are_traced_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    some = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name in ("chain-small", "sample-32000")]
+    monkeypatch.setattr(recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, probes=lambda limits, quick: some))
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    stages = store.read_run(tmp_path / "probes").stages
+    assert {one.run for one in stages} == {"chain-small"}
+    assert {"qkv", "attention", "o_proj", "gate_up", "down"} <= {one.stage for one in stages}
+
+
+def test_stages_of_layers_are_wanted_as_shares_of_the_step_without_marks() -> None:
+    (chain,) = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name == "chain-small"]
+    # the embedding comes once in a step, and a clock ticks coarsely
+    spans = (("embed", 1e-4), ("qkv", 4e-4), ("down", 3e-4))
+    traced = tuple(store.StageTimes("chain-small", kind, span, 0.0, 0.0) for kind, span in spans)
+    run = store.Run(Path("run"), {}, {"chain-small": [1e-3]}, traced)
+    wanted = {(name, kind): span for name, kind, span in stage_targets([chain], run)}
+    assert wanted == {("chain-small", "qkv"): pytest.approx(5e-4), ("chain-small", "down"): pytest.approx(3.75e-4)}
+    assert stage_targets([chain], replace(run, stages=())) == []
 
 
 def test_a_probe_that_does_not_run_is_left_out_and_named(

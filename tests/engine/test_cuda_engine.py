@@ -248,9 +248,7 @@ def test_caches_of_several_tiles_match_the_reference(spec: ModelSpec, execution:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize(
-    ("spec", "chosen"), SCANNED, ids=lambda v: f"{v.head_dim}-{v.heads // v.kv_heads}" if isinstance(v, ModelSpec) else ""
-)
+@pytest.mark.parametrize(("spec", "chosen"), SCANNED, ids=[f"{one.head_dim}-{one.heads // one.kv_heads}" for one, _ in SCANNED])
 def test_scans_on_tensor_cores_match_the_reference(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> None:
     """Products of 16 positions: tiles of one and of four, some not full; the newest alone or among others; windows that begin anywhere."""
     plan = scanned_plan(spec, chosen, execution)

@@ -71,7 +71,7 @@ def machines(draw: st.DrawFn) -> Node:
 
 
 WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
-WARP_COSTS = ("copy_s", "watch_s", "distance_s", "heads_s", "reduction_s", "item_s", "round_s", "vector_s", "tile_s")
+WARP_COSTS = ("copy_s", "watch_s", "distance_s", "heads_s", "slice_s", "reduction_s", "item_s", "round_s", "crowd_s", "vector_s", "tile_s")
 
 
 @st.composite

@@ -5,24 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from twin.calibrate import store
 from twin.calibrate.gpu_heldout import gpu_held_out
-from twin.calibrate.gpu_layers import traced_chains
 from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
-from twin.calibrate.stages import stage_times
+from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of, traced_stages
 from twin.engine.choose import HOST, compile_all, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Node
-from twin.plan.defaults import limits_of
-
-WARMUP_TOKENS = 4
-TRACED_TOKENS = 48
-SEED = 20261121
 
 
 def held_out(node: Node) -> list[HeldOut]:
@@ -66,14 +58,9 @@ def measure_held_out(node: Node, progress: Progress, keep: Keep) -> tuple[store.
     if not samples:
         raise CalibrationError(f"no held-out run of {device.name} ran; the first one: {next(iter(failed.values()))}")
     traced = [run for run in runs if run.traced and run.name not in failed]
-    traced += [] if device.isa == HOST else traced_chains(limits_of(node))
-    stages = _trace(node, traced, failed, progress)
+    stages = traced_stages(device, traced, failed, progress)
     keep(meta | {"after": recipe.conditions()}, samples)
     return stages
-
-
-def prompt_of(run: HeldOut) -> list[int]:
-    return [7 + position % 97 for position in range(run.prompt)]
 
 
 def _step_seconds(run: HeldOut, engine: Session) -> Any:
@@ -81,24 +68,3 @@ def _step_seconds(run: HeldOut, engine: Session) -> Any:
     if made.stop_reason == "cancelled":
         raise KeyboardInterrupt
     return made.step_ns[WARMUP_TOKENS:] * 1e-9
-
-
-def _trace(node: Node, runs: list[HeldOut], failed: dict[str, str], progress: Progress) -> tuple[store.StageTimes, ...]:
-    """Every traced run once, by a kernel that marks the time at each stage."""
-    plans = {run.name: run.plan(node.device.name) for run in runs}
-    compile_all(node.device, [plans[run.name] for run in runs], progress, trace=True)
-    found: list[store.StageTimes] = []
-    for run in runs:
-        progress(f"held-out runs of {node.device.name}: tracing {run.name}")
-        try:
-            with open_random(node.device, plans[run.name], SEED, trace=True) as engine:
-                # as many tokens as were timed, of which the middle ones count: the same positions are attended
-                made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
-        except TwinError as error:
-            failed[f"{run.name}, traced"] = str(error)
-            progress(f"tracing {run.name} failed: {error}")
-            continue
-        assert made.trace is not None
-        middle, half = len(made.trace) - run.tokens // 2, min(TRACED_TOKENS, run.tokens - 2) // 2
-        found += stage_times(run.name, plans[run.name], made.trace[middle - half : middle + half].astype(np.float64) * 1e-9)
-    return tuple(found)

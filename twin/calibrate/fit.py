@@ -2,7 +2,8 @@
 
 Groups are fitted one after the other, each on its own probes, because a later question (a hand-off) rests on the
 answer to an earlier one (the time to touch an element). Inside a group: least squares on log(simulated / measured)
-over the logarithms of the numbers, so a factor of two too slow weighs as much as one too fast.
+over the logarithms of the numbers, so a factor of two too slow weighs as much as one too fast. Of chains of layers that
+were traced, the kinds of stages count beside the step: a step alone does not tell what its stages have of it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from twin.calibrate import store
 from twin.calibrate.probes import Probe
 from twin.calibrate.reading import settled
 from twin.calibrate.recipe import Recipe, recipe_of
+from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware import override
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Node, Number
-from twin.sim.run import simulate
+from twin.plan.types import Plan
 
 Vector = NDArray[np.float64]
 
@@ -42,6 +44,7 @@ WEAKEST = 0.1  # directions seen less well are not drawn together: a linear step
 TOGETHER = 64  # of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite directions
 STEP = 0.05  # e-folds between two evaluations for a slope: over kinks where another cost begins to bind
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
+STAGE_WEIGHT = 0.5  # of a kind of stage beside its whole step, of which it is a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     A number of better kind than assumed that no probe settles is left alone. Raises CalibrationError when the run lacks a probe.
     """
     failed: dict[str, str] = run.meta.get("failed") or {}
-    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed]
+    later = [p.name for p in probes if p.name not in run.meta.get("steps", {p.name: 0})]
+    if later:
+        progress(f"left out, because {run.id} is older than they: {', '.join(later)}")
+    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed and p.name not in later]
     if missing:
         raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
     probes = [p for p in probes if p.name in run.samples]
@@ -77,7 +83,7 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     residuals: dict[str, float] = {}
     together: dict[str, list[float]] = {}
     present = override.numbers(device)
-    with _simulators(probes) as simulators:
+    with _simulators(probes, frozenset(one.run for one in run.stages)) as simulators:
         for group, wanted in recipe.groups.items():
             chosen = [p for p in probes if p.group == group]
             paths = tuple(path for path in wanted if path in present)
@@ -93,8 +99,8 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
             together |= {path: factors for path, factors in fitted[2].items() if path in numbers}
         rest = [p for p in probes if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
-        simulated = simulators(apply_fit(device, numbers), rest)
-        residuals |= {p.name: math.log(s / settled(run)[p.name]) for p, s in zip(rest, simulated, strict=True)}
+        took = simulators(apply_fit(device, numbers), rest)
+        residuals |= {p.name: math.log(s.step_s / settled(run)[p.name]) for p, s in zip(rest, took, strict=True)}
     return Fit(numbers, residuals, run.id, {p.name: p.group for p in probes}, failed, together)
 
 
@@ -115,9 +121,13 @@ def _fit_group(
     middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
 
+    wanted = stage_targets(probes, run)
+
     def residual(point: Vector) -> Vector:
         trial = apply_fit(device, dict(zip(paths, _plain(point), strict=True)))
-        return np.concatenate([np.log(simulators(trial, probes)) - target, PRIOR * (point - start)])
+        took = {p.name: one for p, one in zip(probes, simulators(trial, probes), strict=True)}
+        stages = [STAGE_WEIGHT * math.log(took[name].spans_s[kind] / span) for name, kind, span in wanted]
+        return np.concatenate([np.log([took[p.name].step_s for p in probes]) - target, stages, PRIOR * (point - start)])
 
     def slopes(point: Vector) -> Vector:
         """Of every residual over every logarithm. A step relative to the logarithm itself, as least_squares would take it, is an e-fold of
@@ -148,33 +158,52 @@ def _fit_group(
     return numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True)), together
 
 
-Simulators = Callable[[Device, list[Probe]], list[float]]  # seconds of a step of each probe on a device
+def stage_targets(probes: list[Probe], run: store.Run) -> list[tuple[str, str, float]]:
+    """(probe, kind, seconds of a step) of what was traced of layers: each kind's share, of the step without marks."""
+    middle, found = settled(run), []
+    for probe in probes:
+        spans = {one.stage: one.span_s for one in run.stages if one.run == probe.name}
+        by = middle[probe.name] / sum(spans.values()) if spans else 0.0
+        found += [(probe.name, kind, by * span) for kind, span in spans.items() if span and _of_layers(probe.plan, kind)]
+    return found
+
+
+def _of_layers(plan: Plan, kind: str) -> bool:
+    """Once in a step is too short for a clock that ticks in 256 ns."""
+    return sum(stage.kind.value == kind for stage in plan.stages) > 1
+
+
+Simulators = Callable[[Device, list[Probe]], list[Simulated]]  # a step of each probe on a device
 _worker_probes: dict[str, Probe] = {}  # of a worker process: plans are large, and sent once
 
 
 @contextmanager
-def _simulators(probes: list[Probe]) -> Iterator[Simulators]:
-    """Probes simulated on all cores."""
+def _simulators(probes: list[Probe], traced: frozenset[str]) -> Iterator[Simulators]:
+    """Probes simulated on all cores; of the `traced` ones their stages too."""
     workers = len(os.sched_getaffinity(0))
     if workers == 1:
-        yield lambda device, chosen: [simulated_step_s(device, probe) for probe in chosen]
+        yield lambda device, chosen: [_simulate(device, probe, probe.name in traced) for probe in chosen]
         return
     with ProcessPoolExecutor(workers, initializer=_remember, initargs=(probes,)) as pool:
-        yield lambda device, chosen: list(pool.map(_simulate_known, ((device, probe.name) for probe in chosen)))
+        yield lambda device, chosen: list(pool.map(_simulate_known, ((device, probe.name, probe.name in traced) for probe in chosen)))
 
 
 def _remember(probes: list[Probe]) -> None:
     _worker_probes.update((probe.name, probe) for probe in probes)
 
 
-def _simulate_known(work: tuple[Device, str]) -> float:
-    device, name = work
-    return simulated_step_s(device, _worker_probes[name])
+def _simulate_known(work: tuple[Device, str, bool]) -> Simulated:
+    device, name, stages = work
+    return _simulate(device, _worker_probes[name], stages)
+
+
+def _simulate(device: Device, probe: Probe, stages: bool) -> Simulated:
+    return simulated(probe.plan, Node("probe", device, 1), stages=stages)
 
 
 def simulated_step_s(device: Device, probe: Probe) -> float:
     """Seconds that the twin gives one step of a probe."""
-    return simulate(probe.plan, Node("probe", device, 1), steps=2).step_s
+    return _simulate(device, probe, False).step_s
 
 
 def _value(device: Device, path: str) -> float:

@@ -6,11 +6,12 @@ multiplies. Their shapes are those of no model that `twin validate` runs, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.probes import Probe
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
@@ -25,15 +26,23 @@ WINDOW = 3  # slots in flight, as the engine's default
 SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
-TRACED = ("chain-small", "chain-middle", "chain-large", "chain-head128", "chain-lanes")
+TRACED = (  # a step's time by the kind of stage: what chains take in all does not tell a scan from the partial outputs behind it
+    "chain-small", "chain-middle", "chain-large", "chain-feed", "chain-attend", "chain-head128", "chain-group4", "chain-group7",
+    "chain-down4", "chain-middle-s1", "chain-middle-1000-s16", "chain-middle-window10", "chain-middle-counter", "chain-middle-grid",
+    "chain-lanes", "chain-ragged",
+)  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan
 
 
-def traced_chains(limits: Limits) -> list[HeldOut]:
-    """Those whose stages are timed one by one, to be looked at beside the engine's; nothing is fitted to the times of stages."""
-    plans = {name: plan for name, _, plan in chains(limits) if name in TRACED}
-    return [HeldOut(name, plan.spec, plan.options, PROMPT, TOKENS, traced=True) for name, plan in plans.items() if plan.spec]
+def traced(probes: Iterable[Probe]) -> list[HeldOut]:
+    """Those whose stages are timed one by one as well."""
+    plans = {probe.name: probe.plan for probe in probes if probe.name in TRACED}
+    return [
+        HeldOut(name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True)
+        for name, plan in plans.items()
+        if plan.spec
+    ]
 
 
 def chains(limits: Limits) -> Iterator[Question]:
@@ -51,19 +60,27 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask("feed", _spec("feed", layers=4, hidden=3072, heads=8, kv_heads=8, head_dim=64, ffn=8192))
     yield ask("attend", _spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024), attention_splits=4)
     yield ask("head128", replace(middle, name="head128", heads=12, kv_heads=4, head_dim=128, qk_norm=True, family="qwen3"))
-    yield ask("group7", replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True))
+    yield ask("group4", replace(middle, name="group4", heads=32))
+    yield ask("down4", replace(middle, name="down4", ffn=8192))
+    group7 = replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True)
+    yield ask("group7", group7)
+    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120))  # five slices for two teams
     yield ask("vocab", replace(small, name="vocab", layers=2, vocab=64 * 1024))
     for window in (1, 2, 4, RING):
         yield ask(f"middle-window{window}", middle, window_slots=window)
+    yield ask("large-window10", large, window_slots=RING)
     yield ask("middle-ring5", middle, ring_slots=5)
     yield ask("middle-slot8K", middle, slot_bytes=SLOT // 2, ring_slots=2 * RING, window_slots=2 * WINDOW)
     yield ask("middle-b66", middle, blocks=limits.blocks // 2)
-    yield ask("middle-s1", middle, attention_splits=1)
+    for splits in (1, 2, 4):
+        yield ask(f"middle-s{splits}", middle, attention_splits=splits)
+    yield ask("middle-300", middle, positions=300)
     yield ask("middle-1000", middle, positions=1000)
     yield ask("middle-1000-s16", middle, positions=1000, attention_splits=16)
     for kind in (HandOffKind.COUNTER, HandOffKind.GRID):
         yield ask(f"middle-{kind.value}", middle, handoff=kind)
         yield ask(f"small-{kind.value}", small, handoff=kind)
+        yield ask(f"large-{kind.value}", large, handoff=kind)
     for spec in (small, middle):
         yield ask(f"{spec.name}-graph", spec, "launch", execution=Execution.GRAPH)
     lanes = _spec("lanes", layers=4, hidden=3072, heads=32, kv_heads=16, head_dim=96, ffn=8192)

@@ -91,6 +91,7 @@ def _exchanges(limits: Limits) -> Iterator[Question]:
         (HandOffKind.SENTINEL, LINE, FEW),
         (HandOffKind.SENTINEL, LINE, every // 2),
         (HandOffKind.COUNTER, LINE, every // 2),
+        (HandOffKind.GRID, LINE, every // 2),
     ]
     for kind, share, blocks in shapes:
         plan = exchange_probe(_idle(blocks, handoff=kind), limits, elements=share * blocks, stages=STAGES)
@@ -143,7 +144,7 @@ def _cache(limits: Limits) -> Iterator[Question]:
 def _consumers(limits: Limits) -> Iterator[Question]:
     """Weights that stay in L2, by type and by the tile's shape; short matrices show what a stage costs beside its bytes."""
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
-        for cols in (512, 896, COLS, 4096, 12288) if dtype is DType.BF16 else (COLS,):
+        for cols in (512, 896, COLS, 3072, 4096, 6144, 8192, 12288) if dtype is DType.BF16 else (COLS,):  # one to six slices a team
             yield f"rows-{dtype.value}-{cols}", "consumer", _stream(limits, _options(FEW, weight_dtype=dtype), IN_CACHE, cols=cols)
     for slot in (8, 32):
         yield f"rows-slot{slot}K", "consumer", _stream(limits, _options(FEW, slot * KIB), IN_CACHE, cols=4096)
@@ -165,7 +166,7 @@ def _attention(limits: Limits) -> Iterator[Question]:
     for head_dim in (64, 128):
         for context in (512, 4096, 32768):
             yield ask(context, head_dim, 16)
-    for context, head_dim, splits in ((4096, 96, 16), (4096, 64, 1), (4096, 128, 4), (128, 64, 8)):
+    for context, head_dim, splits in ((4096, 96, 16), (4096, 64, 1), (4096, 128, 4), (128, 64, 8), (1024, 64, 8), (1024, 128, 8)):
         yield ask(context, head_dim, splits)
     for context in (1024, 4096):
         yield ask(context, 64, 16, kv_heads=2, group=7)

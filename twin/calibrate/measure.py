@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import store
+from twin.calibrate.gpu_layers import traced
 from twin.calibrate.probes import Probe
 from twin.calibrate.recipe import recipe_of
+from twin.calibrate.tracing import traced_stages
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
@@ -26,8 +28,8 @@ WARMUP_STEPS = 3
 SEED = 0  # of the probes' weights
 
 
-def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = False) -> None:
-    """Measure every probe, in rounds over all of them so that a slow minute touches each alike.
+def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = False) -> tuple[store.StageTimes, ...]:
+    """Measure every probe, in rounds over all of them so that a slow minute touches each alike; then the stages of some chains of layers.
 
     A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError when none is left.
     """
@@ -70,7 +72,9 @@ def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = 
             keep(meta | {"rounds": turn + 1}, samples)
     if not samples:
         raise CalibrationError(f"no probe of {device.name} ran; the first one: {next(iter(failed.values()))}")
+    stages = traced_stages(device, traced(p for p in probes if p.name not in failed), failed, progress)
     keep(meta | {"rounds": rounds, "load_after": store.conditions()["load_before"], "after": recipe.conditions()}, samples)
+    return stages
 
 
 def require(device: Device) -> None:

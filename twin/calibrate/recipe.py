@@ -60,6 +60,7 @@ GPU_GROUPS: Groups = {
         "block.fp32_bytes_per_s",
         "block.row_s",
         "warps.copy_s",
+        "warps.slice_s",
         "warps.reduction_s",
         "warps.tile_s",
         "block.stage_s",
@@ -76,6 +77,7 @@ GPU_GROUPS: Groups = {
     "chain": (  # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers, whose last block is late
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
+        "warps.crowd_s",
         "warps.vector_s",
         "warps.heads_s",
         "warps.distance_s",

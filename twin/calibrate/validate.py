@@ -9,22 +9,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from twin.calibrate import store
 from twin.calibrate.engine_runs import held_out
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
-from twin.calibrate.stages import stage_times
+from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
-from twin.plan.types import Plan
-from twin.sim.machine import Machine
-from twin.sim.run import simulate
 
-__all__ = ["Compared", "StageCompared", "Validation", "calibrated_node", "compare", "simulated_stages"]
-
-STEPS = 2  # simulated: the first is cold
+__all__ = ["Compared", "StageCompared", "Validation", "calibrated_node", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +104,6 @@ class Validation:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    step_s: float
-    spans_s: dict[str, float]  # by kind of stage; empty unless the run was traced
-
-
 def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) -> Validation:
     """Predict every run of `measured` from the fit of its device. Raises CalibrationError without a fit or without a known run."""
     device = node.device.name
@@ -139,19 +126,19 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     )
 
 
-def _compared(run: HeldOut, guess: Predicted, took: Sequence[float]) -> Compared:
+def _compared(run: HeldOut, guess: Simulated, took: Sequence[float]) -> Compared:
     middle = statistics.median(took)
     return Compared(run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks)
 
 
-def _stages(measured: Sequence[store.StageTimes], predicted: dict[str, Predicted]) -> Iterator[StageCompared]:
+def _stages(measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]) -> Iterator[StageCompared]:
     for one in measured:
         spans = predicted[one.run].spans_s if one.run in predicted else {}
         if one.stage in spans:
             yield StageCompared(one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s)
 
 
-def _predictions(device: str, runs: Sequence[HeldOut], measured: store.Run) -> Iterator[tuple[str, Predicted]]:
+def _predictions(device: str, runs: Sequence[HeldOut], measured: store.Run) -> Iterator[tuple[str, Simulated]]:
     """Every run's name and prediction, on all cores."""
     traced = {one.run for one in measured.stages}
     work = [(device, run, run.name in traced) for run in runs]
@@ -163,16 +150,7 @@ def _predictions(device: str, runs: Sequence[HeldOut], measured: store.Run) -> I
         yield from zip((run.name for run in runs), pool.map(_predict, work), strict=True)
 
 
-def _predict(work: tuple[str, HeldOut, bool]) -> Predicted:
+def _predict(work: tuple[str, HeldOut, bool]) -> Simulated:
     device, run, traced = work
     plan, node = run.plan(device), calibrated_node(f"{run.options.gpus}x{device}")
-    return Predicted(simulate(plan, node, steps=STEPS).step_s, simulated_stages(plan, node) if traced else {})
-
-
-def simulated_stages(plan: Plan, node: Node) -> dict[str, float]:
-    """Span of each kind of stage in a simulated step, from the same arithmetic as a measured one's."""
-    machine = Machine(plan, node, steps=STEPS, keep_all=True)
-    machine.run()
-    ends = np.array([[[log[-1][0] for log in step] for step in block.log] for block in machine.blocks], np.float64) / 1e12
-    trace = ends.reshape(plan.ranks, plan.blocks, STEPS, len(plan.stages)).transpose(2, 0, 1, 3)
-    return {one.stage: one.span_s for one in stage_times(plan.name, plan, np.stack([trace, trace], axis=-1))}
+    return simulated(plan, node, stages=traced)

@@ -70,10 +70,10 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        measure_probes(node, progress(), keep, quick=quick)
+        stages = measure_probes(node, progress(), keep, quick=quick)
     finally:
         done()
-    return made[0]
+    return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
 
 
 def calibrate_host(*, quick: bool) -> Fit:

@@ -139,12 +139,14 @@ class Warps:
     watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
     distance_s: Number  # by which memory answers the last of the blocks later than the mean one, and the first sooner
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
+    slice_s: Number  # a warp waits for its rows of a column slice and loads them, before it multiplies
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
     gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted, while all blocks gather
-    vector_s: Number  # a gathered vector normed, or combined of parts with weights of their own
+    crowd_s: Number  # attention's partial outputs in few lines: each further time that all blocks ask for the same words at once
+    vector_s: Number  # a gathered vector normed
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
-    heads_s: Number  # before a scan: the item and its rotations looked up, queries and keys turned; a probe of attention has none
+    heads_s: Number  # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
 
 

@@ -287,11 +287,9 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
     """NVIDIA: warps that compute, and how they share the matrices of each input."""
     teams = teams_of(plan)
     sizes = {
-        "consumer_warps": teams.warps,
-        "scan_heads": scan_heads(plan),
-        "cache_tile": cache_tile(plan),
+        "consumer_warps": teams.warps, "scan_heads": scan_heads(plan), "cache_tile": cache_tile(plan),
         "tensor_scan": int(tensor_scan(plan)),
-    }
+    }  # fmt: skip
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
         sizes[f"{name}_ahead"] = ahead_registers(plan, name)

@@ -158,9 +158,7 @@ def taken_ahead(stage: Stage, plan: Plan) -> int:
     """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
     its first row groups and slices, as many as `ahead_registers` hold."""
     name, matrix = next((name for name, kinds in KINDS.items() if stage.kind in kinds), None), stage.matrix
-    if (
-        name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE
-    ):  # a warp that has taken the first rows of a tile holds on to its slot
+    if name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
         return 0
     team: Team = getattr(teams_of(plan), name)
     most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)

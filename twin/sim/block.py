@@ -183,7 +183,7 @@ class Block:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
         if work.fence_ps:
-            clock += work.fence_ps + self.machine.handoffs.timing.queueing(self.package, self.env.now)
+            clock += work.fence_ps + self.machine.handoffs.timing.fencing(self.package, self.env.now)
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)

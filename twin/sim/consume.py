@@ -37,13 +37,13 @@ class Tile:
     size: int  # bytes that are multiplied
     weights: int
     finished: int  # rows that end with it
-    reduction_ps: int  # sums over lanes, once
+    ends_ps: int  # before and behind its products, once
 
 
 def tile_ps(device: Device, dtype: DType, tile: Tile, tokens: int) -> int:
     """Consume a tile for `tokens` tokens: one by one, or TENSOR_TOKENS at once on tensor cores, whichever is sooner."""
     unit = device.block
-    ends = picoseconds(tile.finished * unit.row_s.value) + tile.reduction_ps
+    ends = picoseconds(tile.finished * unit.row_s.value) + tile.ends_ps
     once, sixteen = _multiply(unit, dtype, tile)
     if tokens == 1 or not sixteen or unit.loading != "ahead":
         return tokens * (once + ends)

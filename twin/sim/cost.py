@@ -10,15 +10,17 @@ from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
 from twin.plan.scan import cache_tile, scan_heads
-from twin.plan.teams import ROWS_AT_ONCE, VECTORS, WARP, WARPS, team_of
+from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
 PS = 10**12
 KEPT_ITERATIONS = 200
+HEAD = 64  # elements, of which heads_s speaks
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
+SECTOR_BYTES = 32  # of L2
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
@@ -65,49 +67,61 @@ class TeamWork:
     """What a tile costs a block of warps."""
 
     weights: float  # that are multiplied, those of idle lanes and of repeated rows included
-    reduction_ps: int
+    ends_ps: int  # waits and loads before, sums over lanes behind
 
 
-def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int) -> TeamWork:
+def _team(matrix: Matrix, dtype: DType) -> Team | None:
+    return team_of(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
+
+
+def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int, dtype: DType, joined: bool = False) -> TeamWork:
     """A tile's share of the round in which the block's teams take it, each its own tiles at the same time.
 
     A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
-    and whether all lanes of a team hold columns or some: a warp loads and multiplies ROWS_AT_ONCE rows of each slice that it sees,
-    and then sums its lanes once. Lanes that load fewer weights at once need as long: of chains of layers those of 3,072 columns show it.
+    and whether all lanes of a team hold columns or some: a warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and
+    multiplies them, slice after slice, and then sums its lanes once. `joined`: the compiler makes the products of the first two slices
+    together, behind the wait for the second. It does so where the vector is a constant, in the code of probes (the machine code says
+    so), and never in a layer's.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix, dtype)
     if team is None:
         raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
     pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
-    held = team.chunks * team.warps * WARP * VECTORS[0] * ROWS_AT_ONCE
-    return TeamWork(pieces * held / tiles, picoseconds(pieces * warps.reduction_s.value / tiles))
+    held = team.chunks * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    waits = pieces * (team.chunks - (joined and team.chunks > 1)) * warps.slice_s.value / tiles
+    ends = pieces * warps.reduction_s.value / tiles
+    return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
 
 
-def teams_at_once(matrix: Matrix) -> int:
+def teams_at_once(matrix: Matrix, dtype: DType) -> int:
     """Row groups whose tiles a block of warps takes side by side."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix, dtype)
     return team.groups if team else 1
 
 
 def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
-    """A team's loads of ROWS_AT_ONCE rows of one slice from the chip's memory, all lanes."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
-    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes if team else 0
-    return picoseconds(size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
+    """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from the chip's memory, all lanes."""
+    team = _team(matrix, dtype)
+    if team is None or device.warps is None:
+        return 0
+    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes
+    waits = team.chunks * device.warps.slice_s.value / (team.groups * team.slices)
+    return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int) -> Cost:
+def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int, crowd: float = 0.0) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
     A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
-    brings all `blocks` of a GPU theirs at the same time.
+    brings all `blocks` of a GPU theirs at the same time. `crowd`: how often more than once all its blocks ask for the same words at once.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
-    return Cost((("rounds", latencies), ("sectors", transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value))))
+    sectors = transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value)
+    return Cost((("rounds", latencies), ("sectors", sectors), ("crowd", picoseconds(crowd * device.warps.crowd_s.value))))
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
@@ -150,8 +164,9 @@ def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
 
 
 def partial_alignment(width: int) -> int:
-    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh."""
-    return next((size for size in (16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
+    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh; where items begin with a sector, all
+    of it: lanes that load together then take it once, and else each of them takes two."""
+    return next((size for size in (SECTOR_BYTES, 16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
 
 
 def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0) -> Cost:
@@ -169,6 +184,11 @@ def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, 
             ("stage", picoseconds(device.block.stage_s.value)),
         )
     )
+
+
+def heads_ps(warps: Warps, head_dim: int) -> int:
+    """An item's queries, keys and values on their way from QKV to a scan: loops of a warp over the elements of a head."""
+    return picoseconds(warps.heads_s.value * head_dim / HEAD)
 
 
 def kv_cost(block: BlockUnit, size: int) -> int:
@@ -194,18 +214,20 @@ def _lanes(dim: int) -> int:
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
 
-    Each query head of a warp takes its time in a round, of which a third does not depend on the positions that a lane holds: heads of 96,
-    of which it holds one instead of four, need half as long (probes of attention).
+    Each query head of a warp takes its time in a round, of which a quarter does not depend on the positions that a lane holds (heads of 96,
+    of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
+    summed over them. A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     heads = scan_heads(plan)
     sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
     at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
-    a_round = picoseconds(warps.round_s.value * heads * (held + 2) / 6)
-    fixed = picoseconds(warps.item_s.value)
+    sums = (_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
+    a_round = picoseconds(warps.round_s.value * heads * sums * (3 * held + 4) / 16)
+    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value)
     for number, chunk in enumerate(chunks(size, cache_tile(plan) * position)):
-        yield chunk, -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
+        yield chunk, wait + -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:

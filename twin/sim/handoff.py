@@ -42,6 +42,10 @@ class Timing:
         """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
         return self.growth * package.queue(now) // QUEUE if self.growth else 0
 
+    def fencing(self, package: Package, now: int) -> int:
+        """What a fence loses to the stream: the block's stores go there, and their answers come back."""
+        return 2 * self.queueing(package, now)
+
     def fetching(self, package: Package, now: int) -> int:
         """What a load that somebody waits for loses to the stream."""
         return self.fetch_growth * package.queue(now) // QUEUE if self.fetch_growth else 0

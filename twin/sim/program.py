@@ -186,7 +186,7 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.wiring = plan, device, wiring
         self.weights: dict[object, _Weights] = {}
-        self.gathers: dict[tuple[int, int, int], int] = {}
+        self.gathers: dict[tuple[int, int, int, float], int] = {}
         self.fixed: dict[object, int] = {}
         self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
@@ -276,9 +276,12 @@ class _Lowering:
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
         rounds = self._rounds(stage, read, words)
         loaded = self._loaded(stage, read, words)
-        key = (words, rounds, loaded)
+        crowd = self._crowd(stage, read)
+        key = (words, rounds, loaded, crowd)
         if key not in self.gathers:
-            self.gathers[key] = cost.gather_cost(self.device, elements=words, rounds=rounds, loaded=loaded, blocks=plan.options.blocks).ps
+            self.gathers[key] = cost.gather_cost(
+                self.device, elements=words, rounds=rounds, loaded=loaded, blocks=plan.options.blocks, crowd=crowd
+            ).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
     def _aside(self, stage: Stage) -> bool:
@@ -290,10 +293,12 @@ class _Lowering:
         return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
 
     def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
-        """What a block of warps has loaded into registers before the inputs are there it has only to multiply."""
+        """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
+        stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border."""
         if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
             return ()
-        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+        waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
+        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
         return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage, self.plan)])
 
     def _polled(self) -> bool:
@@ -312,9 +317,9 @@ class _Lowering:
         if splits:
             if stage.matrix is None:
                 return size
-            once = self._partial_bytes(stage.matrix, read)
-            again = min(splits, cost.PARTS_AT_ONCE) * once // cost.vector_chunks(stage.matrix) if self._polled() else 0
-            return once * splits + again
+            at_once = cost.PARTS_AT_ONCE * cost.vector_bytes(stage.matrix, aligned=self._alignment(read))  # of those missing, the last one
+            again = at_once // cost.vector_chunks(stage.matrix) if self._polled() else 0
+            return -(-splits // cost.PARTS_AT_ONCE) * at_once + again
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -324,12 +329,19 @@ class _Lowering:
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self._polled() and waited_for else size
 
-    def _partial_bytes(self, matrix: Matrix, read: Read) -> int:
-        """Of one split of attention's partial outputs, as a block of warps loads them."""
+    def _alignment(self, read: Read) -> int:
+        """Bytes of one load of attention's partial outputs."""
         value, shard = self.plan.values[read.value], self.plan.shard
         scan = self.plan.stages[value.stage].scan
-        width = value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits)
-        return cost.vector_bytes(matrix, aligned=cost.partial_alignment(width))
+        return cost.partial_alignment(value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits))
+
+    def _crowd(self, stage: Stage, read: Read) -> float:
+        """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
+        of fewer splits than are looked at together they load the last one several times, all of them from the same few lines."""
+        splits = self._splits(stage, read)
+        if self.device.warps is None or not splits:
+            return 0.0
+        return max(0.0, cost.PARTS_AT_ONCE / splits - 1) * self.plan.blocks / self.device.blocks
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
@@ -396,21 +408,22 @@ class _Lowering:
         value = None if stage.publishes is None else plan.values[stage.publishes]
         published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
         resets = reset_words(plan, stage, block)
-        normed = plan.tokens if stage.kind in VECTOR_KINDS and stage.vector_elements else 0
+        combined = self.device.warps is not None and any(self._splits(stage, read) for read in stage.reads)  # where it is gathered
+        vector = 0 if combined else stage.vector_elements
+        normed = plan.tokens if stage.kind in VECTOR_KINDS and vector else 0
         if self.device.warps and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE) and plan.options.sampling is Sampling.GREEDY:
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
-        key = (resets, stage.vector_elements, published, normed)
+        key = (resets, vector, published, normed)
         if key not in self.fixed:
-            self.fixed[key] = cost.stage_cost(
-                self.device, resets=resets, vector=stage.vector_elements, published=published, normed=normed
-            ).ps
+            self.fixed[key] = cost.stage_cost(self.device, resets=resets, vector=vector, published=published, normed=normed).ps
         turns = stage.kind is StageKind.ATTENTION and plan.spec is not None and any(read.spans[block] for read in stage.reads)
-        return self.fixed[key] + (picoseconds(self.device.warps.heads_s.value) if turns and self.device.warps else 0)
+        return self.fixed[key] + (cost.heads_ps(self.device.warps, plan.shard.head_dim) if turns and self.device.warps else 0)
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
             return self._cached(stage, block)
-        key = (tuple(self._share(matrix, block, experts) for matrix in stage.matrices), experts if stage.routed else None)
+        shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
+        key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)
         if key not in self.weights:
             slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
             self.weights[key] = _Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
@@ -438,7 +451,7 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens)
+            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=stage.kind is StageKind.STREAM)
         elif matrix.owned:
             for tokens in experts:
                 yield from self._tiles(matrix, *matrix.owned[block], tokens)
@@ -446,9 +459,9 @@ class _Lowering:
             for (lo, hi), tokens in _shares(matrix.rows // matrix.unit, self.plan.blocks, block, experts):
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
-    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int) -> Iterator[tuple[int, int]]:
+    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = False) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        at_once = cost.teams_at_once(matrix)
+        at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
             begun = lo - (lo - first) % matrix.batch_rows
             groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
@@ -456,16 +469,16 @@ class _Lowering:
             together = min(at_once, groups - number // at_once * at_once)
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
             if tile not in known:
-                known[tile] = self._tile(matrix, *tile, tokens)
+                known[tile] = self._tile(matrix, *tile, tokens, joined=joined)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
 
-    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int) -> tuple[int, int]:
+    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int, *, joined: bool) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups)
-        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.reduction_ps)
+        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups, dtype=dtype, joined=joined)
+        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.ends_ps)
         return consume.tile_ps(device, dtype, tile, tokens), size
 
     def _scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
