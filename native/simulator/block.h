@@ -125,12 +125,35 @@ inline Int pass_border(State& s, Int b) {
   return resume_to(s, b, ENTERED);
 }
 
-// Takes what is there of the stage's first slots before its reads.
 inline Int begin(State& s, Int b) {
   Block& block = s.blocks[b];
-  const Work& work = work_of(s, block);
   block.entered = s.machine->now;
-  for (block.taken = 0; block.taken < work.ahead_end - work.ahead && is_there(s, b); ++block.taken) free_slot(s, b);
+  block.taken = 0;
+  return TAKE;
+}
+
+// Back at `place` when the slot that comes next can be requested.
+inline Int wait_for_request(State& s, Int b, Int place) {
+  Machine& m = *s.machine;
+  const Int time = wait_time(s, b);
+  if (time) return wait(s, b, place, m.now + time);
+  if (m.error == FINISHED) m.stuck = b;  // the first one is reported
+  m.error = STARVED;
+  return NONE;
+}
+
+// Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then.
+inline Int take_ahead(State& s, Int b) {
+  const Int now = s.machine->now;
+  Block& block = s.blocks[b];
+  const Work& work = work_of(s, block);
+  for (; block.taken < work.ahead_end - work.ahead; ++block.taken) {
+    const Int arrived = arrival(s, b);
+    if (arrived == NONE) return wait_for_request(s, b, TAKE);
+    if (arrived > now) return wait(s, b, TAKE, arrived);
+    free_slot(s, b);
+  }
+  if (now > block.entered) log(s, b, now, STREAMING);
   return READ;
 }
 
@@ -245,18 +268,11 @@ inline Int work(State& s, Int b) {
 
 // A slot not before its arrival. Late ones are memory time, early ones the consumer's own.
 inline Int consume(State& s, Int b) {
-  Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (block.slot == work.slots_end) return ATTEND;
   const Int arrived = arrival(s, b);
-  if (arrived == NONE) {
-    const Int time = wait_time(s, b);
-    if (time) return wait(s, b, SLOT, m.now + time);
-    if (m.error == FINISHED) m.stuck = b;  // the first one is reported
-    m.error = STARVED;
-    return NONE;
-  }
+  if (arrived == NONE) return wait_for_request(s, b, SLOT);
   if (block.slot == work.slots && work.gate != NONE) {  // what the request could not have saved is the routing's
     const Int known = std::min(arrived, opened(s, b, block.step, work.gate) + s.paths[block.memory].latency);
     if (known > block.clock) log(s, b, known, ROUTING);
@@ -366,6 +382,7 @@ inline void advance(State& s, Int b) {
       case ENTER: place = enter(s, b); break;
       case AT_BORDER: place = pass_border(s, b); break;
       case ENTERED: place = begin(s, b); break;
+      case TAKE: place = take_ahead(s, b); break;
       case READ: place = read(s, b); break;
       case AT_READ: place = see_read(s, b); break;
       case GATHER: place = gather(s, b); break;

@@ -201,16 +201,6 @@ inline Int arrival(State& s, Int b) {
   return arrival_of(s, b, block.freed);
 }
 
-// Is that slot there already?
-inline bool is_there(State& s, Int b) {
-  const Block& block = s.blocks[b];
-  if (s.machine->gated) {
-    const There* found = there(s, b);
-    return found && found->arrival <= s.machine->now;
-  }
-  return block.freed != block.issued && arrival_of(s, b, block.freed) <= s.machine->now;
-}
-
 // Until that slot can be requested; 0: it never will be.
 inline Int wait_time(State& s, Int b) {
   const Block& block = s.blocks[b];

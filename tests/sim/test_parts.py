@@ -14,6 +14,8 @@ from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
+from twin.sim.attribution import critical_path
+from twin.sim.causes import HAND_OFF, STREAMING
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.cost import partial_alignment, team_work, vector_bytes, vector_rounds
 from twin.sim.handoff import Timing
@@ -420,7 +422,7 @@ def test_what_is_taken_ahead_is_saved_only_where_a_stage_waits() -> None:
     device, options = warped(slice_s=1e-6), Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4)
     plain = stream_probe(options, limits_of(device), rows=64, cols=2048)
     (alone,) = compile_plan(plain, device).stages[0]
-    assert alone.ahead == alone.slots[:2]
+    assert alone.ahead == alone.slots[:4]
     layer = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
     work = next(work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP)
     assert work.ahead
@@ -452,18 +454,38 @@ def test_lanes_without_columns_take_as_long_as_the_others() -> None:
 
 
 def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
-    """Two tiles of a stage, one a team, where the block has one rank's narrow residual in 16 bits; none of FP32."""
+    """Four tiles of a stage, two a team, where the block has one rank's narrow residual in 16 bits; none of FP32, and none where a slot
+    is only asked for once the inputs are there."""
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
-    for dtype, tiles in ((DType.BF16, 2), (DType.FP32, 0)):
+    for dtype, tiles in ((DType.BF16, 4), (DType.FP32, 0)):
         plan = turns_probe(replace(options, weight_dtype=dtype), limits_of(warped()), elements=2, rows=96, cols=2048, stages=3)
         works = compile_plan(plan, warped()).stages[0]
         assert {len(work.ahead) for work in works if work.slots} == {tiles}
-    env = Clock()
-    ring = Ring(env, [100] * 4, capacity=2, window=2, memory=Path((Pipe("memory", 1e12),), latency=500), cached=None, limit=8)
-    ring.pump()
-    assert not ring.take()  # it is on its way
-    env.run(until=5000)
-    assert (ring.take(), ring.freed, ring.issued) == (True, 1, 3)
+        late = replace(warped(), block=replace(warped().block, loading="on-demand"))
+        assert not any(work.ahead for work in compile_plan(plan, late).stages[0])
+
+
+def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
+    """From a slow memory they come later than a quick hand-off, which is then no part of the wait; a slow one begins before they are there
+    and ends as late as without them."""
+    options, logs = Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256), []
+    for hop_s in (0.0, 1.0):
+        device = apply_fit(warped(), {"memory.stream_bytes_per_s": number(1e9), "handoff.hop_s": number(hop_s)})
+        machine = Machine(plan_for(node_of(device), options), node_of(device), steps=2, keep_all=True)
+        machine.run()
+        block = machine.blocks[0]
+        at = next(work.index for work in block.program if work.kind is StageKind.GATE_UP)
+        assert len(block.program[at].ahead) > block.ring.capacity
+        logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])
+        pieces = critical_path(machine.blocks, 1, len(machine.plan.stages))
+        assert sum(piece.end - piece.start for piece in pieces) == machine.blocks[0].ended[1] - machine.blocks[0].ended[0]
+    quick, slow = logs
+    assert quick[0][1] == STREAMING
+    assert {end for end, _, _ in quick} == {quick[0][0]}
+    assert not any(binder for _, _, binder in quick)
+    assert [cause for _, cause, _ in slow[:2]] == [STREAMING, HAND_OFF]
+    assert slow[1][2] is not None
+    assert slow[1][0] == pytest.approx(slow[1][2][2] / 1e6 + 1e6)
 
 
 def test_far_blocks_get_less_of_the_stream() -> None:

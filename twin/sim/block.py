@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -159,7 +158,7 @@ class Block:
         if self.machine.program.borders:
             yield from self._border(step, work, log)
         entered = self.env.now
-        taken = sum(1 for _ in takewhile(lambda _: self.ring.take(), work.ahead))
+        yield from self._take(work, log)
         for read in work.reads:
             if step or not read.previous_step:
                 yield from self._read(step - read.previous_step, read, log)
@@ -176,7 +175,7 @@ class Block:
         if work.slots:
             if self.on_demand:
                 self.ring.open(self.ring.first_slot(step) + work.last_slot, clock)
-            clock = yield from self._consume(step, clock, work, log, taken)
+            clock = yield from self._consume(step, clock, work, log)
         if work.kv:
             clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
@@ -237,23 +236,39 @@ class Block:
             yield env.timeout(done - env.now)
         log.append((done, read.cause, None))
 
-    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment], taken: int) -> Timed:
-        """Each slot not before its arrival; the first `taken` have left the ring. Late ones are memory time, early ones the consumer's own.
+    def _take(self, work: StageWork, log: list[Segment]) -> Process:
+        """Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then."""
+        env, ring, entered = self.env, self.ring, self.env.now
+        for _ in work.ahead:
+            arrived = yield from self._arrival()
+            if arrived > env.now:
+                yield env.timeout(arrived - env.now)
+            ring.free()
+        if env.now > entered:
+            log.append((env.now, STREAMING, None))
+
+    def _arrival(self) -> Timed:
+        """Of the slot that comes next. A kernel's loader starts later than its consumer."""
+        arrived = self.ring.arrival()
+        while arrived is None:
+            yield self.env.timeout(self.ring.wait_ps())
+            arrived = self.ring.arrival()
+        return arrived
+
+    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+        """Each slot that is still in the ring, not before its arrival. Late ones are memory time, early ones the consumer's own.
 
         Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
         """
         env, ring = self.env, self.ring
         last = -1
         first = work.gate >= 0
-        if taken:
-            clock += sum(work.ahead[:taken])
+        if work.ahead:
+            clock += sum(work.ahead)
             last = work.fixed_cause
             log.append((clock, last, None))
-        for cost in work.slots[taken:]:
-            arrived = ring.arrival()
-            while arrived is None:  # a kernel's loader starts later than its consumer
-                yield env.timeout(ring.wait_ps())
-                arrived = ring.arrival()
+        for cost in work.slots[len(work.ahead) :]:
+            arrived = yield from self._arrival()
             if first:
                 first = False
                 known = min(arrived, ring.opened_at(step, work.gate) + ring.loaded.latency)

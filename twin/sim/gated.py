@@ -102,12 +102,6 @@ class GatedRing(Ring):
             raise self.starved()
         return wait
 
-    def take(self) -> bool:
-        if self.there.get(self.freed, self.env.now + 1) > self.env.now:
-            return False
-        self.free()
-        return True
-
     def free(self) -> None:
         del self.there[self.freed]
         self.freed += 1

@@ -87,7 +87,7 @@ class StageWork:
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
     aside: bool = False  # made by the block's helper, beside the stages that follow
-    ahead: tuple[int, ...] = ()  # consumer time of the first slots where they were taken from the ring before the reads had succeeded
+    ahead: tuple[int, ...] = ()  # consumer time of the first slots, which are awaited and leave the ring before the reads
     asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
@@ -294,8 +294,11 @@ class _Lowering:
 
     def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
         """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
-        stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border."""
+        stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
+        where slots are only asked for once the inputs are there."""
         if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
+            return ()
+        if self.device.block.loading == "on-demand":
             return ()
         waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0

@@ -101,13 +101,6 @@ class Ring:
     def starved(self) -> SimulationError:
         return SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
 
-    def take(self) -> bool:
-        """The consumer takes its next slot if that is there already, and frees it."""
-        if self.freed == self.issued or self.arrivals[self.freed % self.capacity] > self.env.now:
-            return False
-        self.free()
-        return True
-
     def free(self) -> None:
         """The consumer is done with its slot."""
         self.freed += 1

@@ -74,8 +74,8 @@ KIND_BITS = 3
 TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
 ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
 PLACES = (  # where a block goes on when it runs next
-    "ENTER", "AT_BORDER", "ENTERED", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM", "ITEM_DONE",
-    "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
+    "ENTER", "AT_BORDER", "ENTERED", "TAKE", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM",
+    "ITEM_DONE", "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
 )  # fmt: skip
 
 
