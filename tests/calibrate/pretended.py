@@ -34,6 +34,7 @@ HIDDEN = {
     "warps.reduction_s": 3.3e-7,
     "warps.item_s": 1.4e-6,
     "warps.round_s": 9.5e-7,
+    "warps.unit_s": 4.6e-7,
     "warps.crowd_s": 2e-7,
     "warps.vector_s": 3e-7,
     "warps.tile_s": 3e-7,

@@ -37,6 +37,7 @@ def test_what_a_block_costs_follows_the_measured_part(name: str) -> None:
         "block.stage_s",
         "warps.tile_s",
         "warps.round_s",
+        "warps.unit_s",
         "warps.gather_bytes_per_s",
         "handoff.loaded_hop_s",
         "l2.loaded_latency_s",

@@ -71,7 +71,20 @@ def machines(draw: st.DrawFn) -> Node:
 
 
 WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
-WARP_COSTS = ("copy_s", "watch_s", "distance_s", "heads_s", "slice_s", "reduction_s", "item_s", "round_s", "crowd_s", "vector_s", "tile_s")
+WARP_COSTS = (
+    "copy_s",
+    "watch_s",
+    "distance_s",
+    "heads_s",
+    "slice_s",
+    "reduction_s",
+    "item_s",
+    "round_s",
+    "unit_s",
+    "crowd_s",
+    "vector_s",
+    "tile_s",
+)
 
 
 @st.composite
@@ -85,6 +98,7 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
             "reduction_s": 2e-8,
             "item_s": 3e-7,
             "round_s": 1e-7,
+            "unit_s": 2e-7,
             "vector_s": 4e-8,
             "tile_s": 3e-8,
         }

@@ -12,6 +12,7 @@ from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Device, Sharing, Warps
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
+from twin.plan.scan import tensor_scan
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.attribution import critical_path
@@ -386,7 +387,21 @@ def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
     rates |= dict.fromkeys(
-        ("copy_s", "watch_s", "distance_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "crowd_s", "vector_s", "tile_s"), 0.0
+        (
+            "copy_s",
+            "watch_s",
+            "distance_s",
+            "slice_s",
+            "reduction_s",
+            "item_s",
+            "heads_s",
+            "round_s",
+            "unit_s",
+            "crowd_s",
+            "vector_s",
+            "tile_s",
+        ),
+        0.0,
     )
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
@@ -632,6 +647,26 @@ def test_a_round_takes_by_positions_a_lane_and_lanes_a_position() -> None:
         plan = attention_probe(Options(blocks=1, context=16, max_context=16), limits_of(device), heads=1, kv_heads=1, head_dim=head_dim)
         took[head_dim] = sum(compile_plan(plan, device).stages[0][0].slots) / 1e6
     assert took == pytest.approx({64: 1.0, 96: 7 / 16, 128: 10 / 9})
+
+
+def scanned(context: int, head_dim: int, *, group: int = 4, slot_bytes: int = 16384, **times: float) -> list[float]:
+    """Microseconds of the cached tiles of one item on tensor cores."""
+    options = Options(blocks=1, slot_bytes=slot_bytes, context=context, max_context=context, attention_splits=1)
+    limits = replace(limits_of(warped()), teams=True)
+    plan = attention_probe(options, limits, heads=group, kv_heads=1, head_dim=head_dim, stages=1)
+    assert tensor_scan(plan)
+    return [round(ps / 1e6, 6) for ps in compile_plan(plan, warped(**times)).stages[0][0].slots]
+
+
+def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
+    """Tiles of 16 KiB hold 64 positions of 64 elements, 32 of 128: two of these are looked at side by side, and the last one shows."""
+    assert scanned(128, 128, unit_s=1e-6, item_s=5e-6) == [5.0, 1.0, 0.0, 1.0]
+    assert scanned(160, 128, unit_s=1e-6) == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert scanned(80, 128, unit_s=1e-6, slot_bytes=32768) == [1.0, 1.0]
+    assert scanned(128, 64, unit_s=1e-6) == [0.8, 0.8]  # 16 steps of 20: half the products, the same softmax
+    assert scanned(16, 128, unit_s=1e-6) == [1.0]
+    assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.4]
+    assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]  # each tile is awaited; there are no rounds
 
 
 def test_of_fewer_splits_than_are_looked_at_together_the_last_is_loaded_again() -> None:

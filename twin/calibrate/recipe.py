@@ -73,7 +73,7 @@ GPU_GROUPS: Groups = {
         "warps.watch_s",
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
-    "attention": ("warps.item_s", "warps.round_s"),
+    "attention": ("warps.item_s", "warps.round_s", "warps.unit_s"),
     "chain": (  # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers, whose last block is late
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",

@@ -56,7 +56,7 @@ FOLLOWS = {
         (
             "block.fp16_bytes_per_s", "block.bf16_bytes_per_s", "block.fp32_bytes_per_s", "block.row_s", "block.element_s", "block.stage_s",
             "block.kv_bytes_per_s", "warps.slice_s", "warps.reduction_s", "warps.item_s", "warps.vector_s", "warps.tile_s", "warps.heads_s",
-            "warps.round_s",
+            "warps.round_s", "warps.unit_s",
             "l2.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.fence_s",
         ), CYCLES,
     ),

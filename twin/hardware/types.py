@@ -148,6 +148,7 @@ class Warps:
     tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
     heads_s: Number  # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe of attention has none
     round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
+    unit_s: Number  # on tensor cores: a warp's 16 cached positions of a head of 128 elements, with up to four query heads
 
 
 @dataclass(frozen=True, slots=True)

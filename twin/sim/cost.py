@@ -9,20 +9,24 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.scan import cache_tile, scan_heads
+from twin.plan.scan import TENSOR_POSITIONS, TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
 from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
 PS = 10**12
 KEPT_ITERATIONS = 200
-HEAD = 64  # elements, of which heads_s speaks
+HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
 SECTOR_BYTES = 32  # of L2
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
+SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
+SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
+SCAN_HEADS = 4  # query heads of a product
+SCAN_AGAIN = 0.4  # of a unit, for each further set of them. Judged: 0.6 as many instructions again, between those of the first
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
@@ -214,20 +218,48 @@ def _lanes(dim: int) -> int:
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
 
-    Each query head of a warp takes its time in a round, of which a quarter does not depend on the positions that a lane holds (heads of 96,
-    of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
-    summed over them. A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention.
+    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
+    tile = cache_tile(plan) * position
+    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value)
+    turns = _tensor_turns(warps, plan, size, tile, position) if tensor_scan(plan) else _rounds(warps, plan, size, tile, position)
+    for number, (chunk, turn) in enumerate(zip(chunks(size, tile), turns, strict=True)):
+        yield chunk, wait + turn + (0 if number else fixed)
+
+
+def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+    """Of a tile after the other.
+
+    Each query head of a warp takes its time in a round, of which a quarter does not depend on the positions that a lane holds (heads of 96,
+    of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
+    summed over them.
+    """
     heads = scan_heads(plan)
     sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
     at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
     sums = (_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
     a_round = picoseconds(warps.round_s.value * heads * sums * (3 * held + 4) / 16)
-    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value)
-    for number, chunk in enumerate(chunks(size, cache_tile(plan) * position)):
-        yield chunk, wait + -(-chunk // (position * at_once)) * a_round + (0 if number else fixed)
+    for chunk in chunks(size, tile):
+        yield -(-chunk // (position * at_once)) * a_round
+
+
+def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+    """Of a tile after the other, on tensor cores.
+
+    Warps take units of positions in turn, across tiles: those of one turn are looked at side by side, and the last bears its time.
+    Turns are counted from the item's end, so that its last tile, which nothing hides, bears one.
+    """
+    a_turn, whole = picoseconds(unit_s(warps, plan)), position * TENSOR_POSITIONS * TENSOR_WARPS
+    for start in range(0, size, tile):
+        yield (-(-(size - start) // whole) - -(-max(0, size - start - tile) // whole)) * a_turn
+
+
+def unit_s(warps: Warps, plan: Plan) -> float:
+    """In which a warp compares a unit of cached positions with all query heads of a group, and sums their values."""
+    steps, sets = plan.shard.head_dim // SCAN_STEP, -(-plan.shard.heads // plan.shard.kv_heads // SCAN_HEADS)
+    return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED) * (1 + SCAN_AGAIN * (sets - 1))
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:

@@ -12,6 +12,7 @@ from math import ceil
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
+from twin.plan.scan import tensor_scan
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
@@ -214,6 +215,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
     library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
     samples = any(stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages)
     attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
+    chosen = any(stage.scan is not None for stage in plan.stages)
     of_warps = node.device.warps is not None
     unused = {
         "memory.capacity_bytes": True,
@@ -228,7 +230,8 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "block.on_chip_bytes": True,
         "block.kv_bytes_per_s": not attention or of_warps,
         "warps.item_s": not attention,
-        "warps.round_s": not attention,
+        "warps.round_s": not attention or (tensor_scan(plan) and not chosen),
+        "warps.unit_s": not attention or not tensor_scan(plan),
         "block.sample_element_s": not samples,
         "handoff.atomic_s": options.handoff.value == "sentinel",
         "handoff.fence_s": options.handoff.value == "sentinel" or not resident,
