@@ -50,7 +50,7 @@ QUICK = (
     "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-bf16-12288",
     "rows-slot8K", "rows-slot32K",
     "attention-512-h64-s16", "attention-4096-h64-s16", "graph-15", "graph-matrices", "sample-32000",
-    "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle",
+    "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle", "chain-middle-s1",
 )  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan
