@@ -290,10 +290,11 @@ struct Scan : Item {
     }
   }
 
-  // The same, all heads at once.
+  // The same, all heads at once, into `merged` where a warp has looked at any.
   template <class Core>
-  __device__ __forceinline__ void look_at_ring(Core& core, TileScan& partial) {
+  __device__ __forceinline__ void look_at_tiles(Core& core, const float* queries, bool any, float* merged) {
     constexpr int TILE = Core::CACHE_TILE;
+    typename Core::TileScan partial(queries);
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
       const bool streamed = first < cached();
@@ -301,6 +302,7 @@ struct Scan : Item {
       partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, core.warp());
       if (streamed) core.leave_cache_tile();
     }
+    if (any) partial.put(merged);
   }
 
   // The newest key and value into the cache.
@@ -325,9 +327,7 @@ struct Scan : Item {
       const bool scans = among(b) < busy && heads > 0;
       float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
       if constexpr (Core::TENSOR_SCAN) {
-        TileScan partial(queries);
-        look_at_ring(b.core, partial);
-        if (scans) partial.put(mine);
+        look_at_tiles(b.core, queries, scans, mine);
       } else {
         Partial<HEADS> partial;
         partial.start();

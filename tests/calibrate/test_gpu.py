@@ -39,8 +39,9 @@ from twin.plan.validate import violations
 from twin.sim.run import simulate
 
 SETTLED = (  # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither a tile nor a hop
-    ("memory.stream_bytes_per_s",), ("warps.copy_s",), ("warps.pair_bytes_per_s",), ("warps.reduction_s",), ("block.element_s",),
-    ("l2.latency_s",), ("warps.round_s",), ("warps.unit_s",), ("block.sample_element_s",), ("warps.tile_s", "block.stage_s"),
+    ("memory.stream_bytes_per_s",), ("warps.copy_s",), ("warps.pair_bytes_per_s",), ("warps.slice_s", "warps.reduction_s"),
+    ("block.element_s",), ("l2.latency_s",), ("warps.round_s",), ("warps.unit_s",), ("block.sample_element_s",),
+    ("warps.tile_s", "block.stage_s"),
     ("handoff.hop_s", "block.stage_s"), ("handoff.hop_s", "handoff.fence_s", "block.stage_s"), ("warps.item_s", "block.stage_s"),
     ("launch.graph_edge_s", "block.stage_s"),
 )  # fmt: skip

@@ -47,10 +47,10 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 QUICK = (
     "short-4", "short-64", "exchange-sentinel-16-b132", "exchange-counter-16-b132", "exchange-grid-16-b132",
     "exchange-sentinel-16-b1", "exchange-sentinel-64-b1", "hop-0-1", "stream-slot4K", "stream-window3", "stream-b96-window3",
-    "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-slot8K",
-    "rows-slot32K",
+    "lone-window1", "lone-window10", "cached-b33", "rows-bf16-2048", "rows-fp16-2048", "rows-fp32-2048", "rows-bf16-512", "rows-bf16-12288",
+    "rows-slot8K", "rows-slot32K",
     "attention-512-h64-s16", "attention-4096-h64-s16", "attention-4096-h96-s16", "graph-15", "graph-matrices", "sample-32000",
-    "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle",
+    "turns-sentinel-64K-window3", "turns-sentinel-64K-window10", "chain-small", "chain-middle", "chain-middle-s1",
 )  # fmt: skip
 
 Question = tuple[str, str, Plan]  # name, group, plan

@@ -341,8 +341,8 @@ class _Lowering:
     def _crowd(self, stage: Stage, read: Read) -> float:
         """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
         of fewer splits than are looked at together they load the last one several times, all of them from the same few lines."""
-        splits = self._splits(stage, read)
-        if self.device.warps is None or not splits:
+        splits, producer = self._splits(stage, read), self.plan.stages[self.plan.values[read.value].stage]
+        if self.device.warps is None or not splits or producer.scan:  # nobody has measured those of other layers
             return 0.0
         return max(0.0, cost.PARTS_AT_ONCE / splits - 1) * self.plan.blocks / self.device.blocks
 
