@@ -386,23 +386,11 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
-    rates |= dict.fromkeys(
-        (
-            "copy_s",
-            "watch_s",
-            "distance_s",
-            "slice_s",
-            "reduction_s",
-            "item_s",
-            "heads_s",
-            "round_s",
-            "unit_s",
-            "crowd_s",
-            "vector_s",
-            "tile_s",
-        ),
-        0.0,
-    )
+    costs = (
+        "copy_s", "watch_s", "distance_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "unit_s", "crowd_s", "vector_s",
+        "tile_s",
+    )  # fmt: skip
+    rates |= dict.fromkeys(costs, 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 
