@@ -67,13 +67,20 @@ def build_host(header: str, *, sanitize: str | None = None, extra: Sequence[str]
 
 
 def cached(target: Path, make: object) -> Path:
-    """Make a file in a temporary folder beside `target`, then rename it: a reader never sees half of it."""
+    """Make a file or folder in a temporary one beside `target`, then rename it: a reader never sees half of it.
+
+    Where another process was faster, what it made stays: a folder that is not empty cannot be replaced.
+    """
     assert callable(make)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made: Path = make(Path(folder))
-            made.replace(target)
+            try:
+                made.replace(target)
+            except OSError:
+                if not target.is_dir():
+                    raise
     except OSError as error:
         raise ToolchainError(f"{target.parent}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can") from error
     return target

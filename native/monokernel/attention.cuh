@@ -290,19 +290,19 @@ struct Scan : Item {
     }
   }
 
-  // The same, all heads at once, into `merged` where a warp has looked at any.
+  // The same by products of its warps with all of a set's heads; into `merged`, where a warp has looked at any.
   template <class Core>
-  __device__ __forceinline__ void look_at_tiles(Core& core, const float* queries, bool any, float* merged) {
+  __device__ __forceinline__ void look_at_tiles(Core& core, const float* queries, int heads, int me, bool any, float* merged) {
     constexpr int TILE = Core::CACHE_TILE;
-    typename Core::TileScan partial(queries);
+    typename Core::TileScan partial(queries, heads);
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
       const bool streamed = first < cached();
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
-      partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, core.warp());
+      partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, me);
       if (streamed) core.leave_cache_tile();
     }
-    if (any) partial.put(merged);
+    if (any) partial.put(merged, heads);
   }
 
   // The newest key and value into the cache.
@@ -327,7 +327,7 @@ struct Scan : Item {
       const bool scans = among(b) < busy && heads > 0;
       float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
       if constexpr (Core::TENSOR_SCAN) {
-        look_at_tiles(b.core, queries, scans, mine);
+        look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), scans, mine);
       } else {
         Partial<HEADS> partial;
         partial.start();

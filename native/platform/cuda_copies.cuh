@@ -1,4 +1,5 @@
-// What a prompt pass asks of the machine: tensor-core products and asynchronous copies. tests/native/chunk.cpp stands in for it on a CPU.
+// What prompt passes and scans of the cache ask of the machine: tensor-core products and asynchronous copies. tests/native/chunk.cpp and
+// scan.cpp stand in for it on a CPU.
 #pragma once
 
 namespace twin {
@@ -15,6 +16,35 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
+}
+
+// Four 8 x 8 matrices of 16-bit values, each row at the address of one lane: the fragment of a 16 x 16 matrix.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ u32 transposed(u32 fragment) {
+  u32 to;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(fragment));
+  return to;
+}
+template <Type T>
+__device__ __forceinline__ u32 packed(float first, float second) {
+  u32 word;
+  if constexpr (T == Type::BF16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  }
+  return word;
 }
 
 // 16 bytes on their way to shared memory, or zeros.

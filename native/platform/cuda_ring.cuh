@@ -22,7 +22,6 @@ struct Ring {
   __device__ u32 full_of(u32 tile) const { return full + tile % BARRIERS * STEP; }
   __device__ u32 empty_of(u32 tile) const { return full_of(tile) + BARRIERS * STEP; }
   __device__ u32 slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
-  __device__ __forceinline__ bool there(u32 tile) const { return barrier_seen(full_of(tile), parity_of(tile)); }
   __device__ __forceinline__ u32 acquire(u32 tile) const {  // its address in shared memory
     barrier_wait(full_of(tile), parity_of(tile));
     return slot(tile);

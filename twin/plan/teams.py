@@ -21,7 +21,7 @@ ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those o
 VECTORS = (8, 4)  # elements that a lane loads at once
 AHEAD_REGISTERS = {  # of a lane, for weights taken before a stage's inputs are there, by its elements of the vector: more of either spill
     "hidden": ((16, 64),),
-    "heads": ((8, 64), (16, 32)),
+    "heads": ((16, 32),),
     "ffn": (),
 }
 LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
