@@ -1,0 +1,204 @@
+// A scan of cached keys and values as four warps of an NVIDIA block make it (native/platform/cuda_scan.cuh), every lane an OS thread.
+// Tensor-core instructions are computed by their definition. Compiled with HEADDIM and STORED (FP16 or BF16); says how far the
+// result lies from softmax attention in double precision, for every number of positions, and what it read that no position holds.
+#include <pthread.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+
+namespace twin {
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+
+enum class Type : int { FP32, BF16, FP16 };
+constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
+constexpr int HEAD_DIM = HEADDIM;
+constexpr int type_bytes(Type) { return 2; }
+
+template <class To, class From>
+To bits_as(From from) {
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+u16 stored(float value) {
+  if (KV == Type::FP16) return bits_as<u16>(_Float16(value));
+  const u32 bits = bits_as<u32>(value);
+  return u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);  // to nearest, ties to even
+}
+float number(u16 bits) { return KV == Type::FP16 ? float(bits_as<_Float16>(bits)) : bits_as<float>(u32(bits) << 16); }
+template <Type>
+void unpack(u32 word, float& first, float& second) {
+  first = number(u16(word)), second = number(u16(word >> 16));
+}
+template <Type>
+u32 packed(float first, float second) {
+  return u32(stored(first)) | u32(stored(second)) << 16;
+}
+float infinity() { return INFINITY; }
+float exp32(float x) { return expf(x); }
+
+// ---- a warp: 32 threads that meet for each collective instruction, through memory that all see ----
+
+thread_local struct { int x; } threadIdx = {0};
+pthread_barrier_t meeting;
+u32 lanes[32][8];
+u8* shared;  // addresses are offsets from it
+size_t shared_bytes;
+
+int me() { return threadIdx.x % 32; }
+template <class Made>
+auto together(Made made) {  // everybody has written its own row of `lanes`
+  pthread_barrier_wait(&meeting);
+  auto result = made();
+  pthread_barrier_wait(&meeting);
+  return result;
+}
+float __shfl_xor_sync(u32, float value, int apart) {
+  lanes[me()][0] = bits_as<u32>(value);
+  return together([&] { return bits_as<float>(lanes[me() ^ apart][0]); });
+}
+size_t __cvta_generic_to_shared(const void* at) { return size_t(static_cast<const u8*>(at) - shared); }
+u16 element(u32 row, int column) {
+  u16 bits;
+  memcpy(&bits, shared + row + 2 * column, 2);
+  return bits;
+}
+template <class At>
+void matrices(u32 (&to)[4], u32 from, At at) {  // lane l of 8 i .. 8 i + 7 has the address of row l % 8 of matrix i
+  lanes[me()][0] = from;
+  together([&] {
+    for (int i = 0; i < 4; ++i) to[i] = u32(at(i, 0)) | u32(at(i, 1)) << 16;
+    return 0;
+  });
+}
+void load_matrices(u32 (&to)[4], u32 from) {
+  matrices(to, from, [](int i, int e) { return element(lanes[8 * i + me() / 4][0], me() % 4 * 2 + e); });
+}
+void load_transposed(u32 (&to)[4], u32 from) {
+  matrices(to, from, [](int i, int e) { return element(lanes[8 * i + me() % 4 * 2 + e][0], me() / 4); });
+}
+u32 transposed(u32 fragment) {
+  lanes[me()][0] = fragment;
+  return together([] {
+    const auto at = [](int row, int column) { return lanes[row * 4 + column / 2][0] >> column % 2 * 16 & 0xFFFFu; };
+    return at(me() % 4 * 2, me() / 4) | at(me() % 4 * 2 + 1, me() / 4) << 16;
+  });
+}
+template <Type>
+void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(lanes[me()], mine, sizeof mine);
+  together([&] {
+    for (int i = 0; i < 4; ++i) {
+      const int row = me() / 4 + (i > 1 ? 8 : 0), column = me() % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; ++k) {
+        const u32 x = lanes[row % 8 * 4 + k % 8 / 2][(row > 7) + 2 * (k > 7)], y = lanes[column * 4 + k % 8 / 2][4 + (k > 7)];
+        d[i] += number(u16(x >> k % 2 * 16)) * number(u16(y >> k % 2 * 16));
+      }
+    }
+    return 0;
+  });
+}
+
+}  // namespace twin
+
+#include "../../native/platform/cuda_scan.cuh"
+
+namespace {
+
+using namespace twin;
+constexpr int ROW = 2 * HEAD_DIM;
+
+// Positions from..to-1 of an item, the last of them the newest or not, in tiles of `tile`. The largest error, relative to the largest value.
+double error(int from, int to, bool newest, int tile, int heads) {
+  std::mt19937 chance(unsigned(to * 7 + from));
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> key(to), value(to);
+  for (int p = from; p < to; ++p)
+    for (int d = 0; d < HEAD_DIM; ++d) key[p].push_back(number(stored(normal(chance)))), value[p].push_back(number(stored(normal(chance))));
+  std::vector<float> queries(heads * HEAD_DIM);
+  for (float& one : queries) one = 0.3f * normal(chance);
+
+  const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
+  std::vector<u8> memory(size_t(tiles * 2 * tile + 2) * ROW, 0xFF);  // NaNs, where nothing is held
+  shared = memory.data();
+  u8* const fresh = shared + size_t(tiles) * 2 * tile * ROW;
+  for (int p = from; p < to; ++p)
+    for (int d = 0; d < HEAD_DIM; ++d) {
+      const int twisted = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
+      u8* const at = p < cached ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + twisted : fresh + 2 * d;
+      const u16 k = stored(key[p][d]), v = stored(value[p][d]);
+      memcpy(at, &k, 2);
+      memcpy(at + (p < cached ? tile : 1) * ROW, &v, 2);
+    }
+
+  constexpr int WIDTH = HEAD_DIM + 2;
+  std::vector<float> found(TileScan::WARPS * heads * WIDTH, NAN);
+  for (int warp = 0; warp < TileScan::WARPS; ++warp) {
+    std::vector<std::thread> running;
+    for (int lane = 0; lane < 32; ++lane)
+      running.emplace_back([&, lane] {
+        threadIdx.x = lane;
+        TileScan scan(queries.data(), heads);
+        for (int first = from; first < to; first += tile) {
+          const bool streamed = first < cached;
+          const u8* const rows = streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;
+          scan.look({rows, rows + tile * ROW, fresh, std::min(tile, to - first), streamed ? (newest ? to - 1 : -1) - first : 0, first},
+                    (first - from) / TileScan::POSITIONS, warp);
+        }
+        scan.put(found.data() + warp * heads * WIDTH, heads);
+      });
+    for (std::thread& one : running) one.join();
+  }
+
+  double worst = 0, largest = 0;
+  for (int h = 0; h < heads; ++h) {
+    double top = -1e30, total = 0;
+    std::vector<double> score(to), sum(HEAD_DIM);
+    for (int p = from; p < to; ++p) {
+      for (int d = 0; d < HEAD_DIM; ++d) score[p] += double(queries[h * HEAD_DIM + d]) * key[p][d];
+      top = std::max(top, score[p]);
+    }
+    for (int p = from; p < to; ++p) {
+      total += std::exp(score[p] - top);
+      for (int d = 0; d < HEAD_DIM; ++d) sum[d] += std::exp(score[p] - top) * value[p][d];
+    }
+    double most = -1e30, all = 0;
+    const auto row = [&](int warp) { return found.data() + (warp * heads + h) * WIDTH; };
+    for (int w = 0; w < TileScan::WARPS; ++w) most = std::max(most, double(row(w)[HEAD_DIM]));
+    for (int w = 0; w < TileScan::WARPS; ++w) all += row(w)[HEAD_DIM + 1] * std::exp(row(w)[HEAD_DIM] - most);
+    for (int d = 0; d < HEAD_DIM; ++d) {
+      double made = 0;
+      for (int w = 0; w < TileScan::WARPS; ++w) made += row(w)[d] * std::exp(row(w)[HEAD_DIM] - most);
+      const double off = std::fabs(made / all - sum[d] / total);
+      worst = off > worst || std::isnan(off) ? off : worst;
+      largest = std::max(largest, std::fabs(sum[d] / total));
+    }
+  }
+  return worst / largest;
+}
+
+}  // namespace
+
+int main() {
+  pthread_barrier_init(&meeting, nullptr, 32);
+  double worst = 0;
+  const int cases[][5] = {// from, to, newest, tile, heads
+                          {0, 1, 1, 16, 4}, {0, 16, 0, 16, 4}, {0, 17, 1, 16, 3}, {0, 17, 1, 32, 1}, {5, 40, 1, 32, 4}, {3, 100, 0, 64, 2}, {0, 90, 1, 16, 4}};
+  for (const auto& one : cases) {
+    const double off = error(one[0], one[1], one[2], one[3], one[4]);
+    if (!(off < 1e-4)) fprintf(stderr, "positions %d to %d, newest %d, tiles of %d, %d heads: off by %g\n", one[0], one[1], one[2], one[3], one[4], off);
+    worst = off > worst || std::isnan(off) ? off : worst;
+  }
+  printf("%g\n", worst);
+  return worst < 1e-4 ? 0 : 1;
+}

@@ -1,0 +1,44 @@
+"""Scans of cached keys and values on tensor cores, lane by lane on a CPU: softmax attention, and nothing else is read."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from twin import toolchain
+
+SOURCE = Path(__file__).resolve().parent / "scan.cpp"
+MUTATIONS = {
+    "rows that are not twisted": ("twist = near ? 0u : u32(tile.first + held) & 7u;", "twist = 0u;"),
+    "the newest among the others": ("const bool near = held == tile.here;", "const bool near = false;"),
+    "numbers where nothing is held": ("const int held = row < tile.count ? row : 0;", "const int held = row;"),
+    "queries without what rounding loses": ("const bool lost = lane() / 4 >= HEADS;", "const bool lost = false;"),
+    "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
+}
+
+
+def run(folder: Path, head_dim: int, stored: str, source: Path = SOURCE) -> subprocess.CompletedProcess[str]:
+    program = folder / "scan"
+    flags = ["-std=c++17", "-O1", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
+    subprocess.run([toolchain.host_compiler(), *flags, str(source), "-o", str(program)], check=True)
+    return subprocess.run([str(program)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16")])
+def test_a_scan_is_softmax_attention(head_dim: int, stored: str, tmp_path: Path) -> None:
+    done = run(tmp_path, head_dim, stored)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
+    kernel = SOURCE.parents[2] / "native" / "platform" / "cuda_scan.cuh"
+    old, new = MUTATIONS[mutation]
+    text = kernel.read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "cuda_scan.cuh").write_text(text.replace(old, new), encoding="utf-8")
+    changed = SOURCE.read_text(encoding="utf-8").replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
+    (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
+    assert run(tmp_path, 64, "BF16", tmp_path / "scan.cpp").returncode != 0
