@@ -45,9 +45,9 @@ class StageTimes:
     simulated_span_us: float
 
     @property
-    def difference(self) -> float:
-        """Of the spans, relative; positive when the simulated stage takes longer."""
-        return self.simulated_span_us / self.measured_span_us - 1
+    def difference(self) -> float | None:
+        """Of the spans, relative; positive when the simulated stage takes longer. None where a helper makes the stage beside others."""
+        return self.simulated_span_us / self.measured_span_us - 1 if self.measured_span_us else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,8 @@ def text(result: SideBySide) -> str:
     for row in result.stages:
         wait, work = (row.measured_wait_us, row.simulated_wait_us), (row.measured_work_us, row.simulated_work_us)
         times = (*wait, *work, row.measured_span_us, row.simulated_span_us)
-        rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), percent(row.difference, signed=True)))
+        apart = None if row.difference is None else percent(row.difference, signed=True)
+        rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), apart))
     whole = (f"{result.measured_step_us:.1f}", f"{result.simulated_step_us:.1f}", percent(result.difference, signed=True))
     rows.append(("step", 1, None, None, None, None, *whole))
     low, high = result.positions
