@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from twin.engine.hip_build import clang
 from twin.errors import ToolchainError
 from twin.toolchain import cached
 
@@ -28,3 +29,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ToolchainError, match="cannot be written"):
         cached(tmp_path / "file" / "kernel", lambda folder: folder)
+
+
+def test_a_clang_that_does_not_know_the_chip_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "clang"
+    old.write_text("#!/bin/sh\necho Debian clang version 14.0.6\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match="no clang from 17 on"):
+        clang()

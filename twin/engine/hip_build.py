@@ -15,6 +15,7 @@ from twin.plan.types import Plan
 from twin.toolchain import run_compiler
 
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
+OLDEST = 17  # the first that knows gfx942
 FLAGS = (
     "-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-nostdinc", "--no-gpu-bundle-output", "-mcode-object-version=5",
     "-O3", "-std=c++17", "-Wall", "-Wextra", "-Rpass-analysis=kernel-resource-usage",
@@ -33,14 +34,20 @@ class HipReport:
 
 
 def clang() -> str:
-    """A clang that can compile for AMD GPUs."""
+    """A clang that can compile for AMD GPUs; older ones do not know the MI300X."""
     for candidate in CANDIDATES:
         found = shutil.which(candidate)
-        if found:
+        if found and _version(found) >= OLDEST:
             return found
     raise ToolchainError(
-        f"no clang ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 (Debian: apt-get install clang-19 lld-19)"
+        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 (Debian: apt-get install clang-19 lld-19)"
     )
+
+
+def _version(compiler: str) -> int:
+    """Its major version; 0 when it does not say."""
+    said = re.search(r"version (\d+)", run_compiler([compiler, "--version"]))
+    return int(said[1]) if said else 0
 
 
 def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
