@@ -40,7 +40,8 @@ def clang() -> str:
         if found and _version(found) >= OLDEST:
             return found
     raise ToolchainError(
-        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 (Debian: apt-get install clang-19 lld-19)"
+        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 "
+        "(Debian: apt-get install clang-19 lld-19)"
     )
 
 
