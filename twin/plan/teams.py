@@ -57,11 +57,6 @@ class Team:
         return max(1, self.teams // self.slices)
 
     @property
-    def block_bytes(self) -> int:
-        """The vector as FP32 in the registers of a block, of all groups."""
-        return 4 * self.warps * WARP * self.vector * self.chunks
-
-    @property
     def used(self) -> float:
         """Share of the lanes' multiplications that are useful, 0 to 1."""
         return self.cols * self.groups / (self.chunks * self.warps * WARP * self.vector)
