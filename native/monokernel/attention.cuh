@@ -17,24 +17,10 @@ __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   return (rounds + (split < current)) * plan.page + (split == current ? rest : 0);
 }
 
-// What queries and keys are normed and turned with, on the chip: cosines, sines, [HALF] each, and the norms' weights.
-constexpr int HALF = HEAD_DIM / 2, TURNS = 2 * HALF + 2 * HEAD_DIM;
+constexpr int HALF = HEAD_DIM / 2;
+constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
 
-__device__ __forceinline__ void load_turns(Block& b, const Stage& stage, int position, float* turns) {
-  const float* cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
-  const float* sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  TWIN_EACH(i, HALF) {
-    turns[i] = cosine[i];
-    turns[HALF + i] = sine[i];
-  }
-  if (stage.q_norm < 0) return;
-  TWIN_EACH(i, HEAD_DIM) {
-    turns[2 * HALF + i] = b.memory.constants[stage.q_norm + i];
-    turns[2 * HALF + HEAD_DIM + i] = b.memory.constants[stage.k_norm + i];
-  }
-}
-
-// RMSNorm of one head by one warp.
+// RMSNorm of one head on the chip by one warp.
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) squares += head[d] * head[d];
@@ -59,11 +45,128 @@ __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) 
   for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) store_element<KV>(to + d * type_bytes(KV), head[d]);
 }
 
+// Where a lane keeps a head while it is awaited, normed and turned: pairs that are turned together.
+constexpr int PAIRS = (HALF + Core::lanes() - 1) / Core::lanes();
+
+struct Pairs {
+  Run<1> x[PAIRS], y[PAIRS];
+
+  __device__ __forceinline__ static int number(const Block& b, int k) { return b.core.lane() + k * b.core.lanes(); }
+  __device__ __forceinline__ static bool here(const Block& b, int k) { return HALF % Core::lanes() == 0 || number(b, k) < HALF; }
+  __device__ __forceinline__ static int first(const Block& b, int k) { return b.plan.interleaved ? 2 * number(b, k) : number(b, k); }
+  __device__ __forceinline__ static int second(const Block& b, int k) { return first(b, k) + (b.plan.interleaved ? 1 : HALF); }
+
+  // From exchange memory or constants: asked for at once, in the order of the program.
+  __device__ __forceinline__ void load(const Block& b, const float* at) {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!here(b, k)) continue;
+      x[k] = load_run<1, 4>(at + first(b, k));
+      y[k] = load_run<1, 4>(at + second(b, k));
+    }
+  }
+  __device__ __forceinline__ bool late(const Block& b) const {
+    bool any = false;
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) any |= here(b, k) && (missing(x[k]) || missing(y[k]));
+    return any;
+  }
+  __device__ __forceinline__ void norm(Block& b, const Pairs& weight) {
+    float squares = 0;
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k)
+      if (here(b, k)) squares += x[k].at[0] * x[k].at[0] + y[k].at[0] * y[k].at[0];
+    const float by = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      x[k].at[0] *= by * weight.x[k].at[0];
+      y[k].at[0] *= by * weight.y[k].at[0];
+    }
+  }
+  // The rotary embedding, times `scale`; `turn` has cosines and sines.
+  __device__ __forceinline__ void rotate(const Pairs& turn, float scale) {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      const float along = x[k].at[0], across = y[k].at[0], cosine = turn.x[k].at[0], sine = turn.y[k].at[0];
+      x[k].at[0] = (along * cosine - across * sine) * scale;
+      y[k].at[0] = (across * cosine + along * sine) * scale;
+    }
+  }
+  template <class Put>
+  __device__ __forceinline__ void each(const Block& b, Put put) const {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!here(b, k)) continue;
+      put(first(b, k), x[k].at[0]);
+      put(second(b, k), y[k].at[0]);
+    }
+  }
+};
+
+// An element of a query on the chip, as the scan wants it.
+template <class Core>
+__device__ __forceinline__ void put_query(const Core&, float* head, int d, float value) {
+  if constexpr (Core::TENSOR_SCAN) {
+    Core::TileScan::store_query(head, d, value);
+  } else {
+    head[d] = value;
+  }
+}
+
+// The queries, keys and values of a block's items, each head by one warp, which awaits it, norms and turns it: queries into
+// `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
+__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads, int position, float* heads, u8* fresh) {
+  const Read& read = b.plan.reads_at(stage.first_read);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);  // of whole heads: queries, keys, values
+  const float scale = 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
+  const float* const cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
+  const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  Pairs turn;
+  TWIN_UNROLL
+  for (int k = 0; k < PAIRS; ++k) {
+    if (!Pairs::here(b, k)) continue;
+    turn.x[k] = load_run<1, 4>(cosine + Pairs::number(b, k));
+    turn.y[k] = load_run<1, 4>(sine + Pairs::number(b, k));
+  }
+  Patience patience;
+  bool good = true;
+  TWIN_ONCE
+  for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
+    const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1), normed = stage.q_norm >= 0 && !value;
+    Pairs weight, head;
+    if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
+    int at = h * HEAD_DIM;
+    Span span = b.plan.spans_at(row.first);
+    TWIN_ONCE
+    for (int i = row.first + 1; at >= span.hi - span.lo && i < row.first + row.count; ++i) {
+      at -= span.hi - span.lo;
+      span = b.plan.spans_at(i);
+    }
+    at += span.lo;
+    for (;;) {
+      head.load(b, from + at);
+      if (!source.polled || !head.late(b)) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, at});
+      if (!good) break;  // on to where all lanes of the warp meet
+    }
+    if (normed) head.norm(b, weight);
+    if (!value) head.rotate(turn, query ? scale : 1.0f);
+    if (query) {
+      head.each(b, [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });
+    } else {
+      u8* const to = fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * ROW;
+      head.each(b, [&](int d, float element) { store_element<KV>(to + d * type_bytes(KV), element); });
+    }
+  }
+  return b.core.agree(good);
+}
+
 // A warp looks at some query heads of an item, and at lanes() / POSITION_LANES positions at a time, of which a lane holds
 // PIECE elements. Neighbouring positions go to different units, so that a short context keeps every unit's chain short.
 constexpr int PIECE = (HEAD_DIM + Core::POSITION_LANES - 1) / Core::POSITION_LANES;
 constexpr int UNITS = Core::lanes() / Core::POSITION_LANES;  // of a warp
-constexpr int ROW = HEAD_DIM * type_bytes(KV);
 
 // Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where the tensor cores load eight at once.
 __device__ __forceinline__ int twisted(int row, int byte) { return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte; }
@@ -290,19 +393,27 @@ struct Scan : Item {
     }
   }
 
-  // The same by products of its warps with all of a set's heads; into `merged`, where a warp has looked at any.
+  // The same by products of its warps with all of a set's heads; into `merged`. True: the last tile has not been left.
   template <class Core>
-  __device__ __forceinline__ void look_at_tiles(Core& core, const float* queries, int heads, int me, bool any, float* merged) {
+  __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me, float* merged) {
     constexpr int TILE = Core::CACHE_TILE;
     typename Core::TileScan partial(queries, heads);
+    bool streamed = false;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
-      const bool streamed = first < cached();
+      if (streamed) core.leave_cache_tile();
+      streamed = first < cached();
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
       partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, me);
-      if (streamed) core.leave_cache_tile();
     }
-    if (any) partial.put(merged, heads);
+    if (me < WARPS) partial.put(merged, heads);
+    return streamed;
+  }
+
+  template <class Core>
+  __device__ static __forceinline__ void leave_last(Core& core, bool left) {
+    if constexpr (Core::TENSOR_SCAN)
+      if (!left) core.leave_cache_tile();
   }
 
   // The newest key and value into the cache.
@@ -321,50 +432,58 @@ struct Scan : Item {
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
     constexpr int SETS = Sets::AT_ONCE;
-    const int busy = least(WARPS, (to - from + AT_ONCE - 1) / AT_ONCE);  // warps of a set that scan anything
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
-      const bool scans = among(b) < busy && heads > 0;
       float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
+      bool left = true;
       if constexpr (Core::TENSOR_SCAN) {
-        look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), scans, mine);
+        left = !look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);
       } else {
         Partial<HEADS> partial;
         partial.start();
         if constexpr (Core::CACHE_IN_RING) {
           look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);  // each warp leaves each tile
-        } else if (scans) {
+        } else if (heads > 0) {
           look_at_memory(b, partial, queries + head * HEAD_DIM, heads, prefetched && set == 0);
         }
-        if (scans) {
+        if (among(b) < WARPS) {
           partial.meet(b);
           partial.put(b, mine);
         }
       }
       b.core.barrier();
-      merge(b, set * HEADS, least(SETS * HEADS, GROUP - set * HEADS), busy, merged, store);
+      b.core.cleared();
+      merge(b, set * HEADS, least(SETS * HEADS, GROUP - set * HEADS), merged, store);
       if (set + SETS >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
+      leave_last(b.core, left);
       b.core.barrier();
     }
   }
 
-  // Heads head..head+heads-1 from the partials of their warps, in warp order.
+  // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at nothing weighs nothing.
   template <class Store>
-  __device__ static __forceinline__ void merge(Block& b, int head, int heads, int busy, const float* merged, Store store) {
-    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL;
-    TWIN_EACH(i, heads * HEAD_DIM) {
-      const int h = i / HEAD_DIM, d = i % HEAD_DIM, ends = GROUP * HEAD_DIM + 2 * (head + h);
+  __device__ static __forceinline__ void merge(Block& b, int head, int heads, const float* merged, Store store) {
+    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = GROUP * HEAD_DIM > Core::threads() && HEAD_DIM % 2 == 0 ? 2 : 1;
+    TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
+      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM, ends = GROUP * HEAD_DIM + 2 * (head + h);
       const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
-      float top = LOWEST, sum = 0, total = 0;
-      for (int w = 0; w < busy; ++w) top = row[w * APART + HEAD_DIM] > top ? row[w * APART + HEAD_DIM] : top;
-      for (int w = 0; w < busy; ++w) {
-        const float weight = softmax_weight(row[w * APART + HEAD_DIM], top);
-        sum += weight * row[w * APART + d];
-        total += weight * row[w * APART + HEAD_DIM + 1];
+      float top = LOWEST, total = 0, weight[WARPS], sum[TOGETHER] = {};
+      TWIN_UNROLL
+      for (int w = 0; w < WARPS; ++w) {
+        weight[w] = row[w * APART + HEAD_DIM];
+        top = weight[w] > top ? weight[w] : top;
       }
-      store((head + h) * HEAD_DIM + d, sum);
+      TWIN_UNROLL
+      for (int w = 0; w < WARPS; ++w) {
+        weight[w] = softmax_weight(weight[w], top);
+        total += weight[w] * row[w * APART + HEAD_DIM + 1];
+        TWIN_UNROLL
+        for (int e = 0; e < TOGETHER; ++e) sum[e] += weight[w] * row[w * APART + d + e];
+      }
+      TWIN_UNROLL
+      for (int e = 0; e < TOGETHER; ++e) store((head + h) * HEAD_DIM + d + e, sum[e]);
       if (d == 0) store(ends, top);
-      if (d == HEAD_DIM - 1) store(ends + 1, total);
+      if (d == HEAD_DIM - TOGETHER) store(ends + 1, total);
     }
   }
 };
@@ -377,58 +496,77 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const float* base = source.at(0);  // a value of one part
-  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL, AT_ONCE = Core::SPLITS;
+  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL;
   constexpr int ALIGNED = least(WIDTH % 4 == 0 ? 16 : WIDTH % 2 == 0 ? 8 : 4, 4 * RUN);  // bytes; an item's outputs start at a multiple of it
   constexpr int LANES = RUN * 4 / ALIGNED;
   constexpr bool TOGETHER = HEAD_DIM % (RUN * LANES) == 0 && Vector::alike(LANES);  // lanes that load together look at one head
   const int splits = b.plan.splits, filled = least(splits, position_of(b) / b.plan.page + 1);
   Patience patience;
-  return b.core.agree(x.runs(b.core, [&](int first, bool valid, float* out) {
-    const int head = first / HEAD_DIM, item = head / GROUP * splits * WIDTH;
-    const int outputs = item + head % GROUP * HEAD_DIM + first % HEAD_DIM, sums = item + GROUP * HEAD_DIM + 2 * (head % GROUP);
-    float most = LOWEST, total = 0;
-    Side<RUN, ALIGNED, TOGETHER> sum;
-    sum.clear();
+  return b.core.agree(x.runs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
+    constexpr int RUNS = int(sizeof(first) / sizeof(int)), AT_ONCE = RUNS > 1 && Core::SPLITS > 1 ? Core::SPLITS / 2 : Core::SPLITS;
+    int outputs[RUNS], sums[RUNS];
+    float most[RUNS], total[RUNS];
+    Side<RUN, ALIGNED, TOGETHER> sum[RUNS];
+    TWIN_UNROLL
+    for (int r = 0; r < RUNS; ++r) {
+      const int head = first[r] / HEAD_DIM, item = head / GROUP * splits * WIDTH;
+      outputs[r] = item + head % GROUP * HEAD_DIM + first[r] % HEAD_DIM;
+      sums[r] = item + GROUP * HEAD_DIM + 2 * (head % GROUP);
+      most[r] = LOWEST, total[r] = 0;
+      sum[r].clear();
+    }
     bool good = true;
     TWIN_ONCE
-    for (int s = 0; s < filled && good && valid; s += AT_ONCE) {
-      Side<RUN, ALIGNED, TOGETHER> part[AT_ONCE];
-      Run<2> end[AT_ONCE];
-      for (;;) {
+    for (int s = 0; s < filled && good && valid[0]; s += AT_ONCE) {  // a lane without a first run has none
+      Side<RUN, ALIGNED, TOGETHER> part[RUNS][AT_ONCE];
+      Run<2> end[RUNS][AT_ONCE];
+      for (;;) {  // all are under way before the first is looked at
         bool late = false;
         TWIN_UNROLL
-        for (int j = 0; j < AT_ONCE; ++j) {
-          const float* at = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
-          part[j].load(b.core.lane(), at + outputs);
-          end[j] = load_run<2, least(ALIGNED, 8)>(at + sums);
-        }
+        for (int r = 0; r < RUNS; ++r)
+          TWIN_UNROLL
+          for (int j = 0; j < AT_ONCE; ++j) {
+            const float* at = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
+            if (r > 0 && !valid[r]) continue;
+            part[r][j].load(b.core.lane(), at + outputs[r]);
+            end[r][j] = load_run<2, least(ALIGNED, 8)>(at + sums[r]);
+          }
         TWIN_UNROLL
-        for (int j = 0; j < AT_ONCE; ++j) late |= part[j].late() || missing(end[j]);
+        for (int r = 0; r < RUNS; ++r)
+          TWIN_UNROLL
+          for (int j = 0; j < AT_ONCE; ++j)
+            late |= (r == 0 || valid[r]) && (part[r][j].late() || missing(end[r][j]));
         if (!late || !source.polled) break;
-        good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + outputs});
+        good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + outputs[0]});
         if (!good) break;
       }
-      float top = most;
       TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j) top = end[j].at[0] > top ? end[j].at[0] : top;
-      const float before = softmax_weight(most, top);
-      total *= before;
-      most = top;
-      TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j) {
-        const float weight = s + j < filled ? softmax_weight(end[j].at[0], top) : 0.0f;
-        total += end[j].at[1] * weight;
-        sum.add(j ? 1.0f : before, part[j], weight);
+      for (int r = 0; r < RUNS; ++r) {
+        float top = most[r];
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) top = end[r][j].at[0] > top ? end[r][j].at[0] : top;
+        const float before = softmax_weight(most[r], top);
+        total[r] *= before;
+        most[r] = top;
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) {
+          const float weight = s + j < filled ? softmax_weight(end[r][j].at[0], top) : 0.0f;
+          total[r] += end[r][j].at[1] * weight;
+          sum[r].add(j ? 1.0f : before, part[r][j], weight);
+        }
       }
     }
-    TWIN_ONCE
-    for (int s = filled; s < splits && good && valid; ++s)
-      while (good && source.polled && missing(load_run<1, 4>(base + s * WIDTH + sums)))
-        good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + sums});
-    const Run<RUN> run = sum.settle(b.core.lane());
-    const float by = 1.0f / total;
     TWIN_UNROLL
-    for (int d = 0; d < RUN; ++d) out[d] = run.at[d] * by;
+    for (int r = 0; r < RUNS; ++r) {
+      TWIN_ONCE
+      for (int s = filled; s < splits && good && valid[r]; ++s)
+        while (good && source.polled && missing(load_run<1, 4>(base + s * WIDTH + sums[r])))
+          good = keep_waiting(b, patience, {index, read.value, 0, sums[r] + s * WIDTH});
+      const Run<RUN> run = sum[r].settle(b.core.lane());
+      const float by = 1.0f / total[r];
+      TWIN_UNROLL
+      for (int d = 0; d < RUN; ++d) out[r][d] = run.at[d] * by;
+    }
     return good;
   }));
 }

@@ -68,11 +68,11 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
 __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& stage) {
   const bool head = stage.kind == int(StageKind::LM_HEAD), gated = stage.kind == int(StageKind::GATE_UP);
   const bool meeting = b.plan.mean_of > 1 && head;  // lanes met: the input is their sum, normed before
-  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
   auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
+  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));  // behind it: its fence would wait for them
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
@@ -117,44 +117,27 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
 
 __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
   float* merged = b.scratch;                                          // [PARTIALS][PARTIAL]
-  float* turns = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;  // [TURNS]
-  float* heads = turns + (TURNS + 15) / 16 * 16;                               // q heads, k heads, v heads of the block's items
+  float* heads = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;  // queries of the block's items
   const Span items = b.plan.owned_of(stage.items, b.block);
   const int position = position_of(b), splits = b.plan.splits;
   const bool any = items.lo < items.hi, probe = b.plan.probe;  // a probe has no queries, and publishes nothing
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
   const int kv_heads = !probe && any ? (items.hi - 1) / splits + 1 - first : 1;
-  float* k = heads + kv_heads * GROUP * HEAD_DIM;
-  float* v = k + kv_heads * HEAD_DIM;
-  u8* fresh = reinterpret_cast<u8*>(v + kv_heads * HEAD_DIM);  // [kv_heads][k, v][HEAD_DIM] as they are cached
+  u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);  // [kv_heads][k, v][HEAD_DIM] as they are cached
   Scan scan;
   if (any) {
-    scan.open(b, stage, items.lo, position);
-    scan.prefetch(b);  // older positions: they need no hand-off
-    b.core.barrier();  // the stage before may still read the scratch
-    if (!probe) load_turns(b, stage, position, turns);
-  }
-  if (!probe) {
-    if (any && !gather_spans(b, index, b.plan.reads_at(stage.first_read), heads)) return false;
-  } else {
-    TWIN_EACH(i, (GROUP + 2) * HEAD_DIM) heads[i] = 1.0f / HEAD_DIM;
-    b.core.barrier();
-  }
-  begin(b, index, stage);
-  if (!probe && any) {
-    const float scale = 1.0f / square_root(float(HEAD_DIM));
-    for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
-      const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1);
-      float* head = heads + h * HEAD_DIM;
-      if (!value) {
-        if (stage.q_norm >= 0) norm_head(b, head, turns + 2 * HALF + (query ? 0 : HEAD_DIM));
-        rotate_head(b, head, turns, query ? scale : 1.0f);
-      }
-      if (!query) store_head(b, head, fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * HEAD_DIM * type_bytes(KV));
+    if constexpr (!Core::CACHE_IN_RING) {  // older positions need no hand-off
+      scan.open(b, stage, items.lo, position);
+      scan.prefetch(b);
     }
-    b.core.barrier();
+    b.core.barrier();  // the stage before may still read the scratch
+    if (!probe && !prepare_heads(b, index, stage, kv_heads, position, heads, fresh)) return false;
   }
-  b.core.cleared();
+  if (probe) TWIN_EACH(i, GROUP * HEAD_DIM) put_query(b.core, heads + i / HEAD_DIM * HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
+  begin(b, index, stage);
+  if (any && Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);
+  if (any) b.core.barrier();
+  if (any && b.core.gave_up()) return false;
   for (int i = items.lo; i < items.hi; ++i) {
     const int head = i / splits - first;
     if (i > items.lo) scan.open(b, stage, i, position);

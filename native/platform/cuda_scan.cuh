@@ -34,15 +34,19 @@ struct TileScan {
   __device__ __forceinline__ static int lane() { return int(threadIdx.x % 32); }
   __device__ __forceinline__ static float apart(float v, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, v, lanes); }
 
-  // `queries` lie on the chip, [heads][HEAD_DIM].
+  // Element d of a query, into [2][HEAD_DIM] of 16 bits: rounded, and what that loses.
+  __device__ __forceinline__ static void store_query(float* head, int d, float value) {
+    u16* const to = reinterpret_cast<u16*>(head) + d;
+    to[0] = u16(packed(value, value, false));
+    to[HEAD_DIM] = u16(packed(value, value, true));
+  }
+
+  // `queries` lie on the chip, as they were stored.
   __device__ __forceinline__ TileScan(const float* queries, int heads) {
-    const int head = lane() / 4 % HEADS, column = lane() % 4 * 2;
-    const bool lost = lane() / 4 >= HEADS;
+    const int head = lane() / 4 % HEADS, lost = lane() / 4 / HEADS;
+    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) + lost * (HEAD_DIM / 2) + lane() % 4;
 #pragma unroll
-    for (int i = 0; i < 2 * STEPS; ++i) {
-      const float* at = queries + head * HEAD_DIM + i * 8 + column;
-      query[i / 2][i % 2] = packed(head < heads ? at[0] : 0.0f, head < heads ? at[1] : 0.0f, lost);
-    }
+    for (int i = 0; i < 2 * STEPS; ++i) query[i / 2][i % 2] = head < heads ? at[4 * i] : 0u;
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
 #pragma unroll

@@ -266,16 +266,23 @@ struct TeamVector {
 
   template <class Core, class Make>
   __device__ __forceinline__ bool runs(Core& core, Make make) {
-    bool good = true;
+    constexpr int RUNS = VECTOR / RUN, COUNT = CHUNKS * RUNS;
+    int first[COUNT];
+    bool here[COUNT];
+    float* out[COUNT];
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int i = 0; i < COUNT; ++i) {
+      first[i] = column(core.thread(), i / RUNS) + i % RUNS * RUN;
+      here[i] = valid(core.thread(), i / RUNS);
+      out[i] = &at[i / RUNS][i % RUNS * RUN];
+    }
+    const bool good = make(first, here, out);
 #pragma unroll
-      for (int i = 0; i < VECTOR; i += RUN) {
-        good &= make(column(core.thread(), c) + i, valid(core.thread(), c), &at[c][i]);
-        if (valid(core.thread(), c)) continue;
+    for (int i = 0; i < COUNT; ++i) {
+      if (valid(core.thread(), i / RUNS)) continue;
 #pragma unroll
-        for (int d = 0; d < RUN; ++d) at[c][i + d] = 0.0f;
-      }
+      for (int d = 0; d < RUN; ++d) out[i][d] = 0.0f;
+    }
     return good;
   }
 

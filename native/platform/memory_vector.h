@@ -61,11 +61,16 @@ struct MemoryVector {
 
   __device__ static constexpr bool alike(int) { return true; }
 
-  // make(first, valid, elements): RUN neighbours at a time. False when one of them says so.
+  // make(first, valid, elements), arrays of a run each: RUN neighbours at a time. False when one of them says so.
   template <class Core, class Make>
   __device__ bool runs(Core& core, Make make) {
     bool good = true;
-    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) good = make(i, true, at + i);
+    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) {
+      const int first[1] = {i};
+      const bool here[1] = {true};
+      float* const out[1] = {at + i};
+      good = make(first, here, out);
+    }
     return good;
   }
 

@@ -126,7 +126,9 @@ double error(int from, int to, bool newest, int tile, int heads) {
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d) key[p].push_back(number(stored(normal(chance)))), value[p].push_back(number(stored(normal(chance))));
   std::vector<float> queries(heads * HEAD_DIM);
+  std::vector<float> stored_queries(queries.size());
   for (float& one : queries) one = 0.3f * normal(chance);
+  for (size_t i = 0; i < queries.size(); ++i) TileScan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
 
   const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
   std::vector<u8> memory(size_t(tiles * 2 * tile + 2) * ROW, 0xFF);  // NaNs, where nothing is held
@@ -148,7 +150,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
     for (int lane = 0; lane < 32; ++lane)
       running.emplace_back([&, lane] {
         threadIdx.x = lane;
-        TileScan scan(queries.data(), heads);
+        TileScan scan(stored_queries.data(), heads);
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
           const u8* const rows = streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;

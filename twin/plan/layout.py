@@ -340,11 +340,8 @@ def _scratch_floats(plan: Plan) -> int:
             group = plan.shard.heads // plan.shard.kv_heads
             partials = max(scanned, MOST_WARPS, group)
             merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
-            turns = _up(3 * plan.shard.head_dim, VECTOR_FLOATS)  # cosines, sines, norms of queries and keys
             heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
-            gathered = max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)])
-            cached = gathered * 2 // (group + 2)  # the newest keys and values once more, as they are cached
-            wanted.append(merge + turns + gathered + cached)
+            wanted.append(merge + max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
