@@ -12,7 +12,7 @@ import pytest
 from tests.native.test_device_builds import H200, planned
 from tests.native.test_scoreboards import NVDISASM, needs_nvdisasm
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import KERNEL, Kernel, Place, read_kernel
+from twin.engine.cuda_lines import KERNEL, Called, Kernel, Place, read_kernel
 from twin.errors import ToolchainError
 
 TABLES = b"/native\0\0" + b"ring.cuh\0\x01\0\0kernel.cuh\0\x01\0\0\0"
@@ -69,6 +69,18 @@ def test_an_instruction_is_of_its_innermost_function(version: int) -> None:
 def test_without_a_table_nothing_is_known() -> None:
     made = read_kernel(cubin({KERNEL: CODE}))
     assert (made.rows, made.places(0)) == ((), ())
+
+
+def test_functions_that_the_kernel_calls_are_told() -> None:
+    names = ["", "twin_kernel", "$twin_kernel$_ZN4twin4downEv", "$__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath", "STAGES"]
+    text = b"".join(name.encode() + b"\0" for name in names)
+    symbols = b"".join(
+        struct.pack("<IBBHQQ", text.index(name.encode() + b"\0"), kind, 0, 1, at, size)
+        for name, kind, at, size in zip(names, (0, 0x12, 2, 0x22, 1), (0, 0, 160, 96, 0), (0, 240, 80, 64, 96), strict=True)
+    )
+    slow = Called(96, 160, "__cuda_sm20_rcp_rn_f32_slowpath")
+    assert kernel(symtab=symbols, strtab=text).called == (slow, Called(160, 240, "_ZN4twin4downEv"))
+    assert kernel().called == ()
 
 
 def test_what_is_not_understood_is_refused() -> None:

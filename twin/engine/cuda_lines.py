@@ -18,6 +18,7 @@ VERSIONS = (2, 3)  # of DWARF: nvcc's, NVRTC's
 COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE, CONST_ADD_PC, FIXED_ADVANCE_PC = 1, 2, 3, 4, 8, 9  # standard opcodes that matter
 SET_ADDRESS, INLINED_AT = 2, 144  # extended opcodes that do
 NO_BITS = 8  # an ELF section without contents
+FUNC = 2  # an ELF symbol of code
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A function that the kernel calls; its code lies behind the kernel's own."""
+
+    at: int  # bytes from the kernel's start
+    end: int
+    function: str  # mangled; one of the compiler's own, as a slow division: as it is
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel's machine code and where it comes from."""
 
     code: bytes  # 16 for each instruction
     rows: tuple[Row, ...]  # by address; none without line information
+    called: tuple[Called, ...] = ()  # the rows know nothing of the compiler's own: places() takes them for what lies before
 
     def places(self, at: int) -> tuple[Place, ...]:
         """Where the instruction at byte `at` comes from, innermost function first; empty where nobody knows."""
@@ -62,7 +73,8 @@ def read_kernel(cubin: bytes) -> Kernel:
     sections = _sections(cubin)
     if KERNEL not in sections:
         raise ToolchainError(f"the cubin has no section {KERNEL}, only {', '.join(sections) or 'none'}")
-    return Kernel(sections[KERNEL], _rows(sections.get(".debug_line", b""), sections.get(".debug_str", b"")))
+    rows = _rows(sections.get(".debug_line", b""), sections.get(".debug_str", b""))
+    return Kernel(sections[KERNEL], rows, _called(sections.get(".symtab", b""), sections.get(".strtab", b"")))
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:
@@ -73,6 +85,16 @@ def _sections(elf: bytes) -> dict[str, bytes]:
     headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
     text = headers[names][4]
     return {_text(elf, text + name)[0]: elf[at : at + length] for name, kind, _, _, at, length in headers if kind != NO_BITS}
+
+
+def _called(symbols: bytes, names: bytes) -> tuple[Called, ...]:
+    """Those of which ptxas makes a symbol `$twin_kernel$_Z...` or `$__internal_0_$__cuda...`."""
+    found = []
+    for name, info, _, _, at, size in struct.iter_unpack("<IBBHQQ", symbols):
+        text = _text(names, name)[0]
+        if info & 15 == FUNC and text.startswith("$"):
+            found.append(Called(at, at + size, text.rsplit("$", 1)[-1]))
+    return tuple(sorted(found, key=lambda one: one.at))
 
 
 def _rows(program: bytes, names: bytes) -> tuple[Row, ...]:
