@@ -18,7 +18,7 @@ MUTATIONS = {
     "rows that are not twisted": ("twist = near ? 0u : u32(tile.first + held) & 7u;", "twist = 0u;"),
     "the newest among the others": ("const bool near = held == tile.here;", "const bool near = false;"),
     "numbers where nothing is held": ("const int held = row < tile.count ? row : 0;", "const int held = row;"),
-    "queries without what rounding loses": ("const bool lost = lane() / 4 >= HEADS;", "const bool lost = false;"),
+    "queries without what rounding loses": ("u16(packed(value, value, true))", "0"),
     "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
 }
 
