@@ -487,10 +487,8 @@ struct Core {
         there = there && at.more() && !Vector::beyond(slice);
         if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
-        if (there && at.last()) {
-          leave_to_copies();
-          ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-        }
+        leave_to_copies();  // whoever was not there has loaded, too, and what it leaves later is given back
+        if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
         ahead.held += there;
       }
       if (there) at.next();
