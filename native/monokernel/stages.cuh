@@ -127,7 +127,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   float* k = heads + kv_heads * GROUP * HEAD_DIM;
   float* v = k + kv_heads * HEAD_DIM;
   u8* fresh = reinterpret_cast<u8*>(v + kv_heads * HEAD_DIM);  // [kv_heads][k, v][HEAD_DIM] as they are cached
-  Scan scan;
+  Scan scan = {};  // else what a block without items has in its place is kept in registers through all stages
   if (any) {
     scan.open(b, stage, items.lo, position);
     scan.prefetch(b);  // older positions: they need no hand-off
