@@ -397,7 +397,7 @@ struct Scan : Item {
   template <class Core>
   __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me, float* merged) {
     constexpr int TILE = Core::CACHE_TILE;
-    typename Core::TileScan partial(queries, heads);
+    typename Core::TileScan partial(queries, heads, core.lane());
     bool streamed = false;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {

@@ -487,10 +487,8 @@ struct Core {
         there = there && at.more() && !Vector::beyond(slice);
         if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
-        if (there && at.last()) {
-          leave_to_copies();
-          ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-        }
+        leave_to_copies();  // whoever was not there has loaded, too, and what it leaves later is given back
+        if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
         ahead.held += there;
       }
       if (there) at.next();
@@ -498,45 +496,34 @@ struct Core {
     return ahead;
   }
 
-  // A piece of at most ROWS_AT_ONCE rows, whose first `held` chunks have been taken already.
-  template <class Vector>
-  __device__ __forceinline__ void dot_piece(const Vector& x, const Walk<Vector>& at, u32 base, const Packed<Vector::VECTOR> (*taken)[ROWS_AT_ONCE],
-                                            int held, float* to) {
-    float sum[ROWS_AT_ONCE] = {};
-#pragma unroll
-    for (int c = 0; c < Vector::CHUNKS; ++c) {
-      const int slice = Vector::slice(me, c);
-      if (Vector::beyond(slice)) break;
-      if (c < Ahead<Vector>::CHUNKS && c < held) {
-        x.multiply(c, taken[c], sum);
-        continue;
-      }
-      Packed<Vector::VECTOR> words[ROWS_AT_ONCE];
-      const u32 tile = base + at.tile(slice);
-      Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
-      x.multiply(c, words, sum);
-      if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-    }
-    store_sums(sum, at.here(), to + at.first());
-  }
-
-  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn.
+  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn, at most
+  // ROWS_AT_ONCE rows at once. Rows taken ahead and others are multiplied by the same code: with a copy of it for each, what
+  // a layer runs did not fit the instruction cache.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
     ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
+#pragma unroll 1
+    for (; at.more(); at.next()) {
+      float sum[ROWS_AT_ONCE] = {};
 #pragma unroll
-    for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
-      const int held = ahead.held - g * Ahead<Vector>::CHUNKS;
-      if (held <= 0) break;
-      dot_piece(x, at, base, ahead.words[g], held, to);
-      at.next();
+      for (int c = 0; c < Vector::CHUNKS; ++c) {
+        const int slice = Vector::slice(me, c);
+        if (Vector::beyond(slice)) break;
+        Packed<Vector::VECTOR> fresh[ROWS_AT_ONCE];
+        auto& words = c < Ahead<Vector>::CHUNKS ? ahead.words[0][c] : fresh;
+        const u32 tile = base + at.tile(slice);
+        const bool taken = ahead.has(c);
+        if (!taken) Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
+        x.multiply(c, words, sum);
+        if (!taken && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+      }
+      ahead.next();
+      store_sums(sum, at.here(), to + at.first());
     }
     ahead.held = 0;
-#pragma unroll 1
-    for (; at.more(); at.next()) dot_piece(x, at, base, ahead.words[0], 0, to);
   }
 
   // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.

@@ -27,11 +27,11 @@ struct TileScan {
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = 4;
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
+  int lane;  // of the warp
   u32 query[STEPS][2];
   float output[STEPS][4];
   float most[2], total[2];
 
-  __device__ __forceinline__ static int lane() { return int(threadIdx.x % 32); }
   __device__ __forceinline__ static float apart(float v, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, v, lanes); }
 
   // Element d of a query, into [2][HEAD_DIM] of 16 bits: rounded, and what that loses.
@@ -42,9 +42,9 @@ struct TileScan {
   }
 
   // `queries` lie on the chip, as they were stored.
-  __device__ __forceinline__ TileScan(const float* queries, int heads) {
-    const int head = lane() / 4 % HEADS, lost = lane() / 4 / HEADS;
-    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) + lost * (HEAD_DIM / 2) + lane() % 4;
+  __device__ __forceinline__ TileScan(const float* queries, int heads, int lane) : lane(lane) {
+    const int head = lane / 4 % HEADS, lost = lane / 4 / HEADS;
+    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) + lost * (HEAD_DIM / 2) + lane % 4;
 #pragma unroll
     for (int i = 0; i < 2 * STEPS; ++i) query[i / 2][i % 2] = head < heads ? at[4 * i] : 0u;
 #pragma unroll
@@ -77,14 +77,14 @@ struct TileScan {
 
   __device__ __forceinline__ void product(const CacheTile& tile, int at) {
     float score[2][4] = {};
-    const Row key(tile, tile.keys, tile.fresh, at + lane() % 16);
+    const Row key(tile, tile.keys, tile.fresh, at + lane % 16);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       u32 keys[4];
-      load_matrices(keys, key.unit(2 * step + lane() / 16));
+      load_matrices(keys, key.unit(2 * step + lane / 16));
       multiply_add<KV>(score[step % 2], keys[0], keys[1], keys[2], keys[3], query[step][0], query[step][1]);
     }
-    const bool held = at + lane() / 4 < tile.count, later = at + lane() / 4 + 8 < tile.count;
+    const bool held = at + lane / 4 < tile.count, later = at + lane / 4 + 8 < tile.count;
     float p[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -108,12 +108,12 @@ struct TileScan {
 #pragma unroll
       for (int m = 0; m < STEPS; ++m) output[m][h] *= shrink, output[m][2 + h] *= shrink;
     }
-    const u32 weight = transposed(packed(p[0], p[1], lane() % 4 >= 2)), later_weight = transposed(packed(p[2], p[3], lane() % 4 >= 2));
-    const Row value(tile, tile.values, tile.fresh + BYTES, at + lane() / 16 * 8 + lane() % 8);
+    const u32 weight = transposed(packed(p[0], p[1], lane % 4 >= 2)), later_weight = transposed(packed(p[2], p[3], lane % 4 >= 2));
+    const Row value(tile, tile.values, tile.fresh + BYTES, at + lane / 16 * 8 + lane % 8);
 #pragma unroll
     for (int m = 0; m < STEPS; ++m) {
       u32 values[4];
-      load_transposed(values, value.unit(2 * m + lane() / 8 % 2));
+      load_transposed(values, value.unit(2 * m + lane / 8 % 2));
       multiply_add<KV>(output[m], values[0], values[1], values[2], values[3], weight, later_weight);
     }
   }
@@ -122,9 +122,9 @@ struct TileScan {
   __device__ __forceinline__ void put(float* rows, int heads) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int head = lane() % 2 * 2 + h;
-      float* row = rows + head * (HEAD_DIM + 2) + lane() / 4;
-      const bool mine = lane() % 4 < 2 && head < heads;
+      const int head = lane % 2 * 2 + h;
+      float* row = rows + head * (HEAD_DIM + 2) + lane / 4;
+      const bool mine = lane % 4 < 2 && head < heads;
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
         const float part = output[i / 2][i % 2 * 2 + h], sum = part + apart(part, 2);
@@ -133,7 +133,7 @@ struct TileScan {
       float sum = total[h];
 #pragma unroll
       for (int lanes = 4; lanes < 32; lanes *= 2) sum += apart(sum, lanes);
-      if (mine && lane() < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
+      if (mine && lane < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
     }
   }
 };

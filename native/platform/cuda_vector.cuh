@@ -294,11 +294,13 @@ struct TeamVector {
     return sum;
   }
 
-  // This lane's weights of rows 0..rows-1 of the tile at shared address `from`. Rows beyond repeat the last.
+  // This lane's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them: whatever the slot has there, where it
+  // surely has so many rows, because choosing rows costs more code than loading them; else the last row again.
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows, Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
+    constexpr bool INSIDE = COLS % TILE == 0 && Plan::slot_bytes % (ROWS_AT_ONCE * TILE * type_bytes(WEIGHT)) == 0;
     const u32 apart = u32(stride(me, c)), at_lane = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
 #pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r) words[r].load_shared_at(at_lane + u32(r < rows ? r : rows - 1) * apart);
+    for (int r = 0; r < ROWS_AT_ONCE; ++r) words[r].load_shared_at(at_lane + u32(INSIDE || r < rows ? r : rows - 1) * apart);
   }
 
   // sum[r] += this lane's part of row r.
@@ -319,6 +321,19 @@ struct Ahead {
 
   Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
   int held;  // pieces, in the order in which they are multiplied
+
+  __device__ __forceinline__ bool has(int c) const { return c < CHUNKS && c < held; }  // of the row group to come
+  __device__ __forceinline__ void next() {  // the group after it takes its registers
+    held -= CHUNKS;
+    if (GROUPS < 2 || held <= 0) return;
+    __syncwarp();  // a branch, taken once a stage: without it the compiler chooses between the two for each register and row group
+#pragma unroll
+    for (int g = 1; g < GROUPS; ++g)
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int r = 0; r < ROWS_AT_ONCE; ++r) words[g - 1][c][r] = words[g][c][r];
+  }
 };
 
 // A vector between the stages that use it: in registers, too. In shared memory it would cost a slot of the ring.

@@ -150,7 +150,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
     for (int lane = 0; lane < 32; ++lane)
       running.emplace_back([&, lane] {
         threadIdx.x = lane;
-        TileScan scan(stored_queries.data(), heads);
+        TileScan scan(stored_queries.data(), heads, lane);
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
           const u8* const rows = streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;

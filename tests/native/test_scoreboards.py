@@ -61,8 +61,9 @@ def test_weights_taken_ahead_need_their_fence(tmp_path: Path) -> None:
     fences = {one.at for one in program.code if any("leave_to_copies" in place.function for place in kernel.places(one.at))}
     without = tuple(replace(one, name="NOP", result=0, read=0, waits=0) if one.at in fences else one for one in program.code)
     found = [arrival for arrival in arrivals(replace(program, code=without), kernel) if arrival.pending]
-    assert found
-    assert all("take_ahead" in arrival.caller.function and arrival.pending for arrival in found)
+    assert any("take_ahead" in arrival.caller.function for arrival in found)
+    loads = {load for arrival in found for load in arrival.pending}  # later arrivals of the same stages may overtake them, too
+    assert all(any("take_ahead" in place.function for place in kernel.places(load)) for load in loads)
 
 
 # ---- the analysis, on kernels of a few instructions ----------------------------------------------------------------------------
