@@ -124,7 +124,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
   const int kv_heads = !probe && any ? (items.hi - 1) / splits + 1 - first : 1;
   u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);  // [kv_heads][k, v][HEAD_DIM] as they are cached
-  Scan scan = {};  // else what a block without items has in its place is kept in registers through all stages
+  Scan scan;
   if (any) {
     if constexpr (!Core::CACHE_IN_RING) {  // older positions need no hand-off
       scan.open(b, stage, items.lo, position);
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   }
   if (probe) TWIN_EACH(i, GROUP * HEAD_DIM) put_query(b.core, heads + i / HEAD_DIM * HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
   begin(b, index, stage);
-  if (any && Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);
+  if (Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);  // blocks without items, too: what they have in its place would be kept
   if (any) b.core.barrier();
   if (any && b.core.gave_up()) return false;
   for (int i = items.lo; i < items.hi; ++i) {

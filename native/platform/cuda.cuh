@@ -496,34 +496,49 @@ struct Core {
     return ahead;
   }
 
-  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn, at most
-  // ROWS_AT_ONCE rows at once. Rows taken ahead and others are multiplied by the same code: with a copy of it for each, what
-  // a layer runs did not fit the instruction cache.
+  // A piece of at most ROWS_AT_ONCE rows; `taken(c)`: its weights of chunk c are in `ahead` already.
+  template <class Vector, class Taken>
+  __device__ __forceinline__ void dot_piece(const Vector& x, const Walk<Vector>& at, u32 base, Packed<Vector::VECTOR> (*ahead)[ROWS_AT_ONCE],
+                                            Taken taken, float* to) {
+    float sum[ROWS_AT_ONCE] = {};
+#pragma unroll
+    for (int c = 0; c < Vector::CHUNKS; ++c) {
+      const int slice = Vector::slice(me, c);
+      if (Vector::beyond(slice)) break;
+      Packed<Vector::VECTOR> fresh[ROWS_AT_ONCE];
+      auto& words = c < Ahead<Vector>::CHUNKS ? ahead[c] : fresh;
+      const u32 tile = base + at.tile(slice);
+      const bool here = taken(c);
+      if (!here) Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
+      x.multiply(c, words, sum);
+      if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+    }
+    store_sums(sum, at.here(), to + at.first());
+  }
+
+  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn. Pieces of one
+  // chunk that were taken ahead have code of their own; of more, what a layer runs would not fit the instruction cache then.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
+    static_assert(Vector::CHUNKS == 1 || Ahead<Vector>::GROUPS <= 1, "a row group of several chunks is taken ahead alone");
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
     ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
+    if constexpr (Vector::CHUNKS == 1) {
+#pragma unroll
+      for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
+        if (g >= ahead.held) break;
+        dot_piece(x, at, base, ahead.words[g], [](int) { return true; }, to);
+        at.next();
+      }
+      ahead.held = 0;
+    }
 #pragma unroll 1
     for (; at.more(); at.next()) {
-      float sum[ROWS_AT_ONCE] = {};
-#pragma unroll
-      for (int c = 0; c < Vector::CHUNKS; ++c) {
-        const int slice = Vector::slice(me, c);
-        if (Vector::beyond(slice)) break;
-        Packed<Vector::VECTOR> fresh[ROWS_AT_ONCE];
-        auto& words = c < Ahead<Vector>::CHUNKS ? ahead.words[0][c] : fresh;
-        const u32 tile = base + at.tile(slice);
-        const bool taken = ahead.has(c);
-        if (!taken) Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
-        x.multiply(c, words, sum);
-        if (!taken && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-      }
-      ahead.next();
-      store_sums(sum, at.here(), to + at.first());
+      dot_piece(x, at, base, ahead.words[0], [&](int c) { return c < Ahead<Vector>::CHUNKS && c < ahead.held; }, to);
+      ahead.held = 0;
     }
-    ahead.held = 0;
   }
 
   // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.

@@ -277,12 +277,17 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     twin_kernel(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first, int last) {
   using namespace twin;
   extern __shared__ __align__(128) u8 shared[];
-  const int rank = first_rank + int(blockIdx.x) / Plan::blocks, block = int(blockIdx.x) % Plan::blocks;
-  const RankMemory& memory = launch.ranks[rank];
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
-  const Ring ring = {shared_address(shared), shared_address(shared + Shared::barriers), 0};
+  // Each group of warps asks for these itself: a value that both hold is spilled for both where the helpers' few registers are full.
+  const auto worker = [] {
+    int number;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+    return number;
+  };
+  const auto ring_here = [&] { return Ring{shared_address(shared), shared_address(shared + Shared::barriers), 0}; };
   if (threadIdx.x == 0) {
+    const Ring ring = ring_here();
     for (u32 i = 0; i < Ring::BARRIERS; ++i) {
       barrier_init(ring.full_of(i), 1);
       barrier_init(ring.empty_of(i), CONSUMER_WARPS);
@@ -298,14 +303,19 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
+    const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;
+    const RankMemory& memory = launch.ranks[rank];
     if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
     if (threadIdx.x >= 32 * LOADER_WARP && threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
+      const Ring ring = ring_here();
       Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
       load_weights(launch, memory, block, loader, signals, step, first, last);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Block b = {{ring, signals, shared_address(&signals.go), int(threadIdx.x), 0},
+    const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;
+    const RankMemory& memory = launch.ranks[rank];
+    Block b = {{ring_here(), signals, shared_address(&signals.go), int(threadIdx.x), 0},
                launch,
                launch.plan,
                launch.control,

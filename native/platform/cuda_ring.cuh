@@ -37,15 +37,16 @@ struct Ring {
 struct Turn {
   static constexpr u32 ROUND = Ring::BARRIERS * Ring::STEP;
 
-  u32 at, parity, end;
+  u32 at, parity;
 
-  __device__ __forceinline__ Turn(u32 first, u32 tile, u32 back) : at(first + tile * Ring::STEP), parity(0), end(first + ROUND) {
-    if (back > tile) at += ROUND, parity = 1;  // the phase before the first has passed
-    at -= back * Ring::STEP;
-  }
-  __device__ __forceinline__ void next() {
+  __device__ __forceinline__ void next(u32 first) {
     at += u32(LOADERS) * Ring::STEP;
-    if (at >= end) at -= ROUND, parity ^= 1u;
+    if (at >= first + ROUND) at -= ROUND, parity ^= 1u;
+  }
+  // That of the tile `back` tiles before; of one before the first, a phase that has passed. Not counted: helpers have few registers.
+  __device__ __forceinline__ Turn before(u32 first, u32 back) const {
+    const bool round = at < first + back * Ring::STEP;
+    return {at + (round ? ROUND : 0u) - back * Ring::STEP, parity ^ u32(round)};
   }
 };
 
@@ -55,7 +56,7 @@ struct Loader {
   u32 left;  // barrier: the consumers are done
   u64 policy;
   u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
-  Turn now, under_way, together, used;  // of the tile to come; of that which the window lets it follow; of the other's; of its slot's last
+  Turn now;  // of the tile to come
 
   __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
       : ring(ring),
@@ -64,10 +65,7 @@ struct Loader {
         tile(me),
         slot(ring.slot(me)),
         skip(me),
-        now(ring.full, me, 0),
-        under_way(ring.full, me, Ring::WINDOW),
-        together(ring.full, me, Ring::ODD),
-        used(ring.full + Turn::ROUND, me, Ring::SLOTS) {}
+        now{ring.full + me * Ring::STEP, 0} {}
 
   // False: the run is over, and the other loader may have gone.
   __device__ __forceinline__ bool wait(const Turn& turn) const {
@@ -81,14 +79,15 @@ struct Loader {
   __device__ __forceinline__ bool fill(const u8* from, int bytes, const u8* values, u32 behind, u64 policy) {
     if (skip-- > 0) return true;
     skip = u32(LOADERS) - 1;
-    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(under_way)) || (Ring::WINDOW != Ring::ODD && !wait(together))) return false;
+    // Its slot has been left; the window lets it follow; the other loader's tile is there.
+    Turn used = now.before(ring.full, Ring::SLOTS);
+    used.at += Turn::ROUND;
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, Ring::WINDOW)))) return false;
+    if (Ring::WINDOW != Ring::ODD && !wait(now.before(ring.full, Ring::ODD))) return false;
     expect_copies(now.at, values ? 2 * bytes : bytes);
     bulk_copy(slot, from, bytes, now.at, policy);
     if (values) bulk_copy(slot + behind, values, bytes, now.at, policy);
-    now.next();
-    under_way.next();
-    together.next();
-    used.next();
+    now.next(ring.full);
     tile += u32(LOADERS);
     slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
     if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot -= Ring::SLOTS * u32(Plan::slot_bytes);

@@ -321,19 +321,6 @@ struct Ahead {
 
   Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
   int held;  // pieces, in the order in which they are multiplied
-
-  __device__ __forceinline__ bool has(int c) const { return c < CHUNKS && c < held; }  // of the row group to come
-  __device__ __forceinline__ void next() {  // the group after it takes its registers
-    held -= CHUNKS;
-    if (GROUPS < 2 || held <= 0) return;
-    __syncwarp();  // a branch, taken once a stage: without it the compiler chooses between the two for each register and row group
-#pragma unroll
-    for (int g = 1; g < GROUPS; ++g)
-#pragma unroll
-      for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-        for (int r = 0; r < ROWS_AT_ONCE; ++r) words[g - 1][c][r] = words[g][c][r];
-  }
 };
 
 // A vector between the stages that use it: in registers, too. In shared memory it would cost a slot of the ring.

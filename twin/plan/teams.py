@@ -19,11 +19,13 @@ WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
 ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
 VECTORS = (8, 4)  # elements that a lane loads at once
-AHEAD_REGISTERS = {  # of a lane, for weights taken before a stage's inputs are there, by its elements of the vector: more of either spill
-    "hidden": ((16, 64),),
-    "heads": ((16, 32),),
-    "ffn": (),
-}
+# Of a lane, for weights taken before a stage's inputs are there, by its elements of the widest vector; more of any made some plan's kernel spill.
+AHEAD_REGISTERS = (
+    (32, {"hidden": 128, "heads": 32, "ffn": 96}),
+    (40, {"hidden": 64, "heads": 32, "ffn": 0}),
+    (48, {"hidden": 64, "heads": 64, "ffn": 64}),
+    (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
+)
 LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 
 
@@ -143,10 +145,13 @@ def teams_of(plan: Plan) -> Teams:
 
 def ahead_registers(plan: Plan, name: str) -> int:
     """NVIDIA: of a lane, for weights that leave the ring before a stage's inputs are there; none where its vectors need them all."""
-    team: Team = getattr(teams_of(plan), name)
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
-    return next((registers for most, registers in AHEAD_REGISTERS[name] if team.chunks * team.vector <= most), 0)
+    teams = teams_of(plan)
+    widest = max(team.chunks * team.vector for team in (teams.hidden, teams.heads, teams.ffn))
+    if getattr(teams, name).chunks * getattr(teams, name).vector > 16 and name != "ffn":
+        return 0
+    return next(registers[name] for most, registers in AHEAD_REGISTERS if widest <= most)
 
 
 def taken_ahead(stage: Stage, plan: Plan) -> int:
