@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) 
 }
 
 // Where a lane keeps a head while it is awaited, normed and turned: pairs that are turned together.
-constexpr int PAIRS = (HALF + Core::lanes() - 1) / Core::lanes();
+constexpr int PAIRS = HALF ? (HALF + Core::lanes() - 1) / Core::lanes() : 1;  // a probe may have no heads
 
 struct Pairs {
   Run<1> x[PAIRS], y[PAIRS];
