@@ -520,7 +520,6 @@ struct Core {
   // chunk that were taken ahead have code of their own; of more, what a layer runs would not fit the instruction cache then.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
-    static_assert(Vector::CHUNKS == 1 || Ahead<Vector>::GROUPS <= 1, "a row group of several chunks is taken ahead alone");
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
     ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);

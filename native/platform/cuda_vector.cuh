@@ -313,11 +313,11 @@ struct TeamVector {
 };
 
 // Weights of a warp's first rows of a stage, taken from the ring while the stage's inputs are not there yet: the ring then
-// has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each.
+// has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each; several groups where each is one chunk.
 template <class Vector>
 struct Ahead {
   static constexpr int MOST = Vector::AHEAD / (ROWS_AT_ONCE * Packed<Vector::VECTOR>::WORDS);  // pieces of ROWS_AT_ONCE rows
-  static constexpr int CHUNKS = MOST < Vector::CHUNKS ? MOST : Vector::CHUNKS, GROUPS = CHUNKS ? MOST / Vector::CHUNKS > 1 ? MOST / Vector::CHUNKS : 1 : 0;
+  static constexpr int CHUNKS = MOST < Vector::CHUNKS ? MOST : Vector::CHUNKS, GROUPS = Vector::CHUNKS == 1 ? MOST : CHUNKS ? 1 : 0;
 
   Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
   int held;  // pieces, in the order in which they are multiplied

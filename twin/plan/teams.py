@@ -19,7 +19,8 @@ WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
 ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
 VECTORS = (8, 4)  # elements that a lane loads at once
-# Of a lane, for weights taken before a stage's inputs are there, by its elements of the widest vector; more of any made some plan's kernel spill.
+# Of a lane, for weights taken before a stage's inputs are there, by its elements of the widest vector. More of any made some kernel spill.
+AHEAD_ELEMENTS = 16  # of the hidden and the heads' vectors, at most
 AHEAD_REGISTERS = (
     (32, {"hidden": 128, "heads": 32, "ffn": 96}),
     (40, {"hidden": 64, "heads": 32, "ffn": 0}),
@@ -148,10 +149,10 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
     teams = teams_of(plan)
-    widest = max(team.chunks * team.vector for team in (teams.hidden, teams.heads, teams.ffn))
-    if getattr(teams, name).chunks * getattr(teams, name).vector > 16 and name != "ffn":
+    elements = {kind: getattr(teams, kind).chunks * getattr(teams, kind).vector for kind in KINDS}
+    if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
-    return next(registers[name] for most, registers in AHEAD_REGISTERS if widest <= most)
+    return next(registers[name] for most, registers in AHEAD_REGISTERS if max(elements.values()) <= most)
 
 
 def taken_ahead(stage: Stage, plan: Plan) -> int:
@@ -162,6 +163,6 @@ def taken_ahead(stage: Stage, plan: Plan) -> int:
         return 0
     team: Team = getattr(teams_of(plan), name)
     most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
-    chunks = min(most, team.chunks)
-    wanted = chunks * max(1, most // team.chunks) * team.groups * min(team.slices, team.teams) if chunks else 0
+    groups = most if team.chunks == 1 else 1
+    wanted = min(most, team.chunks) * groups * team.groups * min(team.slices, team.teams)
     return min(wanted, matrix.batch_rows // matrix.tile_rows * team.slices)

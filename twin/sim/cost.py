@@ -9,7 +9,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
 from twin.models.spec import DType
-from twin.plan.scan import TENSOR_HEADS, TENSOR_POSITIONS, TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
+from twin.plan.scan import TENSOR_POSITIONS, TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
 from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
@@ -25,7 +25,6 @@ QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
-SCAN_AGAIN = 0.4  # of a unit, for each further set of them. Judged for one warp with all sets; the kernel gives each set warps of its own
 # since, side by side, and the fit still rests on this: to be dropped with the next one (groups of five to eight query heads)
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
@@ -257,9 +256,9 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
 
 
 def unit_s(warps: Warps, plan: Plan) -> float:
-    """In which a warp compares a unit of cached positions with all query heads of a group, and sums their values."""
-    steps, sets = plan.shard.head_dim // SCAN_STEP, -(-plan.shard.heads // plan.shard.kv_heads // TENSOR_HEADS)
-    return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED) * (1 + SCAN_AGAIN * (sets - 1))
+    """In which a warp compares a unit of cached positions with a set of query heads, and sums values. Sets have warps of their own."""
+    steps = plan.shard.head_dim // SCAN_STEP
+    return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
 
 
 def sample_cost(block: BlockUnit, logits: int) -> int:
