@@ -21,8 +21,11 @@ from twin.engine.cuda_lines import Kernel
 
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
 # of a slot that is there, before an arrival at its `empty` barrier
-READS = (("cuda_vector.cuh", "load_shared_at"), ("cuda_vector.cuh", "load_near"))
-LDS = 0x984  # the opcode, low twelve bits, of a load from shared memory (compute capability 7.0 to 9.0)
+READS = (
+    ("cuda_vector.cuh", "load_shared_at"), ("cuda_vector.cuh", "load_near"),
+    ("cuda_copies.cuh", "load_matrices"), ("cuda_copies.cuh", "load_transposed"),  # by scans on the tensor cores
+)  # fmt: skip
+LDS, LDSM = 0x984, 0x83B  # the opcodes, low twelve bits, of loads from shared memory (compute capability 7.0 to 9.0)
 ACCESS = re.compile(r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$", re.MULTILINE)
 SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 
@@ -105,8 +108,8 @@ def _fits(access: Access, kernel: Kernel) -> bool:
 def _read_in(access: Access, fitting: list[Kernel]) -> Access:
     """With its line, where all kernels agree on it and have a load from shared memory there."""
     at = int(access.at, 16)
-    lines = {(kernel.places(at)[0].file, kernel.places(at)[0].line) for kernel in fitting if kernel.opcode(at) == LDS}
-    if len(lines) != 1 or any(kernel.opcode(at) != LDS for kernel in fitting):
+    lines = {(kernel.places(at)[0].file, kernel.places(at)[0].line) for kernel in fitting if kernel.opcode(at) in (LDS, LDSM)}
+    if len(lines) != 1 or any(kernel.opcode(at) not in (LDS, LDSM) for kernel in fitting):
         return access
     ((file, line),) = lines
     return replace(access, file=file, line=line)

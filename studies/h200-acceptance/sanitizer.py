@@ -48,7 +48,11 @@ def find() -> str | None:
 
 def sanitizer_plans(bench: Bench) -> list[Plan]:
     plans = [bench.plan(name, max_context=64, handoff=handoff) for name in MODELS for handoff in HandOffKind]
-    return [*plans, bench.plan("tiny", max_context=64, execution=Execution.GRAPH)]
+    return [
+        *plans,
+        bench.plan("tiny", max_context=64, execution=Execution.GRAPH),
+        bench.plan("tiny-tensor", max_context=64, slot_bytes=4096),
+    ]
 
 
 def run_all(bench: Bench) -> list[list[int]]:

@@ -33,7 +33,7 @@ FP16 = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
 FEW: dict[str, Any] = {"blocks": 8, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 4}  # rings that wrap although the model is tiny
 CHOSEN: dict[str, dict[str, Any]] = {  # where the studies leave the default options: all blocks, the type of Laneformer's goal
     "llama-3.2-1b": {"blocks": 132}, "laneformer-2b": {"blocks": 128, **FP16}, "qwen3-8b": {"blocks": 132}, "small": {"blocks": 132},
-    "tiny": FEW, "tiny-lanes": FEW,
+    "tiny": FEW, "tiny-lanes": FEW, "tiny-tensor": FEW,
 }  # fmt: skip
 CPU = Limits(blocks=8, dies=1, on_chip_bytes=8 << 20, memory_bytes=8 << 30, oversubscribe=True)
 
@@ -43,7 +43,8 @@ SMALL = replace(
 )  # fmt: skip
 TINY = replace(SMALL, name="tiny", hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=320)
 TINY_LANES = replace(TINY, name="tiny-lanes", layers=4, windows=(4, 4, 0, 0), lanes=Lanes(2, 2))
-OWN = {spec.name: spec for spec in (SMALL, TINY, TINY_LANES)}
+TINY_TENSOR = replace(TINY, name="tiny-tensor", hidden=128, heads=6, kv_heads=1, head_dim=64)  # scanned by two sets of warps
+OWN = {spec.name: spec for spec in (SMALL, TINY, TINY_LANES, TINY_TENSOR)}
 STAND_INS = {"llama-3.2-1b": TINY, "laneformer-2b": TINY_LANES, "qwen3-8b": replace(TINY, name="tiny-norms", qk_norm=True), "small": TINY}
 
 

@@ -63,7 +63,7 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
 
 @needs_nvdisasm
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(8))
 def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: Path) -> None:
     found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number], tmp_path))
     assert found
@@ -90,12 +90,14 @@ def kernel(read: Place, *, opcode: int = hazards.LDS, copy: int = COPY[2]) -> Ke
 
 
 HERE = Place("cuda_vector.cuh", READ[2], "load_shared_at")
+SCANNED = Place("cuda_copies.cuh", hazards.lines_of("cuda_copies.cuh", "load_transposed")[1], "load_transposed")
 SHOWN = report(access("Write", 0x20, "cuda.cuh", COPY[2]), LOST) + SUMMARY.format(1, 1)
 
 
 def test_a_read_without_a_line_is_looked_up_in_the_kernel_that_its_report_fits() -> None:
-    verdict = hazards.judged(SHOWN, [kernel(HERE), kernel(OTHER_LINE, copy=COPY[3])])
-    assert verdict == hazards.Verdict(ordered=1, others=(), unseen=0, looked_up=1)
+    for load in (kernel(HERE), kernel(SCANNED, opcode=hazards.LDSM)):
+        verdict = hazards.judged(SHOWN, [load, kernel(OTHER_LINE, copy=COPY[3])])
+        assert verdict == hazards.Verdict(ordered=1, others=(), unseen=0, looked_up=1)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,12 @@ def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
     assert "measured Gpu[0]" in (tmp_path / "both.json").read_text()
 
 
+def test_marks_inside_stages_find_their_places(tmp_path: Path) -> None:
+    done = script("h200-exchange/inside.py", "tree", tmp_path / "marked")
+    assert done.returncode == 0, done.stderr
+    assert "inside(b, 7);" in (tmp_path / "marked" / "native" / "monokernel" / "gemv.cuh").read_text()
+
+
 def test_gpu_scripts_import_no_simulator() -> None:
     """The GPU machine has neither simpy nor scipy."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
