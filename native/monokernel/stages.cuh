@@ -1,7 +1,7 @@
 // The stages of a decode step. Each reads as: wait, reset, compute, publish.
 #pragma once
 
-#include "attention.cuh"
+#include "combine.cuh"
 #include "sampling.cuh"
 
 namespace twin {

@@ -167,7 +167,7 @@ def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
 
 
 def partial_alignment(width: int) -> int:
-    """Bytes of one load of attention's partial outputs, `width` elements an item, as in attention.cuh; where items begin with a sector, all
+    """Bytes of one load of attention's partial outputs, `width` elements an item, as in combine.cuh; where items begin with a sector, all
     of it: lanes that load together then take it once, and else each of them takes two."""
     return next((size for size in (SECTOR_BYTES, 16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
 

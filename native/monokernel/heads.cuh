@@ -1,0 +1,154 @@
+// The heads of a new token: normed, turned, and stored as the scan and the cache want them.
+#pragma once
+
+#include "gemv.cuh"
+
+namespace twin {
+
+constexpr int HALF = HEAD_DIM / 2;
+constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
+
+// RMSNorm of one head on the chip by one warp.
+__device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
+  float squares = 0;
+  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) squares += head[d] * head[d];
+  const float scale = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
+  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) head[d] *= scale * weight[d];
+  b.core.warp_sync();
+}
+
+// Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i + 1) when interleaved.
+__device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns, float scale) {
+  const int step = b.plan.interleaved ? 2 : 1, apart = b.plan.interleaved ? 1 : HALF;
+  for (int i = b.core.lane(); i < HALF; i += b.core.lanes()) {
+    const float x = head[i * step], y = head[i * step + apart], cosine = turns[i], sine = turns[HALF + i];
+    head[i * step] = (x * cosine - y * sine) * scale;
+    head[i * step + apart] = (y * cosine + x * sine) * scale;
+  }
+  b.core.warp_sync();
+}
+
+// A key or value head as it will be cached, by one warp.
+__device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) {
+  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) store_element<KV>(to + d * type_bytes(KV), head[d]);
+}
+
+// Where a lane keeps a head while it is awaited, normed and turned: pairs that are turned together.
+constexpr int PAIRS = HALF ? (HALF + Core::lanes() - 1) / Core::lanes() : 1;  // a probe may have no heads
+
+struct Pairs {
+  Run<1> x[PAIRS], y[PAIRS];
+
+  __device__ __forceinline__ static int number(const Block& b, int k) { return b.core.lane() + k * b.core.lanes(); }
+  __device__ __forceinline__ static bool here(const Block& b, int k) { return HALF % Core::lanes() == 0 || number(b, k) < HALF; }
+  __device__ __forceinline__ static int first(const Block& b, int k) { return b.plan.interleaved ? 2 * number(b, k) : number(b, k); }
+  __device__ __forceinline__ static int second(const Block& b, int k) { return first(b, k) + (b.plan.interleaved ? 1 : HALF); }
+
+  // From exchange memory or constants: asked for at once, in the order of the program.
+  __device__ __forceinline__ void load(const Block& b, const float* at) {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!here(b, k)) continue;
+      x[k] = load_run<1, 4>(at + first(b, k));
+      y[k] = load_run<1, 4>(at + second(b, k));
+    }
+  }
+  __device__ __forceinline__ bool late(const Block& b) const {
+    bool any = false;
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) any |= here(b, k) && (missing(x[k]) || missing(y[k]));
+    return any;
+  }
+  __device__ __forceinline__ void norm(Block& b, const Pairs& weight) {
+    float squares = 0;
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k)
+      if (here(b, k)) squares += x[k].at[0] * x[k].at[0] + y[k].at[0] * y[k].at[0];
+    const float by = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      x[k].at[0] *= by * weight.x[k].at[0];
+      y[k].at[0] *= by * weight.y[k].at[0];
+    }
+  }
+  // The rotary embedding, times `scale`; `turn` has cosines and sines.
+  __device__ __forceinline__ void rotate(const Pairs& turn, float scale) {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      const float along = x[k].at[0], across = y[k].at[0], cosine = turn.x[k].at[0], sine = turn.y[k].at[0];
+      x[k].at[0] = (along * cosine - across * sine) * scale;
+      y[k].at[0] = (across * cosine + along * sine) * scale;
+    }
+  }
+  template <class Put>
+  __device__ __forceinline__ void each(const Block& b, Put put) const {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!here(b, k)) continue;
+      put(first(b, k), x[k].at[0]);
+      put(second(b, k), y[k].at[0]);
+    }
+  }
+};
+
+// An element of a query on the chip, as the scan wants it.
+template <class Core>
+__device__ __forceinline__ void put_query(const Core&, float* head, int d, float value) {
+  if constexpr (Core::TENSOR_SCAN) {
+    Core::TileScan::store_query(head, d, value);
+  } else {
+    head[d] = value;
+  }
+}
+
+// The queries, keys and values of a block's items, each head by one warp, which awaits it, norms and turns it: queries into
+// `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
+__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads, int position, float* heads, u8* fresh) {
+  const Read& read = b.plan.reads_at(stage.first_read);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);  // of whole heads: queries, keys, values
+  const float scale = 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
+  const float* const cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
+  const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  Pairs turn;
+  TWIN_UNROLL
+  for (int k = 0; k < PAIRS; ++k) {
+    if (!Pairs::here(b, k)) continue;
+    turn.x[k] = load_run<1, 4>(cosine + Pairs::number(b, k));
+    turn.y[k] = load_run<1, 4>(sine + Pairs::number(b, k));
+  }
+  Patience patience;
+  bool good = true;
+  TWIN_ONCE
+  for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
+    const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1), normed = stage.q_norm >= 0 && !value;
+    Pairs weight, head;
+    if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
+    int at = h * HEAD_DIM;
+    Span span = b.plan.spans_at(row.first);
+    TWIN_ONCE
+    for (int i = row.first + 1; at >= span.hi - span.lo && i < row.first + row.count; ++i) {
+      at -= span.hi - span.lo;
+      span = b.plan.spans_at(i);
+    }
+    at += span.lo;
+    for (;;) {
+      head.load(b, from + at);
+      if (!source.polled || !head.late(b)) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, at});
+      if (!good) break;  // on to where all lanes of the warp meet
+    }
+    if (normed) head.norm(b, weight);
+    if (!value) head.rotate(turn, query ? scale : 1.0f);
+    if (query) {
+      head.each(b, [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });
+    } else {
+      u8* const to = fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * ROW;
+      head.each(b, [&](int d, float element) { store_element<KV>(to + d * type_bytes(KV), element); });
+    }
+  }
+  return b.core.agree(good);
+}
+
+}  // namespace twin
