@@ -33,7 +33,6 @@ struct HeadSets {
   static constexpr int WARPS = Core::warps() / AT_ONCE;                          // that share a set's positions
 };
 
-constexpr float LOWEST = -1e30f;  // the maximum of nothing: finite, so that no difference of two maxima is undefined
 __device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
 // Running softmax of some query heads over the positions that one unit scanned.

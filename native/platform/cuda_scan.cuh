@@ -51,7 +51,7 @@ struct TileScan {
     for (int m = 0; m < STEPS; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) output[m][i] = 0.0f;
-    most[0] = most[1] = -1e30f;
+    most[0] = most[1] = LOWEST;
     total[0] = total[1] = 0.0f;
   }
 

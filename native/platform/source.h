@@ -1,4 +1,4 @@
-// What a block reads of one value. Included by each platform once `__device__` means something.
+// What a block reads of one value, and what platforms and stages share. Included by each platform once `__device__` means something.
 #pragma once
 
 #ifndef TWIN_APART
@@ -6,6 +6,8 @@
 #endif
 
 namespace twin {
+
+constexpr float LOWEST = -1e30f;  // the maximum of nothing: finite, so that no difference of two maxima is undefined
 
 // Parts whose elements are summed, in rank order: `parts` neighbours from `first` on, without the part `hole`.
 struct Source {

@@ -22,6 +22,7 @@ enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int HEAD_DIM = HEADDIM;
 constexpr int type_bytes(Type) { return 2; }
+constexpr float LOWEST = -1e30f;
 
 template <class To, class From>
 To bits_as(From from) {
