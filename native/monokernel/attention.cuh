@@ -264,9 +264,9 @@ struct Scan : Item {
   }
 
   template <class Core>
-  __device__ static __forceinline__ void leave_last(Core& core, bool left) {
+  __device__ static __forceinline__ void leave_last(Core& core, bool holds) {
     if constexpr (Core::TENSOR_SCAN)
-      if (!left) core.leave_cache_tile();
+      if (holds) core.leave_cache_tile();
   }
 
   // The newest key and value into the cache.
@@ -288,9 +288,9 @@ struct Scan : Item {
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
       float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
-      bool left = true;
+      bool holds = false;  // the last tile
       if constexpr (Core::TENSOR_SCAN) {
-        left = !look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);
+        holds = look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);
       } else {
         Partial<HEADS> partial;
         partial.start();
@@ -308,7 +308,7 @@ struct Scan : Item {
       b.core.cleared();
       merge(b, set * HEADS, least(SETS * HEADS, GROUP - set * HEADS), merged, store);
       if (set + SETS >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
-      leave_last(b.core, left);
+      leave_last(b.core, holds);
       b.core.barrier();
     }
   }

@@ -314,9 +314,12 @@ struct Signals {
 };
 
 struct Core {
-  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, Plan::hidden_ahead>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, Plan::heads_ahead>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, Plan::ffn_ahead>;
+  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, Plan::hidden_ahead_chunks,
+                            Plan::hidden_ahead_groups>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, Plan::heads_ahead_chunks,
+                           Plan::heads_ahead_groups>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, Plan::ffn_ahead_chunks,
+                         Plan::ffn_ahead_groups>;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;

@@ -125,9 +125,9 @@ struct Packed {
 // A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the tiles of some column
 // slices, and each lane keeps the VECTOR elements of its columns in each of them. With fewer slices than teams, several
 // teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_>
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_CHUNKS_, int AHEAD_GROUPS_>
 struct TeamVector {
-  static constexpr int AHEAD = AHEAD_;  // registers of a lane for weights taken before a stage's inputs are there
+  static constexpr int AHEAD_CHUNKS = AHEAD_CHUNKS_, AHEAD_GROUPS = AHEAD_GROUPS_;  // of weights taken before a stage's inputs are there
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
   static constexpr int SLICES = COLS ? (COLS + TILE - 1) / TILE : 1;
   static constexpr int CHUNKS = (SLICES + TEAMS - 1) / TEAMS;
@@ -316,8 +316,7 @@ struct TeamVector {
 // has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each; several groups where each is one chunk.
 template <class Vector>
 struct Ahead {
-  static constexpr int MOST = Vector::AHEAD / (ROWS_AT_ONCE * Packed<Vector::VECTOR>::WORDS);  // pieces of ROWS_AT_ONCE rows
-  static constexpr int CHUNKS = MOST < Vector::CHUNKS ? MOST : Vector::CHUNKS, GROUPS = Vector::CHUNKS == 1 ? MOST : CHUNKS ? 1 : 0;
+  static constexpr int CHUNKS = Vector::AHEAD_CHUNKS, GROUPS = Vector::AHEAD_GROUPS;
 
   Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
   int held;  // pieces, in the order in which they are multiplied

@@ -57,7 +57,7 @@ __device__ __forceinline__ void inside(const Block& b, int k) {{
     (SCAN, "      b.core.barrier();\n      b.core.cleared();\n      merge(",
      "      inside(b, 6);\n      b.core.barrier();\n      inside(b, 7);\n      b.core.cleared();\n      merge("),
     (SCAN, "      if (set + SETS >= Sets::COUNT) append(b);", "      inside(b, 8);\n      if (set + SETS >= Sets::COUNT) append(b);"),
-    (SCAN, "      leave_last(b.core, left);\n", "      leave_last(b.core, left);\n      inside(b, 9);\n"),
+    (SCAN, "      leave_last(b.core, holds);\n", "      leave_last(b.core, holds);\n      inside(b, 9);\n"),
     (RING, "namespace twin {\n",  # tile, looked for a slot, had it, asked for the copy
      f'extern "C" __device__ uint4 tile_log[{WORKERS} * {TILES}];\nnamespace twin {{\n'),
     (RING, "    if (!wait(used) ||",

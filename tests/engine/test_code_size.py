@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.native.test_device_builds import H200, NAMES, planned
-from twin.engine.code_size import code_size, function_name, measured
+from twin.engine.code_size import LAYER, code_size, function_name, measured
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Called, Kernel, Place, Row
 from twin.errors import ToolchainError
@@ -30,9 +30,8 @@ def test_the_instruction_cache_holds_a_layer(model: str, name: str) -> None:
             raise
         pytest.skip(str(error))
     size = code_size(report)
-    stages = {"from_residual", "attention", "o_proj", "down", "keep_house", "load_weights"}
-    if not stages <= set(size.stage_bytes):
-        raise ToolchainError(f"no code of {stages - set(size.stage_bytes)}: say in code_size.py what a layer is made of")
+    if missing := set(LAYER) - set(size.stage_bytes):
+        raise ToolchainError(f"no code of {missing}: say in code_size.py what a layer is made of")
     assert size.layer_bytes <= INSTRUCTION_CACHE, size.stage_bytes
 
 

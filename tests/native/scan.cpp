@@ -22,7 +22,6 @@ enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int HEAD_DIM = HEADDIM;
 constexpr int type_bytes(Type) { return 2; }
-constexpr float LOWEST = -1e30f;
 
 template <class To, class From>
 To bits_as(From from) {
@@ -112,6 +111,7 @@ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
 
 }  // namespace twin
 
+#include "../../native/platform/source.h"
 #include "../../native/platform/cuda_scan.cuh"
 
 namespace {

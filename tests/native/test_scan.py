@@ -43,7 +43,11 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     text = kernel.read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "cuda_scan.cuh").write_text(text.replace(old, new), encoding="utf-8")
-    changed = SOURCE.read_text(encoding="utf-8").replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
+    changed = (
+        SOURCE.read_text(encoding="utf-8")
+        .replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
+        .replace("../../native", str(SOURCE.parents[2] / "native"))
+    )
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
     assert run(tmp_path, 64, "BF16", tmp_path / "scan.cpp").returncode != 0
 

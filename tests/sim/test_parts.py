@@ -594,7 +594,7 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
     assert [vector_rounds(narrow, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 1, 2, 2]
     assert [vector_rounds(wide, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 2, 4, 4]
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 8, 16)] == [1, 2, 4]
-    assert vector_rounds(wide, parts=1, splits=8) == 8
+    assert vector_rounds(wide, parts=1, splits=8) == 4  # of all chunks together, half as many splits
 
 
 def test_a_block_of_warps_norms_a_vector_at_once() -> None:

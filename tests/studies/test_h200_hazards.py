@@ -63,7 +63,7 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
 
 @needs_nvdisasm
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(len(sanitizer_plans(Bench("cuda")))))
 def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: Path) -> None:
     found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number], tmp_path))
     assert found

@@ -20,7 +20,7 @@ from twin.plan import shards
 from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
 from twin.plan.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.plan.shards import Weights
-from twin.plan.teams import ahead_registers, teams_of
+from twin.plan.teams import ahead_pieces, teams_of
 from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
@@ -292,7 +292,7 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
     }  # fmt: skip
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
         sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
-        sizes[f"{name}_ahead"] = ahead_registers(plan, name)
+        sizes[f"{name}_ahead_chunks"], sizes[f"{name}_ahead_groups"] = ahead_pieces(plan, name)
     return sizes
 
 

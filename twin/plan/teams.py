@@ -19,9 +19,8 @@ WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
 ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
 VECTORS = (8, 4)  # elements that a lane loads at once
-# Of a lane, for weights taken before a stage's inputs are there, by its elements of the widest vector. More of any made some kernel spill.
-AHEAD_ELEMENTS = 16  # of the hidden and the heads' vectors, at most
-AHEAD_REGISTERS = (
+AHEAD_ELEMENTS = 16  # of a lane, most of a hidden or a heads' vector for which weights are taken before a stage's inputs are there
+AHEAD_REGISTERS = (  # of a lane for these weights, by its elements of the widest vector; more of any made some kernel spill
     (32, {"hidden": 128, "heads": 32, "ffn": 96}),
     (40, {"hidden": 64, "heads": 32, "ffn": 0}),
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
@@ -155,14 +154,21 @@ def ahead_registers(plan: Plan, name: str) -> int:
     return next(registers[name] for most, registers in AHEAD_REGISTERS if max(elements.values()) <= most)
 
 
+def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
+    """NVIDIA: what they hold, in pieces of ROWS_AT_ONCE rows: (chunks of a row group, row groups); one group of several chunks."""
+    team: Team = getattr(teams_of(plan), name)
+    most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
+    chunks = min(most, team.chunks)
+    return chunks, most if team.chunks == 1 else min(1, chunks)
+
+
 def taken_ahead(stage: Stage, plan: Plan) -> int:
     """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
-    its first row groups and slices, as many as `ahead_registers` hold."""
+    its first row groups and slices."""
     name, matrix = next((name for name, kinds in KINDS.items() if stage.kind in kinds), None), stage.matrix
     if name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
         return 0
     team: Team = getattr(teams_of(plan), name)
-    most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
-    groups = most if team.chunks == 1 else 1
-    wanted = min(most, team.chunks) * groups * team.groups * min(team.slices, team.teams)
+    chunks, groups = ahead_pieces(plan, name)
+    wanted = chunks * groups * team.groups * min(team.slices, team.teams)
     return min(wanted, matrix.batch_rows // matrix.tile_rows * team.slices)

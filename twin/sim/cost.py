@@ -25,7 +25,6 @@ QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
-# since, side by side, and the fit still rests on this: to be dropped with the next one (groups of five to eight query heads)
 LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
@@ -136,12 +135,14 @@ def span_rounds(elements: int, *, polled: bool) -> int:
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
     """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements at once, of several parts a few.
 
-    Of attention's partial outputs (`splits` > 0) each run of elements is combined by itself, a few splits at once.
+    Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
-    chunks = vector_chunks(matrix) if matrix else 1
-    if splits:
-        return chunks * -(-splits // PARTS_AT_ONCE)
-    return -(-parts // (PARTS_AT_ONCE if chunks == 1 else PARTS_AT_ONCE // 2)) if parts > 1 else 1
+    return -(-(splits or parts) // parts_at_once(matrix)) if splits or parts > 1 else 1
+
+
+def parts_at_once(matrix: Matrix | None) -> int:
+    """Attention's splits, or parts of a vector, whose loads are under way together."""
+    return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
 
 
 def late_rounds(elements: int) -> int:

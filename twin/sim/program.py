@@ -320,9 +320,9 @@ class _Lowering:
         if splits:
             if stage.matrix is None:
                 return size
-            at_once = cost.PARTS_AT_ONCE * cost.vector_bytes(stage.matrix, aligned=self._alignment(read))  # of those missing, the last one
-            again = at_once // cost.vector_chunks(stage.matrix) if self._polled() else 0
-            return -(-splits // cost.PARTS_AT_ONCE) * at_once + again
+            at_once = cost.parts_at_once(stage.matrix) * cost.vector_bytes(stage.matrix, aligned=self._alignment(read))
+            rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)  # of splits missing in the last one, its last again
+            return (rounds + self._polled()) * at_once
         at_once = min(size, cost.ROUND_BYTES)
         if stage.kind in VECTOR_KINDS and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -344,7 +344,7 @@ class _Lowering:
         splits, producer = self._splits(stage, read), self.plan.stages[self.plan.values[read.value].stage]
         if self.device.warps is None or not splits or producer.scan:  # nobody has measured those of other layers
             return 0.0
-        return max(0.0, cost.PARTS_AT_ONCE / splits - 1) * self.plan.blocks / self.device.blocks
+        return max(0.0, cost.parts_at_once(stage.matrix) / splits - 1) * self.plan.blocks / self.device.blocks
 
     def _splits(self, stage: Stage, read: Read) -> int:
         """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
