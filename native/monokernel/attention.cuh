@@ -5,7 +5,32 @@
 
 namespace twin {
 
-constexpr int PARTIAL = HEAD_DIM + 2;  // outputs, maximum, sum
+constexpr int PARTIAL = HEAD_DIM + 2;  // on the chip: outputs, maximum, sum
+
+__device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
+
+// What an item (kv head, split) publishes: outputs of all query heads, then maximum and sum of each. Outputs of a 16-bit cache are
+// divided by their sum and go two to a word, as 16-bit numbers: every block reads those of all items.
+struct Outputs {
+  static constexpr bool PAIRED = KV != Type::FP32;
+  static constexpr int TOGETHER = PAIRED ? 2 : 1;  // elements of a word
+  static constexpr int ENDS = GROUP * HEAD_DIM / TOGETHER, WORDS = GROUP * PARTIAL;
+
+  __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total) {
+    if constexpr (!PAIRED) return element[0];
+    const float by = total > 0.0f ? 1.0f / total : 0.0f;  // nothing was looked at
+    u16 half[2];
+    TWIN_UNROLL
+    for (int e = 0; e < TOGETHER; ++e) store_element<Type::FP16>(reinterpret_cast<u8*>(half + e), element[e] * by);
+    return bits_as<float>(u32(half[0]) | u32(half[TOGETHER - 1]) << 16);
+  }
+  __device__ __forceinline__ static float element(float word, int number) {
+    const u16 half = u16(bits_as<u32>(word) >> 16 * number);
+    return PAIRED ? load_element<Type::FP16>(reinterpret_cast<const u8*>(&half)) : word;
+  }
+  // What a split's elements count, `by` being its softmax weight.
+  __device__ __forceinline__ static float weight(float by, float total) { return PAIRED ? by * total : by; }
+};
 
 __device__ __forceinline__ int position_at(const Plan& plan, const Request& wanted, int step) { return plan.probe ? plan.context - 1 : wanted.read + step; }
 __device__ __forceinline__ int position_of(const Block& b) { return position_at(b.plan, b.launch.request, b.at.step); }
@@ -32,8 +57,6 @@ struct HeadSets {
   static constexpr int AT_ONCE = COUNT < Core::warps() ? COUNT : Core::warps();  // each by warps of its own
   static constexpr int WARPS = Core::warps() / AT_ONCE;                          // that share a set's positions
 };
-
-__device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
 // Running softmax of some query heads over the positions that one unit scanned.
 template <int HEADS>
@@ -280,8 +303,7 @@ struct Scan : Item {
     b.core.appended();
   }
 
-  // All query heads of the item; store(element, value) for each of GROUP * PARTIAL: outputs of all heads, then maximum and
-  // sum of each. `merged` is [PARTIALS][PARTIAL] on the chip.
+  // All query heads of the item; store(word, value) for each of Outputs::WORDS. `merged` is [PARTIALS][PARTIAL] on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
     constexpr int SETS = Sets::AT_ONCE;
@@ -316,9 +338,9 @@ struct Scan : Item {
   // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at nothing weighs nothing.
   template <class Store>
   __device__ static __forceinline__ void merge(Block& b, int head, int heads, const float* merged, Store store) {
-    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = GROUP * HEAD_DIM > Core::threads() && HEAD_DIM % 2 == 0 ? 2 : 1;
+    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = Outputs::TOGETHER;
     TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
-      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM, ends = GROUP * HEAD_DIM + 2 * (head + h);
+      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM, ends = Outputs::ENDS + 2 * (head + h);
       const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
       float top = LOWEST, total = 0, weight[WARPS], sum[TOGETHER] = {};
       TWIN_UNROLL
@@ -333,8 +355,7 @@ struct Scan : Item {
         TWIN_UNROLL
         for (int e = 0; e < TOGETHER; ++e) sum[e] += weight[w] * row[w * APART + d + e];
       }
-      TWIN_UNROLL
-      for (int e = 0; e < TOGETHER; ++e) store((head + h) * HEAD_DIM + d + e, sum[e]);
+      store(((head + h) * HEAD_DIM + d) / TOGETHER, Outputs::word(sum, total));
       if (d == 0) store(ends, top);
       if (d == HEAD_DIM - TOGETHER) store(ends + 1, total);
     }

@@ -13,29 +13,26 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const float* base = source.at(0);  // a value of one part
-  constexpr int RUN = Vector::RUN, WIDTH = GROUP * PARTIAL;
-  constexpr int ALIGNED = least(WIDTH % 4 == 0 ? 16 : WIDTH % 2 == 0 ? 8 : 4, 4 * RUN);  // bytes; an item's outputs start at a multiple of it
-  constexpr int LANES = RUN * 4 / ALIGNED;
-  constexpr bool TOGETHER = HEAD_DIM % (RUN * LANES) == 0 && Vector::alike(LANES);  // lanes that load together look at one head
+  constexpr int RUN = Vector::RUN, WORDS = RUN / Outputs::TOGETHER, WIDTH = Outputs::WORDS;
+  constexpr int ALIGNED = least(4 * WORDS, 16);  // bytes; an item's words start at a multiple of 16
   const int splits = b.plan.splits, filled = least(splits, position_of(b) / b.plan.page + 1);
   Patience patience;
   return b.core.agree(x.runs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int RUNS = int(sizeof(first) / sizeof(int)), AT_ONCE = RUNS > 1 && Core::SPLITS > 1 ? Core::SPLITS / 2 : Core::SPLITS;
     int outputs[RUNS], sums[RUNS];
     float most[RUNS], total[RUNS];
-    Side<RUN, ALIGNED, TOGETHER> sum[RUNS];
+    float sum[RUNS][RUN] = {};
     TWIN_UNROLL
     for (int r = 0; r < RUNS; ++r) {
       const int head = first[r] / HEAD_DIM, item = head / GROUP * splits * WIDTH;
-      outputs[r] = item + head % GROUP * HEAD_DIM + first[r] % HEAD_DIM;
-      sums[r] = item + GROUP * HEAD_DIM + 2 * (head % GROUP);
+      outputs[r] = item + (head % GROUP * HEAD_DIM + first[r] % HEAD_DIM) / Outputs::TOGETHER;
+      sums[r] = item + Outputs::ENDS + 2 * (head % GROUP);
       most[r] = LOWEST, total[r] = 0;
-      sum[r].clear();
     }
     bool good = true;
     TWIN_ONCE
     for (int s = 0; s < filled && good && valid[0]; s += AT_ONCE) {  // a lane without a first run has none
-      Side<RUN, ALIGNED, TOGETHER> part[RUNS][AT_ONCE];
+      Run<WORDS> part[RUNS][AT_ONCE];
       Run<2> end[RUNS][AT_ONCE];
       for (;;) {  // all are under way before the first is looked at
         bool late = false;
@@ -45,14 +42,14 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
           for (int j = 0; j < AT_ONCE; ++j) {
             const float* at = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
             if (r > 0 && !valid[r]) continue;
-            part[r][j].load(b.core.lane(), at + outputs[r]);
-            end[r][j] = load_run<2, least(ALIGNED, 8)>(at + sums[r]);
+            part[r][j] = load_run<WORDS, ALIGNED>(at + outputs[r]);
+            end[r][j] = load_run<2, 8>(at + sums[r]);
           }
         TWIN_UNROLL
         for (int r = 0; r < RUNS; ++r)
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j)
-            late |= (r == 0 || valid[r]) && (part[r][j].late() || missing(end[r][j]));
+            late |= (r == 0 || valid[r]) && (missing(part[r][j]) || missing(end[r][j]));
         if (!late || !source.polled) break;
         good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + outputs[0]});
         if (!good) break;
@@ -66,10 +63,13 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         total[r] *= before;
         most[r] = top;
         TWIN_UNROLL
+        for (int d = 0; d < RUN; ++d) sum[r][d] *= before;
+        TWIN_UNROLL
         for (int j = 0; j < AT_ONCE; ++j) {
-          const float weight = s + j < filled ? softmax_weight(end[r][j].at[0], top) : 0.0f;
-          total[r] += end[r][j].at[1] * weight;
-          sum[r].add(j ? 1.0f : before, part[r][j], weight);
+          const float by = s + j < filled ? softmax_weight(end[r][j].at[0], top) : 0.0f, weight = Outputs::weight(by, end[r][j].at[1]);
+          total[r] += end[r][j].at[1] * by;
+          TWIN_UNROLL
+          for (int d = 0; d < RUN; ++d) sum[r][d] += weight * Outputs::element(part[r][j].at[d / Outputs::TOGETHER], d % Outputs::TOGETHER);
         }
       }
     }
@@ -79,10 +79,9 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
       for (int s = filled; s < splits && good && valid[r]; ++s)
         while (good && source.polled && missing(load_run<1, 4>(base + s * WIDTH + sums[r])))
           good = keep_waiting(b, patience, {index, read.value, 0, sums[r] + s * WIDTH});
-      const Run<RUN> run = sum[r].settle(b.core.lane());
       const float by = 1.0f / total[r];
       TWIN_UNROLL
-      for (int d = 0; d < RUN; ++d) out[r][d] = run.at[d] * by;
+      for (int d = 0; d < RUN; ++d) out[r][d] = sum[r][d] * by;
     }
     return good;
   }));

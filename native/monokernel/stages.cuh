@@ -28,6 +28,17 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
   return true;
 }
 
+// What is added to a block's rows. A thread has that of its first row before the stage's inputs are there; the others are looked up.
+struct Bias {
+  const float* rows;  // null: none
+  int first;
+  float own;
+
+  __device__ __forceinline__ Bias(const Block& b, const Stage& stage, Span owned)
+      : rows(b.plan.biased ? constants(b, stage.bias) : nullptr), first(owned.lo + b.core.thread()), own(rows && first < owned.hi ? rows[first] : 0.0f) {}
+  __device__ __forceinline__ float of(int row) const { return !rows ? 0.0f : row == first ? own : rows[row]; }
+};
+
 // RMSNorm's factor of a vector, from its sum of squares.
 __device__ __forceinline__ float norm_factor(const Block& b, float squares) { return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps); }
 
@@ -73,6 +84,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
   auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));  // behind it: its fence would wait for them
+  const Bias bias(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
@@ -84,7 +96,6 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   } else {
     x.scaled(b.core, residual, 1.0f, weight);
   }
-  const float* bias = constants(b, stage.bias);
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
@@ -100,8 +111,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
       sum = other.logit;
     } else if (gated) {
       sum = sum / (1.0f + exp32(-sum)) * up;
-    } else if (bias) {
-      sum += bias[row];
+    } else if (b.plan.biased) {
+      sum += bias.of(row);
     }
     publish(b, out, row, sum);
   });
@@ -145,10 +156,10 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       const Output out = output_of(b, stage);
-      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { publish(b, out, i * GROUP * PARTIAL + at, value); });
+      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { publish(b, out, i * Outputs::WORDS + at, value); });
     } else {
       float sum = 0;
-      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { sum += at < GROUP * HEAD_DIM ? value : 0.0f; });
+      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { sum += at < Outputs::ENDS ? Outputs::element(value, 0) : 0.0f; });
       if (b.core.thread() == 0) b.at.checksum += sum;
     }
   }

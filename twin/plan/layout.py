@@ -276,7 +276,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         "context": options.context, "max_context": options.max_context,
         "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
         "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
-        "norm_eps": spec.norm_eps if spec else 0.0,
+        "norm_eps": spec.norm_eps if spec else 0.0, "biased": int(spec is not None and spec.qkv_bias),
         "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
         "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
         "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "half_floats": _half_floats(plan),

@@ -367,8 +367,7 @@ class _Lowering:
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self._splits(stage, read))
         else:
             rounds = cost.span_rounds(words, polled=self._polled())
-        biased = stage.kind is StageKind.QKV and plan.spec is not None and plan.spec.qkv_bias  # looked up where a row is published
-        return rounds - 1 + (biased and read is stage.reads[-1])
+        return rounds - 1
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""
