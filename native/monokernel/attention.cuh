@@ -9,12 +9,13 @@ constexpr int PARTIAL = HEAD_DIM + 2;  // on the chip: outputs, maximum, sum
 
 __device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
-// What an item (kv head, split) publishes: outputs of all query heads, then maximum and sum of each. Outputs of a 16-bit cache are
-// divided by their sum and go two to a word, as 16-bit numbers: every block reads those of all items.
+// What an item (kv head, split) publishes: outputs of all query heads, then maximum and sum of each, to a multiple of 16 bytes. Outputs
+// of a 16-bit cache are divided by their sum and go two to a word: every block reads those of all items. FP16 whatever the cache's type:
+// means of values lie within its range, and it keeps three bits more than BF16.
 struct Outputs {
   static constexpr bool PAIRED = KV != Type::FP32;
   static constexpr int TOGETHER = PAIRED ? 2 : 1;  // elements of a word
-  static constexpr int ENDS = GROUP * HEAD_DIM / TOGETHER, WORDS = GROUP * PARTIAL;
+  static constexpr int ENDS = GROUP * HEAD_DIM / TOGETHER, WORDS = (ENDS + 2 * GROUP + 3) / 4 * 4;
 
   __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total) {
     if constexpr (!PAIRED) return element[0];
@@ -356,6 +357,9 @@ struct Scan : Item {
         for (int e = 0; e < TOGETHER; ++e) sum[e] += weight[w] * row[w * APART + d + e];
       }
       store(((head + h) * HEAD_DIM + d) / TOGETHER, Outputs::word(sum, total));
+      TWIN_UNROLL
+      for (int rest = Outputs::ENDS + 2 * GROUP; rest < Outputs::WORDS; ++rest)
+        if (head + i == 0) store(rest, 0.0f);
       if (d == 0) store(ends, top);
       if (d == HEAD_DIM - TOGETHER) store(ends + 1, total);
     }

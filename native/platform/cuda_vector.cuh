@@ -53,17 +53,6 @@ struct Side {
     for (int i = 0; i < LANES; ++i) any |= missing(piece[i]);
     return any;
   }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < LANES; ++i) piece[i] = {};
-  }
-  // this = this * by + other * weight; the same weights in all lanes that load together.
-  __device__ __forceinline__ void add(float by, const Side& other, float weight) {
-#pragma unroll
-    for (int i = 0; i < LANES; ++i)
-#pragma unroll
-      for (int e = 0; e < PIECE; ++e) piece[i].at[e] = piece[i].at[e] * by + other.piece[i].at[e] * weight;
-  }
   __device__ __forceinline__ Run<N> settle(int lane) {
 #pragma unroll
     for (int apart = 1; apart < LANES; apart *= 2) {

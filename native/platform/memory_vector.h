@@ -59,8 +59,6 @@ struct MemoryVector {
     core.barrier();
   }
 
-  __device__ static constexpr bool alike(int) { return true; }
-
   // make(first, valid, elements), arrays of a run each: RUN neighbours at a time. False when one of them says so.
   template <class Core, class Make>
   __device__ bool runs(Core& core, Make make) {
@@ -127,19 +125,5 @@ __device__ bool missing(const Run<N>& run) {
   for (int i = 0; i < N; ++i) any |= bits_as<u32>(run.at[i]) == SENTINEL;
   return any;
 }
-
-// N neighbouring elements for each lane, here loaded by the lane itself.
-template <int N, int ALIGNED, bool TOGETHER>
-struct Side {
-  Run<N> run;
-
-  __device__ void load(int, const float* from) { run = load_run<N, ALIGNED>(from); }
-  __device__ bool late() const { return missing(run); }
-  __device__ void clear() { run = {}; }
-  __device__ void add(float by, const Side& other, float weight) {
-    for (int i = 0; i < N; ++i) run.at[i] = run.at[i] * by + other.run.at[i] * weight;
-  }
-  __device__ const Run<N>& settle(int) const { return run; }
-};
 
 }  // namespace twin

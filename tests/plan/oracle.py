@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from twin.models.spec import DType
 from twin.plan.budget import on_chip_bytes
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Residual, Stage, StageKind
 
@@ -177,7 +178,9 @@ def active(plan: Plan, value: int, rank: int, step: int, block: int) -> int:
 
 
 def partial_width(plan: Plan) -> int:
-    return plan.shard.heads // plan.shard.kv_heads * (plan.shard.head_dim + 2)
+    group, dim = plan.shard.heads // plan.shard.kv_heads, plan.shard.head_dim
+    words = group * dim // (1 if plan.kv.dtype is DType.FP32 else 2) + 2 * group  # 16-bit outputs in pairs, maxima and sums
+    return words + (-words) % 4
 
 
 def item_words(compiled: Compiled, value: int, item: int) -> set[int]:

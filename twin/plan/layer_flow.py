@@ -11,7 +11,7 @@ from dataclasses import replace
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
 from twin.plan.types import Common, Parts, Residual, Routed, Scan, Span, Stage, StageKind, Value
-from twin.plan.walk import PARTIAL_EXTRA, Need, Walk, Wrong, whole
+from twin.plan.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
 STATE_WORD = 4  # bytes of an element of a recurrent state
@@ -89,7 +89,7 @@ class _Layer:
                 (q + kv + head * dim, q + kv + (head + 1) * dim),
             )  # fmt: skip
 
-        partials = self.attention(stage, [self.of_items(stage, qkv, of)], group * (dim + PARTIAL_EXTRA))
+        partials = self.attention(stage, [self.of_items(stage, qkv, of)], partials_of(self.plan, group, dim))
         gated = [Need(qkv, self.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
         return self.rows(StageKind.O_PROJ, [self.all(partials), *gated], [(self.walk.spec.hidden, "o")], cols=q)
 
@@ -115,7 +115,7 @@ class _Layer:
             needs.append(self.of_items(stage, latent, lambda item: [newest, *turned]))
         else:
             needs += [self.of_items(stage, queries, lambda item: turned), self.of_items(stage, latent, lambda item: [newest])]
-        partials = self.attention(stage, needs, heads * (kind.kv_rank + PARTIAL_EXTRA))
+        partials = self.attention(stage, needs, partials_of(self.plan, heads, kind.kv_rank))
         carried = self.head_out(stage, partials, "v_up", heads, heads * kind.value_dim, kind.kv_rank)
         return self.rows(StageKind.O_PROJ, [self.all(carried)], [(self.walk.spec.hidden, "o")], cols=heads * kind.value_dim)
 
@@ -144,7 +144,7 @@ class _Layer:
         if scores is not None:
             own = self.of_items(stage, scores, lambda item: [_nth(item // _scan(stage).splits, entries)])
             needs.append(replace(own, sequences=None))
-        partials = self.attention(stage, needs, heads * (dim + PARTIAL_EXTRA))
+        partials = self.attention(stage, needs, partials_of(self.plan, heads, dim))
         out = self.head_out(stage, partials, "o_a", groups, groups * kind.o_rank, dim)
         return self.rows(StageKind.O_PROJ, [self.all(out)], [(self.walk.spec.hidden, "o_b")], cols=groups * kind.o_rank)
 
@@ -347,7 +347,7 @@ class _Layer:
     def head_out(self, stage: Stage, partials: Value, name: str, groups: int, outputs: int, dim: int) -> Value:
         """Combined splits through a matrix for each group of heads."""
         scan = _scan(stage)
-        width = scan.group * (dim + PARTIAL_EXTRA)
+        width = partials_of(self.plan, scan.group, dim)
         part = width // groups
 
         def needs(owned: tuple[Span, ...]) -> list[Need]:

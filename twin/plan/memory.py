@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import InvalidPlan
-from twin.plan.types import HandOffKind, Parts, Plan, Read, Reset, Span, Value
+from twin.models.spec import DType
+from twin.plan.types import HandOffKind, Parts, Plan, Read, Reset, Span, StageKind, Value
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
@@ -20,19 +21,24 @@ Mask = NDArray[np.bool_]
 
 
 class Memory:
-    """Exchange buffers, [ranks][copies][parts][elements] each, with one stamp per element (0: holds the sentinel)."""
+    """Exchange buffers, [ranks][copies][parts][elements] each, with one stamp per element (0: holds the sentinel).
+
+    Where an element is a word of several numbers, these are a last axis; they are kept as computed, not rounded to their share of it.
+    """
 
     def __init__(self, plan: Plan, dtype: type[np.floating[Any]]) -> None:
         self.plan = plan
         self.dtype = dtype
         shapes = [(plan.ranks, b.copies, b.parts, b.elements) for b in plan.buffers]
-        self.data: list[Array] = [np.full(shape, np.nan, dtype) for shape in shapes]
+        numbers = {value.buffer: numbers_of(plan, value) for value in plan.values}
+        kept = [(*shape, numbers[b.id]) if numbers.get(b.id, 1) > 1 else shape for shape, b in zip(shapes, plan.buffers, strict=True)]
+        self.data: list[Array] = [np.full(shape, np.nan, dtype) for shape in kept]
         self.stamps = [np.zeros(shape, np.int64) for shape in shapes]
         self._owners = [_owners(value) for value in plan.values]
         self._masks: dict[tuple[int, tuple[tuple[Span, ...], ...]], Mask] = {}
 
     def gather(self, read: Read, rank: int, step: int, reader: str) -> Array:
-        """[n, parts, elements] that the blocks of `rank` see, NaN outside their spans; n is 1 when all see the same."""
+        """[n, parts, elements(, numbers)] that the blocks of `rank` see, NaN outside their spans; n is 1 when all see the same."""
         value = self.plan.values[read.value]
         parts = self._parts(read, value, rank)
         mask = self._mask(read, value.elements)
@@ -43,10 +49,10 @@ class Memory:
             part, element = (int(i[0]) for i in np.nonzero(unready))
             raise InvalidPlan(f"step {step}, {reader}: {value.name}[{element}], part {parts[part]}, is not published on rank {rank}")
         data = self.data[value.buffer][rank, value.copy, parts, : value.elements]
-        return np.where(mask[:, None, :], data, self.dtype(np.nan))
+        return np.where(mask[:, None, :].reshape(len(mask), 1, -1, *(1,) * (data.ndim - 2)), data, self.dtype(np.nan))
 
     def publish(self, value: Value, rank: int, step: int, out: Array) -> None:
-        """Each block writes the elements it owns from its row of `out` ([n, elements])."""
+        """Each block writes the elements it owns from its row of `out` ([n, elements(, numbers)])."""
         elements, blocks = self._owners[value.id]
         written = out[blocks if len(out) > 1 else 0, elements]
         part = rank if value.pushed else 0
@@ -85,6 +91,11 @@ class Memory:
                     row[lo:hi] = True
             self._masks[key] = mask
         return self._masks[key]
+
+
+def numbers_of(plan: Plan, value: Value) -> int:
+    """How many numbers a word of this value holds: two 16-bit outputs of attention, else one."""
+    return 2 if plan.stages[value.stage].kind is StageKind.ATTENTION and plan.kv.dtype is not DType.FP32 else 1
 
 
 def _owners(value: Value) -> tuple[Index, Index]:

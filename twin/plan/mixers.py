@@ -13,7 +13,7 @@ from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import scatter, spread
 from twin.plan.streams import common_rows, pushes_common, stored, vector
-from twin.plan.types import PARTIAL_EXTRA, Parts, Read, Scan, Span, StageKind, Value
+from twin.plan.types import Parts, Read, Scan, Span, StageKind, Value, partial_words
 
 # From this many on ranks divide an indexer's entries, below it its heads. In the twin, DeepSeek-V4-Flash on eight H200: at 128 positions
 # (32 entries) dividing heads is 7 us a layer faster, at 131,072 (32,768 entries) 76 us slower; the two meet near 12,000 positions.
@@ -287,8 +287,8 @@ def _query(b: Builder, layer: int, weights: list[tuple[Weight, int]], latent: Va
 
 
 def _attend(b: Builder, layer: int, scan: Scan, items: tuple[Span, ...], reads: list[Read], dim: int) -> Value:
-    """[item][query head of the group][dim + 2]: unnormalised output, running maximum, sum of exponentials."""
-    width = scan.group * (dim + PARTIAL_EXTRA)
+    """Of each item: outputs of the group's query heads, running maxima, sums of exponentials."""
+    width = partial_words(scan.group, dim, b.options.kv_dtype)
     owned = tuple((lo * width, hi * width) for lo, hi in items)
     value = b.value("attention", layer, len(b.stages), elements=scan.items * width, pushed=False, owned=owned, words=b.options.draft + 1)
     b.stage(
@@ -300,7 +300,7 @@ def _attend(b: Builder, layer: int, scan: Scan, items: tuple[Span, ...], reads: 
 def _head_out(b: Builder, layer: int, weight: Weight, partials: Value, scan: Scan, dim: int, groups: int) -> Value:
     """Combine the splits of all heads of a group (a head, or several side by side) and carry them through the group's own matrix."""
     outputs, heads = weight.rows // weight.groups * groups, scan.group // groups
-    width, one = scan.group * (dim + PARTIAL_EXTRA), heads * (dim + PARTIAL_EXTRA)
+    width, one = (partial_words(count, dim, b.options.kv_dtype) for count in (scan.group, heads))
     spans = tuple(
         _merged(
             (item * width + group * one, item * width + (group + 1) * one)

@@ -17,7 +17,7 @@ import numpy as np
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
 from twin.plan import shards
-from twin.plan.memory import Memory
+from twin.plan.memory import Memory, numbers_of
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
 
@@ -179,7 +179,7 @@ class Reference:
         return rows
 
     def _attention(self, stage: Stage, rank: int, qkv: Array) -> Array:
-        """[1, items * width]: each block appends and scans its own items, from its own view of q, k and v."""
+        """[1, words of all items, numbers of a word]: each block appends and scans its own items, from its own view of q, k and v."""
         shard, splits = self.plan.shard, self.plan.kv.splits
         group = shard.heads // shard.kv_heads
         out = np.full((shard.kv_heads * splits, group, shard.head_dim + 2), np.nan, self.dtype)
@@ -191,7 +191,19 @@ class Reference:
                 k = self._rotated(stage, heads[shard.heads + head], 1)
                 v = heads[shard.heads + shard.kv_heads + head]
                 out[item] = self._item(stage, rank, item, q, k, v)
-        return out.reshape(1, -1)
+        return self._worded(stage, out)
+
+    def _worded(self, stage: Stage, items: Array) -> Array:
+        """[1, words, numbers] as they are published, from [items, group, head_dim + 2]: outputs of all heads, then maxima and sums."""
+        assert stage.publishes is not None
+        value = self.plan.values[stage.publishes]
+        numbers = numbers_of(self.plan, value)
+        count, group, dim = len(items), items.shape[1], items.shape[2] - 2
+        words = np.zeros((count, value.elements // count, numbers), self.dtype)
+        outputs = group * dim // numbers
+        words[:, :outputs] = items[..., :dim].reshape(count, outputs, numbers)
+        words[:, outputs : outputs + 2 * group, 0] = items[..., dim:].reshape(count, 2 * group)
+        return words.reshape(1, -1, numbers) if numbers > 1 else words.reshape(1, -1)
 
     def _item(self, stage: Stage, rank: int, item: int, q: Array, k: Array, v: Array) -> Array:
         """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the item's positions."""
@@ -225,10 +237,14 @@ class Reference:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in split order."""
         shard, splits = self.plan.shard, self.plan.kv.splits
         group = shard.heads // shard.kv_heads
-        split = partials.reshape(len(partials), shard.kv_heads, splits, group, shard.head_dim + 2)
-        weights = np.exp(split[..., -2] - split[..., -2].max(axis=2, keepdims=True))
-        total = (weights * split[..., -1]).sum(axis=2)
-        output: Array = (weights[..., None] * split[..., :-2]).sum(axis=2) / total[..., None]
+        numbers = partials.shape[2] if partials.ndim > 2 else 1
+        words = partials.reshape(len(partials), shard.kv_heads, splits, -1, numbers)
+        outputs = group * shard.head_dim // numbers
+        heads = words[..., :outputs, :].reshape(*words.shape[:3], group, shard.head_dim)
+        ends = words[..., outputs : outputs + 2 * group, 0].reshape(*words.shape[:3], group, 2)
+        weights = np.exp(ends[..., 0] - ends[..., 0].max(axis=2, keepdims=True))
+        total = (weights * ends[..., 1]).sum(axis=2)
+        output: Array = (weights[..., None] * heads).sum(axis=2) / total[..., None]
         return output.reshape(len(partials), -1)
 
     def _head(self, stage: Stage, rank: int, x: Array) -> Array:

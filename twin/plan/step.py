@@ -11,7 +11,7 @@ from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.streams import enter, landed
-from twin.plan.types import PARTIAL_EXTRA, Parts, Read, Sampling, Shard, Span, StageKind, Value
+from twin.plan.types import ITEM_WORDS, Parts, Read, Sampling, Shard, Span, StageKind, Value, partial_words
 
 CANDIDATE = 2  # logit and index
 
@@ -76,7 +76,8 @@ def _attention(b: Builder, layer: int, qkv: Value) -> Value:
     shard = b.shard
     count = shard.kv_heads * b.kv.splits
     items = scatter(count, b.blocks)
-    width = (shard.heads // shard.kv_heads) * (shard.head_dim + PARTIAL_EXTRA)
+    width = partial_words(shard.heads // shard.kv_heads, shard.head_dim, b.kv.dtype)
+    width += -width % ITEM_WORDS
     owned = tuple((lo * width, hi * width) for lo, hi in items)
     value = b.value("attention", layer, len(b.stages), elements=count * width, pushed=False, owned=owned)
     read = Read(qkv.id, Parts.OWN, tuple(_item_spans(shard, b.kv.splits, span) for span in items))

@@ -2,7 +2,7 @@
 
 Ranks are the units of tensor parallelism. Without lanes a rank is a GPU; with lanes a rank is a lane, and one
 GPU may host several. Every rank runs the same stages on the same spans (its weights differ), so spans are
-given once, per block of a rank. All exchanged values are FP32.
+given once, per block of a rank. All exchanged values are FP32, but for attention's partial outputs (`partial_words`).
 
 Within one stage a block, in this order: waits for all its reads, resets, computes, publishes.
 
@@ -21,6 +21,7 @@ from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
 
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
+ITEM_WORDS = 4  # what a dense layer's attention item publishes is padded to so many words, 16 bytes
 BATCH_ROWS = 64  # rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its own
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
@@ -444,6 +445,13 @@ class Plan:
                 return len(self.stages)
             case Execution.STREAM:
                 return sum(len(s.operations) for s in self.stages)
+
+
+def partial_words(heads: int, dim: int, dtype: DType) -> int:
+    """32-bit words of the partial outputs of `heads` heads of `dim` elements, and of their maxima and sums: outputs of a cache of 16 bits
+    or less go two to a word (Outputs in attention.cuh)."""
+    outputs = heads * dim
+    return (outputs if dtype is DType.FP32 else -(-outputs // 2)) + heads * PARTIAL_EXTRA
 
 
 def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:

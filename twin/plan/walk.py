@@ -6,14 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from twin.models.spec import LaneHead, ModelSpec
+from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
 from twin.plan.violation import Violation
 
-PARTIAL_EXTRA = 2  # a partial's running maximum and sum
 SUMMED = (  # of which every rank has a share
     StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN, StageKind.COLLECTIVE, StageKind.LANE_MEAN, StageKind.LM_HEAD,
 )  # fmt: skip
+
+
+def partials_of(plan: Plan, heads: int, dim: int) -> int:
+    """Words for so many heads' outputs over a part of the positions: numbers of 16 bits in pairs, a maximum and a sum of each."""
+    packed = 1 if plan.kv.dtype is DType.FP32 else 2
+    return -(-heads * dim // packed) + 2 * heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class Walk:
         q, kv = shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim
         qkv = self.project(StageKind.QKV, layer, residual, q + 2 * kv, shard.hidden)
         items = shard.kv_heads * plan.kv.splits
-        width = shard.heads // shard.kv_heads * (shard.head_dim + PARTIAL_EXTRA)
+        width = partials_of(plan, shard.heads // shard.kv_heads, shard.head_dim)
+        width = -(-width // 4) * 4  # loads of four words
         stage = self.peek(StageKind.ATTENTION, layer)
         if stage.window != self.spec.windows[layer]:
             self.say(stage, f"window {stage.window}, the model has {self.spec.windows[layer]}")

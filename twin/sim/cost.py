@@ -156,15 +156,15 @@ def vector_chunks(matrix: Matrix) -> int:
     return team.chunks if team else 1
 
 
-def vector_bytes(matrix: Matrix, *, aligned: int) -> int:
-    """What a block of warps asks of L2 for a whole vector, in sectors: a lane's elements lie side by side, so each load of up to `aligned`
-    bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh: requests counted,
-    not sectors). Teams that hold the same columns ask for them again."""
+def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> int:
+    """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a lane's elements lie side by side, so each
+    load of up to `aligned` bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in
+    cuda_vector.cuh: requests counted, not sectors). Teams that hold the same columns ask for them again."""
     team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
-        return FP32_BYTES * matrix.cols
-    lane = FP32_BYTES * team.vector
-    return FP32_BYTES * matrix.cols * team.groups * (lane // min(lane, aligned))
+        return element * matrix.cols
+    lane = element * team.vector
+    return element * matrix.cols * team.groups * (lane // min(lane, aligned))
 
 
 def partial_alignment(width: int) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
+from twin.models.spec import DType
 from twin.plan.teams import taken_ahead
 from twin.plan.types import (
     Execution,
@@ -320,7 +321,7 @@ class _Lowering:
         if splits:
             if stage.matrix is None:
                 return size
-            at_once = cost.parts_at_once(stage.matrix) * cost.vector_bytes(stage.matrix, aligned=self._alignment(read))
+            at_once = cost.parts_at_once(stage.matrix) * cost.vector_bytes(stage.matrix, aligned=self._alignment(read), element=self._partial_bytes())
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)  # of splits missing in the last one, its last again
             return (rounds + self._polled()) * at_once
         at_once = min(size, cost.ROUND_BYTES)
@@ -337,6 +338,10 @@ class _Lowering:
         value, shard = self.plan.values[read.value], self.plan.shard
         scan = self.plan.stages[value.stage].scan
         return cost.partial_alignment(value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits))
+
+    def _partial_bytes(self) -> int:
+        """Of an element of attention's partial outputs."""
+        return FP32_BYTES if self.plan.kv.dtype is DType.FP32 else FP32_BYTES // 2
 
     def _crowd(self, stage: Stage, read: Read) -> float:
         """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
