@@ -26,6 +26,7 @@ AHEAD_REGISTERS = (  # of a lane for these weights, by its elements of the wides
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
     (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
 )
+BIAS_REGISTERS = 32  # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled else
 LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 
 
@@ -151,7 +152,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
     elements = {kind: getattr(teams, kind).chunks * getattr(teams, kind).vector for kind in KINDS}
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
-    return next(registers[name] for most, registers in AHEAD_REGISTERS if max(elements.values()) <= most)
+    most = next(registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest)
+    return most - BIAS_REGISTERS if name == "hidden" and plan.spec and plan.spec.qkv_bias else most
 
 
 def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
