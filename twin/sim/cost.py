@@ -83,7 +83,7 @@ def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, grou
     and whether all lanes of a team hold columns or some: a warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and
     multiplies them, slice after slice, and then sums its lanes once. `joined`: the compiler makes the products of the first two slices
     together, behind the wait for the second. It does so where the vector is a constant, in the code of probes (the machine code says
-    so), and never in a layer's.
+    so), unless a slice's weights may have been taken ahead, and never in a layer's.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
@@ -218,11 +218,13 @@ def _lanes(dim: int) -> int:
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
 
-    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention.
+    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention. Half of an item's start and end grows
+    with the rounds in which the block's threads publish its outputs, two at a time, or where a probe has no queries put down ones of its own.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     tile = cache_tile(plan) * position
-    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value)
+    rounds = -(-plan.shard.heads // plan.shard.kv_heads * plan.shard.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
+    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value * (1 + rounds) / 2)
     turns = _tensor_turns(warps, plan, size, tile, position) if tensor_scan(plan) else _rounds(warps, plan, size, tile, position)
     for number, (chunk, turn) in enumerate(zip(chunks(size, tile), turns, strict=True)):
         yield chunk, wait + turn + (0 if number else fixed)

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.models.spec import DType
-from twin.plan.teams import taken_ahead
+from twin.plan.teams import ahead_pieces, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -321,7 +321,8 @@ class _Lowering:
         if splits:
             if stage.matrix is None:
                 return size
-            at_once = cost.parts_at_once(stage.matrix) * cost.vector_bytes(stage.matrix, aligned=self._alignment(read), element=self._partial_bytes())
+            split = cost.vector_bytes(stage.matrix, aligned=self._alignment(read), element=self._partial_bytes())
+            at_once = cost.parts_at_once(stage.matrix) * split
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)  # of splits missing in the last one, its last again
             return (rounds + self._polled()) * at_once
         at_once = min(size, cost.ROUND_BYTES)
@@ -458,7 +459,8 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=stage.kind is StageKind.STREAM)
+            joined = stage.kind is StageKind.STREAM and not ahead_pieces(self.plan, "hidden")[0]
+            yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:
                 yield from self._tiles(matrix, *matrix.owned[block], tokens)
