@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
-from twin.models.spec import LaneHead, Lanes
+from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
 from twin.plan.partition import scatter, spread
 from twin.plan.probe import exchange_probe, sample_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan, Sampling, Span, StageKind, tiles
-from twin.plan.validate import violations
+from twin.plan.validate import validate, violations
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -162,3 +162,18 @@ def test_probes_refuse_what_they_cannot_ask() -> None:
 def test_two_copies_are_enough_without_a_delay() -> None:
     for gpus in (1, 4):
         assert not violations(plan_of(tiny(3), gpus=gpus, blocks=4, copies=2))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "words"), [(4, 2, {"bf16": 12, "fp16": 12, "fp32": 20}), (3, 1, {"bf16": 20, "fp16": 20, "fp32": 32})]
+)
+def test_an_item_publishes_pairs_of_16_bit_outputs_and_whole_16_bytes(heads: int, kv_heads: int, words: dict[str, int]) -> None:
+    """Heads of 8 elements: outputs, a maximum and a sum for each head of the group, to a multiple of four words."""
+    for dtype, width in words.items():
+        plan = plan_of(tiny(heads=heads, kv_heads=kv_heads), blocks=2, kv_dtype=DType(dtype))
+        items = kv_heads * plan.kv.splits
+        value = next(
+            plan.values[stage.publishes] for stage in plan.stages if stage.kind is StageKind.ATTENTION and stage.publishes is not None
+        )
+        assert value.elements == items * width
+        validate(plan)

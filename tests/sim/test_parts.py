@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.plan.tiny import plan_of, tiny
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number, numbers, plan_for, usual
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
@@ -18,7 +19,7 @@ from twin.sim import cost
 from twin.sim.attribution import critical_path
 from twin.sim.causes import HAND_OFF, STREAMING
 from twin.sim.clock import Clock, SimulationError
-from twin.sim.cost import partial_alignment, team_work, vector_bytes, vector_rounds
+from twin.sim.cost import cache_tiles, partial_alignment, team_work, vector_bytes, vector_rounds
 from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
@@ -411,10 +412,10 @@ def test_a_tile_bears_its_teams_share_of_the_reductions() -> None:
 
 
 def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
-    """64 rows: eight rounds. Of 2,048 columns a team sees one slice, of 4,096 two, of 12,288 six."""
+    """64 rows: eight rounds. Of 2,048 columns a team sees one slice, of 4,096 two, which may have been taken ahead, of 12,288 six."""
     device = warped(slice_s=1e-6)
     plans = [stream_probe(Options(blocks=1), limits_of(device), rows=64, cols=cols) for cols in (2048, 4096, 12288)]
-    assert [simulate(plan, node_of(device)).step_s for plan in plans] == [pytest.approx(time, rel=0.01) for time in (8e-6, 8e-6, 40e-6)]
+    assert [simulate(plan, node_of(device)).step_s for plan in plans] == [pytest.approx(time, rel=0.01) for time in (8e-6, 16e-6, 40e-6)]
     wide = plans[-1].stages[0].matrix
     assert wide is not None
     joined, layer = (team_work(device.warps, wide, rows=8, cols=1024, groups=1, dtype=DType.BF16, joined=said) for said in (True, False))
@@ -577,6 +578,7 @@ def test_loads_take_whole_sectors() -> None:
     assert matrix is not None
     assert [vector_bytes(matrix, aligned=aligned) for aligned in (32, 16, 8)] == [4 * 2048, 2 * 4 * 2048, 4 * 4 * 2048]
     assert [partial_alignment(width) for width in (4 * 66, 2 * 66, 3 * 66, 7)] == [32, 16, 8, 4]
+    assert vector_bytes(matrix, aligned=16, element=2) == 2 * 2048  # eight elements of 16 bits are one load
 
 
 def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> None:
@@ -648,13 +650,37 @@ def scanned(context: int, head_dim: int, *, group: int = 4, slot_bytes: int = 16
 
 def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
     """Tiles of 16 KiB hold 64 positions of 64 elements, 32 of 128: two of these are looked at side by side, and the last one shows."""
-    assert scanned(128, 128, unit_s=1e-6, item_s=5e-6) == [5.0, 1.0, 0.0, 1.0]
+    assert scanned(128, 128, unit_s=1e-6) == [0.0, 1.0, 0.0, 1.0]
     assert scanned(160, 128, unit_s=1e-6) == [1.0, 0.0, 1.0, 0.0, 1.0]
     assert scanned(80, 128, unit_s=1e-6, slot_bytes=32768) == [1.0, 1.0]
     assert scanned(128, 64, unit_s=1e-6) == [0.8, 0.8]  # 16 steps of 20: half the products, the same softmax
     assert scanned(16, 128, unit_s=1e-6) == [1.0]
     assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.0]  # each set of heads has warps of its own
     assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]  # each tile is awaited; there are no rounds
+
+
+def test_an_items_start_and_end_grow_with_its_outputs() -> None:
+    """A probe puts down a query for each of 256 threads at once; a layer publishes two outputs a thread."""
+    assert [scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))] == [2.0, 3.0, 3.0]
+    warps = warped(item_s=2e-6).warps
+    assert warps is not None
+    starts = []
+    for heads in (4, 8):  # of one key head: 512 and 1,024 outputs
+        layer = plan_of(replace(tiny(heads=heads, kv_heads=1), head_dim=128), blocks=4, slot_bytes=16384, max_context=256)
+        starts.append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
+    assert starts == [2.0, 3.0]
+
+
+def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
+    """Four query heads, a key and a value: one round of eight warps; seven query heads: two, the second half as long."""
+    warps = warped(heads_s=1e-6).warps
+    assert warps is not None
+    assert [cost.heads_ps(warps, dim, heads) for dim, heads in ((64, 6), (128, 6), (64, 9), (64, 17))] == [
+        10**6,
+        2 * 10**6,
+        15 * 10**5,
+        2 * 10**6,
+    ]
 
 
 def test_of_fewer_splits_than_are_looked_at_together_the_last_is_loaded_again() -> None:

@@ -190,9 +190,11 @@ def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, 
     )
 
 
-def heads_ps(warps: Warps, head_dim: int) -> int:
-    """An item's queries, keys and values on their way from QKV to a scan: loops of a warp over the elements of a head."""
-    return picoseconds(warps.heads_s.value * head_dim / HEAD)
+def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
+    """A block's queries, keys and values on their way from QKV to a scan: each head by one warp. Half of it once more for each further
+    round of the warps: heads of a second round have long been there."""
+    rounds = -(-heads // WARPS[0])
+    return picoseconds(warps.heads_s.value * head_dim / HEAD * (1 + rounds) / 2)
 
 
 def kv_cost(block: BlockUnit, size: int) -> int:
@@ -218,8 +220,9 @@ def _lanes(dim: int) -> int:
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
 
-    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention. Half of an item's start and end grows
-    with the rounds in which the block's threads publish its outputs, two at a time, or where a probe has no queries put down ones of its own.
+    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention. Half of an item's start and end
+    grows with the rounds in which the block's threads publish its outputs, two at a time, or, where a probe has no queries, put down ones
+    of its own.
     """
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     tile = cache_tile(plan) * position

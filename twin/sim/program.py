@@ -425,7 +425,15 @@ class _Lowering:
         if key not in self.fixed:
             self.fixed[key] = cost.stage_cost(self.device, resets=resets, vector=vector, published=published, normed=normed).ps
         turns = stage.kind is StageKind.ATTENTION and plan.spec is not None and any(read.spans[block] for read in stage.reads)
-        return self.fixed[key] + (cost.heads_ps(self.device.warps, plan.shard.head_dim) if turns and self.device.warps else 0)
+        return self.fixed[key] + (self._heads(stage, block) if turns else 0)
+
+    def _heads(self, stage: Stage, block: int) -> int:
+        """New tokens' heads on their way to the scans of a block's items; one round of them where no kernel of ours does such scans."""
+        if self.device.warps is None:
+            return 0
+        shard, (lo, hi) = self.plan.shard, stage.items[block]
+        keys = (hi - 1) // self.plan.kv.splits - lo // self.plan.kv.splits + 1
+        return cost.heads_ps(self.device.warps, shard.head_dim, 1 if stage.scan else keys * (shard.heads // shard.kv_heads + 2))
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:
