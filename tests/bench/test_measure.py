@@ -40,7 +40,7 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
     made = out.pop("made")
     assert list(out["variants"]) == [RESIDENT, GRAPH, CEILING]
     assert out["fidelity"]["determinism"] == {"runs": 5, "tokens": 20, "bitwise_equal": True}
-    assert out["fidelity"]["numpy_logit_difference"] < 1e-5
+    assert out["fidelity"]["numpy_logit_difference"] < 2.5e-4  # partial outputs are exchanged as FP16: half a unit of its last place
     assert out["notes"]["graph_tokens_equal"] is True
     assert out["stream_fraction"] == pytest.approx(out["bytes_per_step"] * out["tokens_per_s"] / out["ceiling_bytes_per_s"])
     assert out["mbu"] == pytest.approx(out["bytes_per_step"] * out["tokens_per_s"] / 4.8e12)
