@@ -52,6 +52,13 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   return true;
 }
 
+// Lanes of one device begin a step one after the other: the stream then pauses for some of them, not for all.
+__device__ __forceinline__ void stagger(Block& b) {
+  if (b.plan.stagger_ns == 0) return;
+  const u64 start = now_ns() + u64(b.rank % b.plan.ranks_per_gpu % b.plan.staggered * b.plan.stagger_ns);
+  while (now_ns() < start) b.core.relax(1);
+}
+
 // ---- the layer ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
@@ -72,6 +79,7 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
     b.at.stop = stop;
   }
   b.core.barrier();
+  stagger(b);
   return true;
 }
 
@@ -227,14 +235,16 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
   x.scaled(b.core, residual, stage.norm >= 0 ? norm_factor(b, Core::Hidden::end_squares(b.core, squares)) : 1.0f, weight);
-  b.core.barrier();
-  if (b.core.gave_up()) return false;
   const Output out = output_of(b, stage);
   const Span own = b.plan.owned_of(out.value->owned, b.block);
-  b.core.cleared();
   x.each(b.core, [&](int i, float& value) {
-    if (i >= own.lo && i < own.hi) publish(b, out, i, value);
+    if (i >= own.lo && i < own.hi) b.scratch[i - own.lo] = value;
   });
+  b.core.barrier();
+  if (b.core.gave_up()) return false;
+  b.core.cleared();
+  TWIN_EACH(i, own.hi - own.lo) publish(b, out, own.lo + i, b.scratch[i]);
+  b.core.barrier();  // the next stage may use the scratch
   return true;
 }
 

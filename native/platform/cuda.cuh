@@ -478,22 +478,28 @@ struct Core {
 
   template <class Vector>
   __device__ __forceinline__ Ahead<Vector> take_ahead(const Stage& stage, Span own, bool wanted) {
+    constexpr int CHUNKS = Ahead<Vector>::CHUNKS ? Ahead<Vector>::CHUNKS : 1;  // of a group; no groups where there are none
     Ahead<Vector> ahead = {};
     Walk<Vector> at(stage, own.hi - own.lo < stage.batch ? own.hi - own.lo : stage.batch, me);
     bool there = wanted;
 #pragma unroll
     for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
+      u32 left[CHUNKS];  // barriers of the tiles that are used up; 0: not yet
 #pragma unroll
-      for (int c = 0; c < Ahead<Vector>::CHUNKS; ++c) {
+      for (int c = 0; c < CHUNKS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + at.tile(slice);
         there = there && at.more() && !Vector::beyond(slice);
         if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
-        leave_to_copies();  // whoever was not there has loaded, too, and what it leaves later is given back
-        if (there && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+        left[c] = there && at.last() ? ring.empty_of(tile) : 0;
         ahead.held += there;
       }
+      leave_to_copies();  // once a row group; whoever was not there has loaded, too, and what it leaves later is given back
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < CHUNKS; ++c)
+        if (left[c]) Ring::leave(left[c], CONSUMER_WARPS / Vector::TEAM);
       if (there) at.next();
     }
     return ahead;

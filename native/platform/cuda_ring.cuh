@@ -30,6 +30,10 @@ struct Ring {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty_of(tile), share);
   }
+  // The same of a tile's barrier, `empty_of`, for a warp that is together.
+  __device__ static __forceinline__ void leave(u32 empty, int share) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty, share);
+  }
   __device__ void rewind() {}
 };
 

@@ -286,7 +286,7 @@ struct TeamVector {
   // This lane's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them: whatever the slot has there, where it
   // surely has so many rows, because choosing rows costs more code than loading them; else the last row again.
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows, Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
-    constexpr bool INSIDE = COLS % TILE == 0 && Plan::slot_bytes % (ROWS_AT_ONCE * TILE * type_bytes(WEIGHT)) == 0;
+    constexpr bool INSIDE = Plan::tile_step % ROWS_AT_ONCE == 0;
     const u32 apart = u32(stride(me, c)), at_lane = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r) words[r].load_shared_at(at_lane + u32(INSIDE || r < rows ? r : rows - 1) * apart);

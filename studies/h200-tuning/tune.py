@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "studies" / "h200-first-run"))
 
-MODELS = {"llama": ("llama-3.2-1b", 132), "lane": ("laneformer-2b", 128), "qwen8": ("qwen3-8b", 132)}
+MODELS = {"llama": ("llama-3.2-1b", 132), "lane": ("laneformer-2b", 128), "qwen8": ("qwen3-8b", 132), "qwen2": ("qwen2-0.5b", 132)}
 
 
 def plan_of(text: str) -> Any:
     """`llama,slot_bytes=8192,splits=4,blocks=132,handoff=grid`: a model's plan with a ring that fills the block."""
     from first_run import H200, TOKENS, fitted
 
+    from twin.calibrate.gpu_heldout import qwen2_half
     from twin.models.load import load_model
     from twin.models.spec import DType
     from twin.plan.build import build
@@ -38,7 +39,7 @@ def plan_of(text: str) -> Any:
         return next(probe.plan for probe in gpu_probes(H200, quick=False) if probe.name == text[6:])
     key, *chosen = text.split(",")
     name, blocks = MODELS[key]
-    spec = load_model(name)
+    spec = qwen2_half() if key == "qwen2" else load_model(name)
     dtype = DType.FP16 if spec.lanes else DType.BF16
     options: dict[str, Any] = {
         "blocks": blocks, "weight_dtype": dtype, "kv_dtype": dtype, "context": 32 + TOKENS // 2,

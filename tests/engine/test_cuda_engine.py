@@ -75,6 +75,7 @@ def wide(name: str, layers: int) -> Plan:
 
 
 MATRIX = [(s, h, d, x) for s in FAMILIES for h in HandOffKind for d in DTYPES for x in EXECUTIONS]
+STAGGERS = (0, 20_000)
 WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)]
 
 
@@ -113,6 +114,7 @@ def all_plans() -> Iterator[Plan]:
     yield from (hung_plan(h) for h in (HandOffKind.SENTINEL, HandOffKind.COUNTER))
     yield sums_what_comes_later(planned(LANED))
     yield from (planned(s, handoff=h, execution=x, **typed(d)) for s, h, d, x in MATRIX)
+    yield from (planned(LANED, lane_stagger_ns=stagger) for stagger in STAGGERS)
     yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e)), late_parts=late) for h, d, e in LANE_CASES for late in LateParts)
     yield from (wide(*one) for one in WIDE)
     yield crowded_plan()
@@ -221,6 +223,15 @@ def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool, late
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.FP16]
+
+
+def test_staggered_lanes_give_the_same_bits() -> None:
+    made = []
+    for stagger in STAGGERS:
+        plan = planned(LANED, lane_stagger_ns=stagger)
+        with CudaEngine(plan, weights_of(plan)) as running:
+            made.append(running.logits(TOKENS))
+    assert np.array_equal(*made)
 
 
 @pytest.mark.parametrize(("name", "layers"), WIDE)

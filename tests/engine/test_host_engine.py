@@ -115,6 +115,14 @@ def test_sums_of_late_parts_match_the_reference(lanes: Lanes, chosen: dict[str, 
     assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
+def test_staggered_lanes_give_the_same_bits() -> None:
+    made = []
+    for stagger in (0, 20_000):
+        with engine(planned(LANED, blocks=8, lane_stagger_ns=stagger)) as running:
+            made.append(running.logits(TOKENS))
+    assert np.array_equal(*made)
+
+
 @pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.STREAM])
 @pytest.mark.parametrize("collective", [CollectiveKind.PUSH, CollectiveKind.LIBRARY])
 def test_kernels_per_stage_match_the_reference(execution: Execution, collective: CollectiveKind) -> None:

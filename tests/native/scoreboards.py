@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from tests.native.disassembly import SIZE, Instruction, Program
 from twin.engine.cuda_lines import Kernel, Place
 
-GIVING = ("4Ring7release", "5Chunk6finish")  # parts of mangled names: after these, copies may write what this warp has read
+OF_THE_RING = ("4Ring7release", "4Ring5leave")
+GIVING = (*OF_THE_RING, "5Chunk6finish")  # parts of mangled names: after these, copies may write what this warp has read
 OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")  # arrivals that let nobody write: at `go` and `done`, and for bytes to come
 TAKING = ("14load_shared_at", "9load_near")  # load weights, cached keys and values from a slot
 
@@ -56,7 +57,7 @@ def arrivals(program: Program, kernel: Kernel) -> list[Arrival]:
         under_way = before[number]
         if under_way is None:
             raise ValueError(f"nothing leads to the arrival at {one.at:#x}")
-        pending = {load.at for load in _waited(one, under_way) if function != GIVING[0] or from_ring(kernel, load.at)}
+        pending = {load.at for load in _waited(one, under_way) if function not in OF_THE_RING or from_ring(kernel, load.at)}
         found.append(Arrival(one.at, function, places[depth + 1], tuple(sorted(pending))))
     return found
 

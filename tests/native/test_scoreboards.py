@@ -16,7 +16,7 @@ from twin.engine.cuda_lines import Kernel, Place, Row, read_kernel
 from twin.errors import ToolchainError
 from twin.plan.types import Plan
 
-RELEASE, FINISH = GIVING
+RELEASE, _, FINISH = GIVING
 NVDISASM = find_nvdisasm()
 
 

@@ -13,7 +13,7 @@ from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
-from twin.plan.partition import scatter, spread
+from twin.plan.partition import cut, scatter, spread
 from twin.plan.probe import exchange_probe, sample_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan, Sampling, Span, StageKind, tiles
 from twin.plan.validate import validate, violations
@@ -137,9 +137,13 @@ def test_bad_options_are_refused_with_the_next_step(options: dict[str, Any], mes
         (Lanes(2, 1), {"gpus": 2, "delay": 2}, "delay=2: must lie between 0 and half of the 2 layers"),
         (Lanes(1, 0), {"gpus": 1}, "1 lane: a model of one lane is an ordinary one"),
         (Lanes(2, 1, LaneHead.VOCABULARY), {"gpus": 2}, "half of the 2 layers leaves no time for resets"),
+        (None, {"lane_stagger_ns": 7000}, "lane_stagger_ns=7000: tiny has no lanes"),
+        (Lanes(2, 1), {"gpus": 2, "lane_stagger_ns": 7000}, "each lane has a GPU of its own"),
+        (Lanes(2, 1), {"lane_stagger_ns": -1}, "lane_stagger_ns=-1: must lie between 0 and 100000"),
+        (Lanes(2, 1), {"lane_stagger_ns": 7000, "execution": Execution.GRAPH}, "between kernels all lanes meet again"),
     ],
 )
-def test_lanes_that_do_not_fit_are_refused(lanes: Lanes, options: dict[str, Any], message: str) -> None:
+def test_lanes_that_do_not_fit_are_refused(lanes: Lanes | None, options: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError) as refusal:
         plan_of(tiny(2, lanes), **{"blocks": 2, **options})
     assert message in str(refusal.value)
@@ -177,3 +181,22 @@ def test_an_item_publishes_pairs_of_16_bit_outputs_and_whole_16_bytes(heads: int
         )
         assert value.elements == items * width
         validate(plan)
+
+
+def test_lanes_of_one_gpu_begin_a_step_in_four_groups() -> None:
+    eight = replace(tiny(4, Lanes(8, 2), heads=8, kv_heads=8), ffn=64)
+    alone = plan_of(eight, blocks=8, lane_stagger_ns=7000)
+    assert [alone.start_ns(rank) for rank in range(8)] == [0, 7000, 14000, 21000, 0, 7000, 14000, 21000]
+    two = plan_of(eight, gpus=4, blocks=8, lane_stagger_ns=7000)
+    assert [two.start_ns(rank) for rank in range(8)] == [0, 7000] * 4
+    validate(alone)
+
+
+@pytest.mark.parametrize(
+    ("cols", "slot_bytes", "batch"),
+    [(64, 4096, 256), (512, 8192, 256), (1024, 16384, 128), (1024, 8192, 64)],
+    ids=["one warp a row", "four", "eight", "two column slices"],
+)
+def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(cols: int, slot_bytes: int, batch: int) -> None:
+    matrix = cut(rows=4096, cols=cols, unit=1, owned=((0, 4096),), options=Options(slot_bytes=slot_bytes))
+    assert matrix.batch_rows == batch

@@ -30,7 +30,7 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
 
     def run(name: str, spec: ModelSpec, ring: int, splits: int, prompt: int = SHORT, *, traced: bool = False, **chosen: Any) -> HeldOut:
         chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, **chosen}
-        chosen = {"late_parts": LateParts.EACH, **chosen}
+        chosen = {"late_parts": LateParts.EACH, "lane_stagger_ns": 0, **chosen}
         chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
         return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
 
@@ -50,10 +50,21 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
         run("laneformer-2b-grid", lanes, 11, 8, blocks=few, handoff=HandOffKind.GRID),
         run("laneformer-2b-b104", lanes, 11, 8, blocks=104),
         run("laneformer-2b-reduced", lanes, 11, 8, blocks=few, late_parts=LateParts.REDUCED),
+        run(
+            "laneformer-2b-staggered",
+            lanes,
+            13,
+            8,
+            blocks=few,
+            late_parts=LateParts.REDUCED,
+            window_slots=5,
+            lane_stagger_ns=7000,
+            traced=True,
+        ),
         run("qwen3-8b-1k", qwen, 11, 16, 1024 - TOKENS // 2, traced=True),
         run("qwen3-8b-b124", qwen, 11, 8, blocks=124),
         run("qwen2.5-1.5b-1k", coder, 11, 16, 1024, traced=True),
-        run("qwen2-0.5b", half, 12, 8),
+        run("qwen2-0.5b", half, 12, 8, traced=True),
         run("qwen2-0.5b-1k", half, 12, 16, 1024),
     ]
 

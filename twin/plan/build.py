@@ -12,6 +12,7 @@ from twin.plan.resets import with_resets
 from twin.plan.scan import scans_on_tensor_cores
 from twin.plan.step import step
 from twin.plan.types import (
+    MOST_STAGGER_NS,
     CollectiveKind,
     Common,
     Execution,
@@ -141,7 +142,11 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
 def _check_lanes(spec: ModelSpec, options: Options) -> None:
     lanes = spec.lanes
     reduced = options.late_parts is LateParts.REDUCED
+    if not 0 <= options.lane_stagger_ns <= MOST_STAGGER_NS:
+        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between 0 and {MOST_STAGGER_NS}")
     if not lanes:
+        if options.lane_stagger_ns:
+            raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: {spec.name} has no lanes; use 0")
         if reduced:
             raise PlanError(f"late_parts=reduced: {spec.name} has no lanes, so no part arrives late; use late_parts=each")
         return
@@ -150,6 +155,10 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
     delay = options.delay if options.delay is not None else lanes.delay
     if reduced and delay == 0:
         raise PlanError("late_parts=reduced with delay=0: all parts are needed at once, none is late; use late_parts=each or a delay")
+    if options.lane_stagger_ns and lanes.count <= options.gpus:
+        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: each lane has a GPU of its own, nothing is shared; use 0")
+    if options.lane_stagger_ns and options.execution is not Execution.RESIDENT:
+        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; use 0 or execution=resident")
     late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
     if late and 0 < 2 * delay == spec.layers:
         raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")

@@ -13,11 +13,11 @@ from twin.plan.budget import on_chip_bytes
 from twin.plan.build import build, shard_of
 from twin.plan.prompt import TILE_ROWS, TOKENS, fitting_chunk
 from twin.plan.teams import WARPS
-from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "collective", "weight_dtype", "kv_dtype", "max_context",
-    "prompt_chunk",
+    "prompt_chunk", "lane_stagger_ns",
 )  # fmt: skip
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
@@ -25,6 +25,10 @@ EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are prefe
 # On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes 1,305 cycles; with all of a 208 KiB ring
 # it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-exchange).
 UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132 SMs
+# Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with 80. In four groups 7 us apart some lanes
+# always have room for what the others leave: 1,051 and 1,040 us; 5 and 10 us apart alike (studies/h200-exchange, 14).
+LANE_STAGGER_NS = 7000
+STAGGERED_UNDER_WAY_S = 2.2e-6
 BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
 
@@ -59,6 +63,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
+        "lane_stagger_ns": LANE_STAGGER_NS if _lanes_share(spec, node, options) else 0,
     }
     options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
     if "prompt_chunk" not in chosen:
@@ -78,6 +83,12 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
         return CollectiveKind.NONE
     between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1  # lanes of one GPU need no library
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
+
+
+def _lanes_share(spec: ModelSpec, node: Node, options: Options) -> bool:
+    """Do several lanes take turns at one NVIDIA GPU's memory? Other devices' lanes are not measured apart."""
+    resident = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
+    return spec.lanes is not None and spec.lanes.count > options.gpus and limits_of(node).teams and resident
 
 
 def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
@@ -139,16 +150,16 @@ def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any])
     slots = options.ring_slots
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
-    window = (
-        options.window_slots if "window_slots" in chosen else min(slots, _window(node, slot) if node.device.handoff.loaded_hop_s else slots)
-    )
+    window = options.window_slots
+    if "window_slots" not in chosen:
+        window = min(slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots)
     return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
 
 
-def _window(node: Node, slot_bytes: int) -> int:
+def _window(node: Node, slot_bytes: int, options: Options) -> int:
     """Slots under way that keep the memory busy, and no more: what is under way delays every hand-off."""
     share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
-    return max(2, ceil(UNDER_WAY_S * share / slot_bytes))
+    return max(2, ceil((STAGGERED_UNDER_WAY_S if options.lane_stagger_ns else UNDER_WAY_S) * share / slot_bytes))
 
 
 def _most_slots(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> int:

@@ -6,6 +6,7 @@ structs either way. Offsets count floats, except where the name says pages or by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +18,26 @@ from numpy.typing import NDArray
 
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import MOST_WARPS, chip_bytes, prompt_of
+from twin.plan.prompt import chip_bytes, prompt_of
 from twin.plan.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.plan.shards import Weights
 from twin.plan.teams import ahead_pieces, teams_of
-from twin.plan.types import PARTIAL_EXTRA, Execution, HandOffKind, Matrix, Parts, Plan, Read, Sampling, Span, Stage, StageKind, tiles
+from twin.plan.types import (
+    MOST_WARPS,
+    PARTIAL_EXTRA,
+    STAGGERED_LANES,
+    Execution,
+    HandOffKind,
+    Matrix,
+    Parts,
+    Plan,
+    Read,
+    Sampling,
+    Span,
+    Stage,
+    StageKind,
+    tiles,
+)
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
@@ -278,6 +294,8 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
         "norm_eps": spec.norm_eps if spec else 0.0, "biased": int(spec is not None and spec.qkv_bias),
         "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
+        "stagger_ns": options.lane_stagger_ns, "staggered": STAGGERED_LANES,
+        "tile_step": math.gcd(*(stage.matrix.tile_rows for stage in plan.stages if stage.matrix)),  # of all tiles' heights; 0: no tiles
         "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
         "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "half_floats": _half_floats(plan),
     } | _team_sizes(plan) | _prompt_sizes(plan)  # fmt: skip
@@ -346,18 +364,20 @@ def _scratch_floats(plan: Plan) -> int:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
+        if stage.kind is StageKind.LANE_MEAN and stage.publishes is not None:
+            wanted += [hi - lo for lo, hi in plan.values[stage.publishes].owned]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     return _up(max(wanted), LINE_FLOATS)
 
 
 def _half_floats(plan: Plan) -> int:
-    """Partial sums of one batch of rows: of its column slices, or of a GPU block's warps, which may be more."""
+    """Partial sums of one batch of rows."""
     wanted = [0]
     for stage in plan.stages:
         if stage.matrix:
             rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
-            wanted.append(rows * max(MOST_WARPS, -(-stage.matrix.cols // stage.matrix.tile_cols)))
+            wanted.append(rows * stage.matrix.sharers)
     return _up(max(wanted), LINE_FLOATS)
 
 

@@ -13,11 +13,10 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
-from twin.plan.types import PARTIAL_EXTRA, Matrix, Plan, Shard, Stage, StageKind
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Matrix, Plan, Shard, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
-MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 TOKENS = 16  # that one tensor-core instruction takes
 SKIPPED = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.REDUCE)  # the first norm embeds; parts are read where they lie
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes

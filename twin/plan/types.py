@@ -20,9 +20,14 @@ from functools import lru_cache
 from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
 
+STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
+MOST_STAGGER_NS = 100_000  # more than any layer takes
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
 ITEM_WORDS = 4  # what a dense layer's attention item publishes is padded to so many words, 16 bytes
 BATCH_ROWS = 64  # rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its own
+MOST_BATCH_ROWS = 256  # where few warps share a row; Stage::tile_inverse of the kernel is exact up to there
+MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
+WARP_COLUMNS = 128  # fewest of a tile that a warp covers
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 
@@ -143,6 +148,7 @@ class Options:
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
+    lane_stagger_ns: int = 0  # lanes of one GPU begin a step so long after each other, in groups of STAGGERED_LANES
     late_parts: LateParts | None = None  # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or barrier
 
     @property
@@ -180,8 +186,16 @@ class Matrix:
 
     @property
     def batch_rows(self) -> int:
-        """Most rows that a block multiplies between two barriers."""
-        return max(self.tile_rows, BATCH_ROWS // self.tile_rows * self.tile_rows)
+        """Most rows that a block multiplies between two barriers: the fewer share a row, the more rows' partial sums have room."""
+        rows = min(BATCH_ROWS * max(1, MOST_WARPS // self.sharers), MOST_BATCH_ROWS)
+        return max(self.tile_rows, rows // self.tile_rows * self.tile_rows)
+
+    @property
+    def sharers(self) -> int:
+        """Most partial sums of one row that a block makes: of its column slices, or of a GPU block's warps, which may be more."""
+        if self.tile_cols < self.cols:
+            return max(MOST_WARPS, -(-self.cols // self.tile_cols))
+        return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())  # a team of warps is a power of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +366,11 @@ class Plan:
 
     def gpu_of_rank(self, rank: int) -> int:
         return rank // self.ranks_per_gpu
+
+    def start_ns(self, rank: int) -> int:
+        """How long a rank waits once a step's token is known. Lanes of one GPU that run side by side wait for their hand-offs at the same
+        times, and nothing is streamed then; lanes that are apart leave the stream to each other."""
+        return rank % self.ranks_per_gpu % STAGGERED_LANES * self.options.lane_stagger_ns
 
     @property
     def tokens(self) -> int:
