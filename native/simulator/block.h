@@ -129,6 +129,7 @@ inline Int begin(State& s, Int b) {
   Block& block = s.blocks[b];
   block.entered = s.machine->now;
   block.taken = 0;
+  block.clock = block.entered;  // logged so far
   return TAKE;
 }
 
@@ -142,19 +143,32 @@ inline Int wait_for_request(State& s, Int b, Int place) {
   return NONE;
 }
 
-// Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then.
+// Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then. A fence comes before the
+// last of a row group.
 inline Int take_ahead(State& s, Int b) {
-  const Int now = s.machine->now;
+  const Int now = s.machine->now, leave = s.machine->leave;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  for (; block.taken < work.ahead_end - work.ahead; ++block.taken) {
+  const Int count = work.ahead_end - work.ahead;
+  while (block.taken < count) {
     const Int arrived = arrival(s, b);
     if (arrived == NONE) return wait_for_request(s, b, TAKE);
     if (arrived > now) return wait(s, b, TAKE, arrived);
+    ++block.taken;
+    if (leave && (block.taken % work.group == 0 || block.taken == count)) {
+      if (now > block.clock) log(s, b, now, STREAMING);
+      log(s, b, block.clock = now + leave, CONSUMER);
+      return wait(s, b, LEAVE_AHEAD, block.clock);
+    }
     free_slot(s, b);
   }
-  if (now > block.entered) log(s, b, now, STREAMING);
+  if (now > block.clock) log(s, b, now, STREAMING);
   return READ;
+}
+
+inline Int leave_ahead(State& s, Int b) {
+  free_slot(s, b);
+  return TAKE;
 }
 
 // Wait until all the needed elements are visible on the block's die.
@@ -254,7 +268,7 @@ inline Int work(State& s, Int b) {
   if (m.helped) ask(s, b, work.asks);
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
-  if (work.embed) log(s, b, block.clock += m.memory_latency, OTHER);
+  if (work.embed) log(s, b, block.clock += m.memory_latency + block.start, OTHER);
   if (work.library) log(s, b, block.clock += m.library, COLLECTIVE);
   block.slot = work.slots + block.taken;
   block.last_cause = NONE;
@@ -383,6 +397,7 @@ inline void advance(State& s, Int b) {
       case AT_BORDER: place = pass_border(s, b); break;
       case ENTERED: place = begin(s, b); break;
       case TAKE: place = take_ahead(s, b); break;
+      case LEAVE_AHEAD: place = leave_ahead(s, b); break;
       case READ: place = read(s, b); break;
       case AT_READ: place = see_read(s, b); break;
       case GATHER: place = gather(s, b); break;

@@ -34,7 +34,9 @@ inline void wake_at(State& s, Int b, Int time) {
 inline Int request_slot(State& s, Int b, Int slot, Int size, bool warm) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
-  Int arrived = request(s, path_of(block, slot, warm), m.now, size);
+  const Int path = path_of(block, slot, warm);
+  Int arrived = request(s, path, m.now, size);
+  if (m.answers && path == block.memory) arrived = std::max(m.now, arrived + s.answers[(block.first_answer + block.issued) % m.answers]);
   if (block.issued) arrived = std::max(arrived, arrival_of(s, b, block.issued - 1));
   arrival_of(s, b, block.issued) = arrived;
   if (m.pace) block.copied = m.now + m.pace;

@@ -72,7 +72,8 @@ def machines(draw: st.DrawFn) -> Node:
 
 WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
 WARP_COSTS = (
-    "copy_s", "watch_s", "distance_s", "heads_s", "slice_s", "reduction_s", "item_s", "round_s", "unit_s", "crowd_s", "vector_s", "tile_s",
+    "copy_s", "watch_s", "jitter_s", "leave_s", "heads_s", "slice_s", "reduction_s", "item_s", "round_s", "unit_s", "crowd_s",
+    "vector_s", "tile_s",
 )  # fmt: skip
 
 

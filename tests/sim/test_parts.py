@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.plan.tiny import plan_of, tiny
@@ -11,7 +12,7 @@ from tests.sim.machines import FAST, ideal, limits_of, node_of, number, numbers,
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Device, Sharing, Warps
-from twin.models.spec import DType
+from twin.models.spec import DType, Lanes
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.scan import tensor_scan
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
@@ -388,8 +389,8 @@ def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
     costs = (
-        "copy_s", "watch_s", "distance_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "unit_s", "crowd_s", "vector_s",
-        "tile_s",
+        "copy_s", "watch_s", "jitter_s", "leave_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "unit_s", "crowd_s",
+        "vector_s", "tile_s",
     )  # fmt: skip
     rates |= dict.fromkeys(costs, 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
@@ -492,18 +493,42 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
     assert slow[1][0] == pytest.approx(slow[1][2][2] / 1e6 + 1e6)
 
 
-def test_far_blocks_get_less_of_the_stream() -> None:
-    options = Options(blocks=4, slot_bytes=16384, ring_slots=2, window_slots=2)
+def test_blocks_walk_apart_as_the_root_of_their_tiles() -> None:
+    """Four times the rows, about twice the deviation; a block that is late in one stretch is not late in the next."""
+    options = Options(blocks=32, slot_bytes=16384, ring_slots=4, window_slots=3)
 
-    def spread(**changed: float) -> int:
+    def deviation(rows: int, **changed: float) -> float:
         device = replace(warped(**changed), memory=replace(warped().memory, latency_s=number(1e-6)))
-        machine = Machine(stream_probe(options, limits_of(device), rows=1024, cols=2048), node_of(device), steps=2, keep_all=False)
+        device = replace(device, structure=replace(device.structure, blocks_per_die=number(32)))
+        machine = Machine(stream_probe(options, limits_of(device), rows=32 * rows, cols=2048), node_of(device), steps=2, keep_all=False)
         machine.run()
-        ends = [block.ended[-1] for block in machine.blocks]
-        return max(ends) - min(ends)
+        return float(np.std([block.ended[-1] for block in machine.blocks]))
 
-    assert spread() < 10  # ps: requests take turns
-    assert spread(distance_s=1e-7) > 10**6
+    assert deviation(256) < 10  # ps: requests take turns
+    few, many = (deviation(rows, jitter_s=4e-7) for rows in (256, 1024))
+    assert few > 10**5
+    assert 1.5 < many / few < 2.7
+
+
+def test_a_fence_comes_behind_each_row_group_that_is_taken_ahead() -> None:
+    """Eight tiles: the two slices of four row groups, of which two teams take one slice each."""
+    plan = turns_probe(Options(blocks=2, ring_slots=8, window_slots=8), limits_of(warped()), elements=2, rows=96, cols=2048, stages=3)
+    works = [work for work in compile_plan(plan, warped()).stages[0] if work.slots]
+    assert {(len(work.ahead), work.group) for work in works} == {(8, 2)}
+    plain, fenced = (simulate(plan, node_of(warped(leave_s=leave_s))).step_s for leave_s in (0.0, 1e-6))
+    assert fenced - plain == pytest.approx(len(works) * 4e-6, rel=0.05)
+
+
+def test_lanes_of_one_gpu_begin_apart() -> None:
+    """Those of the last group end so much later, where nothing is shared."""
+    lanes, device = replace(tiny(4, Lanes(8, 2), heads=8, kv_heads=8), ffn=64), ideal(per_die=8)
+    times = []
+    for stagger in (0, 7000):
+        plan = plan_of(lanes, limits=limits_of(device), blocks=8, lane_stagger_ns=stagger)
+        machine = Machine(plan, node_of(device), steps=1, keep_all=False)
+        machine.run()
+        times.append(max(block.ended[0] for block in machine.blocks))
+    assert times[1] - times[0] == pytest.approx(21e6, rel=0.01)
 
 
 def test_two_neighbours_share_a_port_and_a_lone_block_has_its_own() -> None:

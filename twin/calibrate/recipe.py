@@ -63,6 +63,7 @@ GPU_GROUPS: Groups = {
         "warps.slice_s",
         "warps.reduction_s",
         "warps.tile_s",
+        "warps.leave_s",
         "block.stage_s",
     ),
     "memory": (
@@ -80,7 +81,7 @@ GPU_GROUPS: Groups = {
         "warps.crowd_s",
         "warps.vector_s",
         "warps.heads_s",
-        "warps.distance_s",
+        "warps.jitter_s",
     ),
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers
     "sample": ("block.sample_element_s",),

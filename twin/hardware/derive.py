@@ -56,13 +56,13 @@ FOLLOWS = {
         (
             "block.fp16_bytes_per_s", "block.bf16_bytes_per_s", "block.fp32_bytes_per_s", "block.row_s", "block.element_s", "block.stage_s",
             "block.kv_bytes_per_s", "warps.slice_s", "warps.reduction_s", "warps.item_s", "warps.vector_s", "warps.tile_s", "warps.heads_s",
-            "warps.round_s", "warps.unit_s",
+            "warps.round_s", "warps.unit_s", "warps.leave_s",
             "l2.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.fence_s",
         ), CYCLES,
     ),
     **dict.fromkeys(("block.sample_element_s", "warps.gather_bytes_per_s", "warps.crowd_s"), EXCHANGE),
     **dict.fromkeys(("warps.copy_s", "warps.watch_s"), SHARE),
-    **dict.fromkeys(("launch.state_s", "warps.distance_s"), MEMORY),
+    **dict.fromkeys(("launch.state_s", "warps.jitter_s"), MEMORY),
     "l2.loaded_latency_s": QUEUE,
     "handoff.loaded_hop_s": QUEUE,
 }  # fmt: skip

@@ -137,7 +137,8 @@ class Warps:
 
     copy_s: Number  # from one bulk copy of a loader to its next
     watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
-    distance_s: Number  # by which memory answers the last of the blocks later than the mean one, and the first sooner
+    jitter_s: Number  # by which memory answers a block's copy later or sooner than the mean one, at most
+    leave_s: Number  # a warp's fence between weights that it takes ahead of a stage's inputs and the slots that it then leaves
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
     slice_s: Number  # a warp waits for its rows of a column slice and loads them, before it multiplies
     reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes

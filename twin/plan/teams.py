@@ -167,10 +167,21 @@ def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
 def taken_ahead(stage: Stage, plan: Plan) -> int:
     """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
     its first row groups and slices."""
-    name, matrix = next((name for name, kinds in KINDS.items() if stage.kind in kinds), None), stage.matrix
+    name, matrix = _input_of(stage), stage.matrix
     if name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
         return 0
     team: Team = getattr(teams_of(plan), name)
-    chunks, groups = ahead_pieces(plan, name)
-    wanted = chunks * groups * team.groups * min(team.slices, team.teams)
-    return min(wanted, matrix.batch_rows // matrix.tile_rows * team.slices)
+    return min(ahead_pieces(plan, name)[1] * group_taken(stage, plan), matrix.batch_rows // matrix.tile_rows * team.slices)
+
+
+def group_taken(stage: Stage, plan: Plan) -> int:
+    """Of these tiles, those of one row group of each team, at least one: behind each a warp waits for its loads, and leaves the tiles."""
+    name = _input_of(stage)
+    if name is None:
+        return 1
+    team: Team = getattr(teams_of(plan), name)
+    return max(1, ahead_pieces(plan, name)[0] * team.groups * min(team.slices, team.teams))
+
+
+def _input_of(stage: Stage) -> str | None:
+    return next((name for name, kinds in KINDS.items() if stage.kind in kinds), None)

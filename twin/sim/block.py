@@ -18,6 +18,7 @@ from twin.sim.ring import Ring
 if TYPE_CHECKING:
     from twin.sim.machine import Machine
 
+PS_OF_NS = 1000
 Process = Generator[simpy.Event, Any, None]
 Timed = Generator[simpy.Event, Any, int]  # returns the block's own clock, which may run ahead of the machine's
 Segment = tuple[int, int, "Binder | None"]  # (end, cause, whom it waited for); starts where the one before it ends
@@ -116,6 +117,7 @@ class Block:
         self.package = machine.package_of(gpu)
         self.exchange = self.package.exchange_pipes(die)
         self.gates = machine.gates
+        self.start = PS_OF_NS * machine.plan.start_ns(rank)
         self.helper = Helper(self) if machine.helped else None
         self.sums: deque[list[Segment]] = deque()  # logs of the sums that the helper was asked for in this step
         self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
@@ -166,7 +168,7 @@ class Block:
         clock = self.env.now + work.fixed_ps
         log.append((clock, work.fixed_cause, None))
         if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
-            clock += self.machine.memory_latency
+            clock += self.machine.memory_latency + self.start
             log.append((clock, OTHER, None))
         if work.library:
             assert self.machine.links is not None
@@ -237,14 +239,21 @@ class Block:
         log.append((done, read.cause, None))
 
     def _take(self, work: StageWork, log: list[Segment]) -> Process:
-        """Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then."""
-        env, ring, entered = self.env, self.ring, self.env.now
-        for _ in work.ahead:
+        """Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then. A fence comes before
+        the last of a row group."""
+        env, ring, logged, leave = self.env, self.ring, self.env.now, self.machine.leave
+        for taken in range(1, len(work.ahead) + 1):
             arrived = yield from self._arrival()
             if arrived > env.now:
                 yield env.timeout(arrived - env.now)
+            if leave and (taken % work.group == 0 or taken == len(work.ahead)):
+                if env.now > logged:
+                    log.append((env.now, STREAMING, None))
+                yield env.timeout(leave)
+                logged = env.now
+                log.append((logged, CONSUMER, None))
             ring.free()
-        if env.now > entered:
+        if env.now > logged:
             log.append((env.now, STREAMING, None))
 
     def _arrival(self) -> Timed:

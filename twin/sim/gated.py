@@ -133,7 +133,7 @@ class GatedRing(Ring):
 
     def _take(self, slot: int, now: int) -> None:
         path = self.path_of(slot, warm=slot >= self.warm)
-        arrived = path.request(now, self.slots[slot])
+        arrived = self.answered(path, now, self.slots[slot])
         if self.order and self.order[-1] > arrived:  # in the order of requests, even when a cache answers sooner
             arrived = self.order[-1]
         self.order.append(arrived)

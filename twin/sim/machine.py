@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from twin.errors import HardwareError
-from twin.hardware.types import Node
+from twin.hardware.types import Device, Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim import cost
 from twin.sim.block import Block, Core
@@ -21,7 +22,8 @@ from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
 
-GOLDEN = (5**0.5 - 1) / 2  # its multiples, less whole numbers, are spread evenly
+ANSWERS = 2**16  # times that memory takes, drawn once; blocks begin APART copies from each other: more than any stage has
+APART = 491
 
 
 class Border:
@@ -63,10 +65,12 @@ class Machine:
         packages = [self.package_of(gpu) for gpu in range(plan.options.gpus)]
         self.links = Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
         self.handoffs = HandOffs(self.env, self.program, Timing(device), self.links)
+        self.answers = _answers(device)
         self.memory_latency = picoseconds(device.memory.latency_s.value)
         self.restart = cost.restart_ps(device)
         self.resident = plan.options.execution is Execution.RESIDENT
         self.on_demand = self.resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
+        self.leave = picoseconds(device.warps.leave_s.value) if device.warps else 0
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
         self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}  # by the variants of the steps, and block
@@ -156,18 +160,10 @@ class Machine:
         core, port = self._core(gpu, on_gpu, name)
         package = self.package_of(gpu)
         memory = package.memory_path(die, port)
-        memory = replace(memory, latency=max(0, memory.latency + self._distance(on_gpu)))
         ring = self._ring(rank, index, memory, package.cached_path(die, port, self.footprint()))
+        ring.answers, ring.first_answer = self.answers, APART * on_gpu
         ring.paused = core is not None
         return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
-
-    def _distance(self, on_gpu: int) -> int:
-        """How much later than the mean memory answers a block, ps. Behind equal windows (Little's law) far blocks get less of the stream.
-
-        Which blocks are far is not known: distances are spread evenly, whatever the number of blocks.
-        """
-        warps = self.node.device.warps
-        return int((2 * ((0.5 + GOLDEN * on_gpu) % 1.0) - 1) * picoseconds(warps.distance_s.value)) if warps else 0
 
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""
@@ -232,6 +228,19 @@ class Machine:
         if (gpu, pair) not in self.ports:
             self.ports[gpu, pair] = Pipe(f"Gpu[{gpu}].Pair[{pair}].load", device.warps.pair_bytes_per_s.value)
         return self.ports[gpu, pair]
+
+
+def _answers(device: Device) -> NDArray[np.int64] | None:
+    """[ANSWERS] ps by which memory answers copies of warps' loaders later or sooner than on average; None: always alike.
+
+    The stream of a block is then a random walk about the mean, as measured: of the lag of a block behind the others at the end of a stage
+    a fifth comes again in the next step, and over a long matrix it grows as the root of its tiles (studies/h200-exchange, 12).
+    """
+    jitter = picoseconds(device.warps.jitter_s.value) if device.warps else 0
+    if not jitter:
+        return None
+    drawn: NDArray[np.int64] = (jitter * np.random.default_rng(0).uniform(-1, 1, ANSWERS)).astype(np.int64)
+    return drawn
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.models.spec import DType
-from twin.plan.teams import ahead_pieces, taken_ahead
+from twin.plan.teams import ahead_pieces, group_taken, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -89,6 +89,7 @@ class StageWork:
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
     aside: bool = False  # made by the block's helper, beside the stages that follow
     ahead: tuple[int, ...] = ()  # consumer time of the first slots, which are awaited and leave the ring before the reads
+    group: int = 1  # of these slots, what one row group of all teams takes
     asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
 
 
@@ -256,6 +257,7 @@ class _Lowering:
             kv_after=stage.scan is not None and stage.scan.chosen,
             aside=self._aside(stage),
             ahead=self._ahead(stage, weights),
+            group=group_taken(stage, self.plan) if self.device.warps else 1,
             asks=self._asks(stage),
         )
         self.works[key] = work

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.memory import Path
@@ -20,8 +22,8 @@ class Ring:
     """
 
     __slots__ = (
-        "arrivals", "cached", "capacity", "copied", "env", "freed", "history", "issued", "kept", "limit", "loaded", "open_at", "pace",
-        "paused", "per_step", "sizes", "waiting", "warm", "window",
+        "answers", "arrivals", "cached", "capacity", "copied", "env", "first_answer", "freed", "history", "issued", "kept", "limit",
+        "loaded", "open_at", "pace", "paused", "per_step", "sizes", "waiting", "warm", "window",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +50,8 @@ class Ring:
         self.freed = 0
         self.arrivals = [0] * capacity  # of slot k at k % capacity
         self.waiting = False  # a wake-up for (c) or open_at is under way
+        self.answers: NDArray[np.int64] | None = None  # ps by which memory answers later or sooner, from `first_answer` on
+        self.first_answer = 0
         self.history: list[tuple[int, int]] | None = None  # (issued, arrived) of each slot, for traces
 
     def open(self, limit: int, at: int) -> None:
@@ -111,6 +115,13 @@ class Ring:
         hit = warm and (number + 1) * self.kept // SHARES > number * self.kept // SHARES
         return self.cached if hit else self.loaded
 
+    def answered(self, path: Path, now: int, size: int) -> int:
+        """Arrival of a slot that is requested now. Memory takes longer for one than for another: a block's stream is a random walk."""
+        arrived = path.request(now, size)
+        if self.answers is None or path is not self.loaded:
+            return arrived
+        return max(now, arrived + int(self.answers[(self.first_answer + self.issued) % len(self.answers)]))
+
     def first_slot(self, step: int) -> int:
         return step * self.per_step
 
@@ -139,7 +150,7 @@ class Ring:
     def _request(self, now: int) -> None:
         slot = self.issued
         path = self.path_of(slot, warm=slot >= self.warm)
-        arrived = path.request(now, self.sizes[slot % self.per_step])
+        arrived = self.answered(path, now, self.sizes[slot % self.per_step])
         if slot:  # in order, even when a cache answers sooner than memory did
             before = self.arrivals[(slot - 1) % self.capacity]
             if before > arrived:

@@ -148,7 +148,7 @@ class _Flattening:
                 work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
                 published is not None and published.pushed, self.across[work.index], self.gates.get(work.gate, -1),
                 self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after, work.aside, work.asks,
-                ahead, len(self.slot_costs),
+                ahead, len(self.slot_costs), work.group,
             )
         )  # fmt: skip
 
@@ -184,6 +184,7 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
         queue=_filled(3 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
         blocks=blocks,
+        answers=np.zeros(0, np.int64) if machine.answers is None else machine.answers,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
         starts=np.array([ring.starts for ring in gated], np.int64),
         opened=np.full(len(gated) * (steps + 1) * flat.gates, -1, np.int64),
@@ -256,6 +257,8 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gates": flat.gates,
         "helped": machine.helped,
         "pace": machine.blocks[0].ring.pace,
+        "leave": machine.leave,
+        "answers": 0 if machine.answers is None else len(machine.answers),
         "hop": timing.hop,
         "cross": timing.cross,
         "atomic": timing.atomic,
@@ -293,7 +296,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
             block.rank, block.gpu, block.die, packages[id(block.package)], cores[id(block.core)] if block.core else -1,
             exchange[0], exchange[1] if len(exchange) > 1 else -1, stream * len(machine.plan.stages),
             stream, ring.per_step, ring.kept, ring.limit, ring.paused,
-            pipes.path(ring.loaded), pipes.path(ring.cached), history,
+            pipes.path(ring.loaded), pipes.path(ring.cached), history, block.start, ring.first_answer,
         )  # fmt: skip
         for name, value in zip(_OF_BLOCK, values, strict=True):
             columns[name].append(value)
@@ -308,7 +311,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
 
 _OF_BLOCK = (
     "rank", "gpu", "die", "package", "core", "exchange", "other_exchange", "work",
-    "stream", "per_step", "kept", "limit", "paused", "memory", "cached", "history",
+    "stream", "per_step", "kept", "limit", "paused", "memory", "cached", "history", "start", "first_answer",
 )  # fmt: skip
 
 

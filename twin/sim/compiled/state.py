@@ -29,7 +29,7 @@ MACHINE = _record(
     "now sequence queued segments ended error stuck",  # the run so far
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window pace kv_arrivals gated ahead gates helped",
+    "capacity window pace leave answers kv_arrivals gated ahead gates helped",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
 )
 EVENT = _record("time order")
@@ -38,6 +38,7 @@ BLOCK = _record(
     "place after step stage work read slot last_cause clock looked entered taken resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
+    "start first_answer",
     "sums_asked sums_made",  # of a helper
     "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
@@ -48,7 +49,7 @@ PACKAGE = _record("start end domains")
 LOAD = _record("marked before load")
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across gate opens stored kv_after aside asks ahead ahead_end",
+    "size own own_end others others_end pushed across gate opens stored kv_after aside asks ahead ahead_end group",
 )
 READ = _record("channel previous size cost rounds cause")
 ITEM = _record("cost size")
@@ -74,8 +75,8 @@ KIND_BITS = 3
 TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
 ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
 PLACES = (  # where a block goes on when it runs next
-    "ENTER", "AT_BORDER", "ENTERED", "TAKE", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND", "ITEM",
-    "ITEM_DONE", "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
+    "ENTER", "AT_BORDER", "ENTERED", "TAKE", "LEAVE_AHEAD", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND",
+    "ITEM", "ITEM_DONE", "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
 )  # fmt: skip
 
 
@@ -83,6 +84,7 @@ class State(NamedTuple):
     machine: Array  # [1] MACHINE
     queue: Array  # EVENT, a binary heap
     blocks: Array  # [blocks] BLOCK, and as many again for their helpers where these make sums
+    answers: Array  # [machine.answers] ps by which memory answers a request later or sooner
     arrivals: Array  # [blocks][capacity] of ring slots, by request
     starts: Array  # gated rings: [blocks][steps + 2] first slot of each step
     opened: Array  # [blocks][steps + 1][gates]
