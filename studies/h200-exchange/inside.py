@@ -2,7 +2,7 @@
 
 python studies/h200-exchange/inside.py tree FOLDER                    a copy of the sources with the marks
 python FOLDER/studies/h200-exchange/inside.py measure OUT NAME...     on a GPU machine; NAMEs as of studies/h200-tuning/tune.py
-python studies/h200-exchange/inside.py table OUT/0.npz                what section 12 of README.md is made of
+python studies/h200-exchange/inside.py table OUT/0.npz                what sections 12 and 14 of README.md are made of
 
 The marks cost Llama-3.2-1B 5 % of a step. They are placed by exact pieces of the sources; where one is not found any more, `tree` names it.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "studies" / "h200-tuning"), str(ROOT / "st
 
 STEPS, MARKS, STAGES, WORKERS, TILES = 4, 12, 330, 132, 8192  # kept: the last steps; marks of a stage; stages; blocks; a block's last tiles
 TOKENS = 48
+KEPT = 16  # blocks whose tiles are stored; of all of them it would be 17 MB a plan
 # Of a stage: 0 begun, 1 weights taken ahead, 2 a thread's inputs there, 3 the block's, 4 multiplied, 5 a barrier later, 6 resets seen,
 # 7 published; of attention 4 heads prepared, 6 scanned, 7 a barrier later, 8 published, 9 appended.
-INPUTS, MULTIPLIED, PUBLISHED = 3, 4, 7
-ATTENTION_DONE = {MULTIPLIED: 6, PUBLISHED: 8}
+PUBLISHED = 7
+ATTENTION_DONE = {PUBLISHED: 8}
+NAMES = {
+    ("", 0): "begun", ("", 1): "weights taken ahead", ("", 2): "a thread's inputs there", ("", 3): "the block's", ("", 4): "multiplied",
+    ("", 5): "a barrier later", ("", 6): "resets of the first rows seen", ("", 7): "published", ("", 8): "published", ("", 9): "appended",
+    ("", 10): "", ("", 11): "", ("attention", 4): "heads prepared", ("attention", 6): "scanned", ("attention", 7): "a barrier later",
+}  # fmt: skip
 
 STAGE, VECTOR, SCAN = "native/monokernel/stages.cuh", "native/monokernel/gemv.cuh", "native/monokernel/attention.cuh"
 BLOCK, RING = "native/monokernel/block.cuh", "native/platform/cuda_ring.cuh"
@@ -102,7 +110,8 @@ def measure(out: Path, names: list[str]) -> None:
             stages = logs.logged(b"stage_log", (STEPS, WORKERS, STAGES, MARKS))[:, :, : len(plan.stages)]
             tiles = logs.logged(b"tile_log", (WORKERS, TILES, 4))
         step_us = float(np.median(made.step_ns[8:])) / 1e3
-        np.savez_compressed(out / f"{number}.npz", name=name, stages=stages, tiles=tiles, step_us=step_us)
+        full = ring_full_us(tiles[: plan.ranks * plan.blocks], step_us)
+        np.savez_compressed(out / f"{number}.npz", name=name, stages=stages, tiles=tiles[:KEPT], step_us=step_us, ring_full_us=full)
         print(f"{name}: {step_us:.1f} us a step with marks -> {out / f'{number}.npz'}", flush=True)
 
 
@@ -113,19 +122,28 @@ def table(path: Path) -> None:
     name, step_us = str(stored["name"]), float(stored["step_us"])
     plan = plan_of(name)
     workers = plan.ranks * plan.blocks
-    log = stored["stages"][:, :workers].astype(np.int64)  # [steps][workers][stages][marks] ns
+    log = stored["stages"][:, :workers].astype(np.float64) / 1e3  # [steps][workers][stages][marks] us
+    log = np.where(log > 0, log, np.nan).reshape(log.shape[0], plan.ranks, plan.blocks, *log.shape[2:])
     kinds = [stage.kind.value for stage in plan.stages]
-    print(f"{name}: {step_us:.1f} us a step; us after the last block began the stage: median block, last block")
-    for kind in dict.fromkeys(kinds):
-        marks = log[:, :, [k == kind for k in kinds]]
-        row = [f"{kind:10s} {marks.shape[2]:3d}"]
-        for what in (INPUTS, MULTIPLIED, PUBLISHED):
-            at = marks[..., ATTENTION_DONE.get(what, what) if kind == "attention" else what]
-            since = np.where(at > 0, (at - marks[..., 0].max(axis=1, keepdims=True)) / 1e3, np.nan)
-            if np.isfinite(since).any():
-                row.append(f"{np.nanmedian(since):8.2f} {np.nanmax(since, axis=1).mean():8.2f}")
-        print("   ".join(row))
-    print(f"ring full: {ring_full_us(stored['tiles'][:workers], step_us):.0f} us a step, mean of the blocks")
+    ends = log[..., PUBLISHED].copy()  # [steps][ranks][blocks][stages]
+    for at in (n for n, kind in enumerate(kinds) if kind == "attention"):
+        ends[..., at] = log[..., at, ATTENTION_DONE[PUBLISHED]]
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # marks that a stage does not have
+        last = np.nanmax(ends, axis=2)
+        chained = [n for n in range(len(kinds)) if np.isfinite(last[..., n]).any()]
+        print(f"{name}: {step_us:.1f} us a step; us after the rank's last block published the stage before: first, median, last block")
+        for kind in dict.fromkeys(kinds[n] for n in chained):
+            pairs = [(a, b) for a, b in pairwise(chained) if kinds[b] == kind]
+            if not pairs:
+                continue
+            print(f"{kind:10s} {len(pairs):3d}   {np.nanmean([last[..., b] - last[..., a] for a, b in pairs]):8.2f} from last to last")
+            for mark in range(MARKS):
+                since = np.array([log[..., b, mark] - last[..., None, a] for a, b in pairs])
+                if np.isfinite(since).any():
+                    row = [np.nanmean(how(since, axis=-1)) for how in (np.nanmin, np.nanmedian, np.nanmax)]
+                    print(f"    {NAMES.get((kind, mark), NAMES['', mark]):32s} " + " ".join(f"{value:8.2f}" for value in row))
+    if "ring_full_us" in stored:
+        print(f"ring full: {float(stored['ring_full_us']):.0f} us a step, mean of the blocks")
 
 
 def ring_full_us(tiles: NDArray[np.uint32], step_us: float) -> float:

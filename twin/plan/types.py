@@ -148,7 +148,7 @@ class Options:
     ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
     residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
     common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
-    lane_stagger_ns: int = 0  # lanes of one GPU begin a step so long after each other, in groups of STAGGERED_LANES
+    lane_stagger_ns: int = 0  # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
     late_parts: LateParts | None = None  # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or barrier
 
     @property
