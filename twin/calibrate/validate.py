@@ -134,7 +134,7 @@ def _compared(run: HeldOut, guess: Simulated, took: Sequence[float]) -> Compared
 def _stages(measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]) -> Iterator[StageCompared]:
     for one in measured:
         spans = predicted[one.run].spans_s if one.run in predicted else {}
-        if one.stage in spans:
+        if one.stage in spans and one.span_s:  # what a helper makes aside has no span of its own
             yield StageCompared(one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s)
 
 
