@@ -22,7 +22,9 @@ from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.reading import steady
 from twin.calibrate.recipe import GPU_RECIPE, recipe_of
+from twin.calibrate.simulated import Simulated
 from twin.calibrate.stages import stage_times
+from twin.calibrate.validate import stages_compared
 from twin.cli import main
 from twin.data import data_dir
 from twin.engine import choose
@@ -233,3 +235,10 @@ def test_spans_of_stages_add_up_to_the_step() -> None:
     steps = np.diff(finished[:, 0, :, -1].max(axis=1))
     assert times.span_s == pytest.approx(float(np.median(steps)))
     assert times.work_s == pytest.approx(3 * 0.5)
+
+
+def test_what_a_helper_makes_aside_is_not_compared() -> None:
+    """Its end is never the last of the block's, so it has no span of its own."""
+    measured = [store.StageTimes("lanes", "down", 2.0, 0.5, 1.5), store.StageTimes("lanes", "reduce", 0.0, 0.0, 0.1)]
+    found = list(stages_compared(measured, {"lanes": Simulated(4.0, {"down": 3.0, "reduce": 0.0})}))
+    assert [(one.stage, one.error) for one in found] == [("down", 0.5)]

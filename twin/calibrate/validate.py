@@ -121,7 +121,7 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
         device,
         str(found[1].get("run")),
         tuple(_compared(run, predicted[run.name], measured.samples[run.name]) for run in runs),
-        tuple(_stages(measured.stages, predicted)),
+        tuple(stages_compared(measured.stages, predicted)),
         tuple((measured.meta.get("failed") or {}).items()),
     )
 
@@ -131,7 +131,7 @@ def _compared(run: HeldOut, guess: Simulated, took: Sequence[float]) -> Compared
     return Compared(run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks)
 
 
-def _stages(measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]) -> Iterator[StageCompared]:
+def stages_compared(measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]) -> Iterator[StageCompared]:
     for one in measured:
         spans = predicted[one.run].spans_s if one.run in predicted else {}
         if one.stage in spans and one.span_s:  # what a helper makes aside has no span of its own

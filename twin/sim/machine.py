@@ -22,8 +22,8 @@ from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
 from twin.units import picoseconds
 
-ANSWERS = 2**16  # times that memory takes, drawn once; blocks begin APART copies from each other: more than any stage has
-APART = 491
+ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
+APART = 491  # copies between the places where two blocks begin among them: more than a stage of a layer has
 
 
 class Border:
