@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Plan, Stage, StageKind
+from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
@@ -164,24 +164,28 @@ def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
     return chunks, most if team.chunks == 1 else min(1, chunks)
 
 
-def taken_ahead(stage: Stage, plan: Plan) -> int:
-    """Tiles that a block's warps take from the ring before a stage's inputs are there, as `take_ahead` in cuda.cuh: each team those of
-    its first row groups and slices."""
-    name, matrix = _input_of(stage), stage.matrix
-    if name is None or matrix is None or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
-        return 0
-    team: Team = getattr(teams_of(plan), name)
-    return min(ahead_pieces(plan, name)[1] * group_taken(stage, plan), matrix.batch_rows // matrix.tile_rows * team.slices)
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """NVIDIA: the row groups of one kind of input that a block's warps take from the ring before a stage's inputs are there."""
+
+    team: Team
+    chunks: int  # slices of a row group, at most
+    groups: int
+
+    @property
+    def group(self) -> int:
+        """Tiles of one row group of each team, at least one: behind them a warp waits for its loads, and leaves the tiles."""
+        return max(1, self.chunks * self.team.groups * min(self.team.slices, self.team.teams))
+
+    def tiles(self, matrix: Matrix) -> int:
+        """Tiles of a matrix that are taken, as `take_ahead` in cuda.cuh: each team those of its first row groups and slices."""
+        if not self.chunks or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
+            return 0
+        return min(self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices)
 
 
-def group_taken(stage: Stage, plan: Plan) -> int:
-    """Of these tiles, those of one row group of each team, at least one: behind each a warp waits for its loads, and leaves the tiles."""
-    name = _input_of(stage)
-    if name is None:
-        return 1
-    team: Team = getattr(teams_of(plan), name)
-    return max(1, ahead_pieces(plan, name)[0] * team.groups * min(team.slices, team.teams))
-
-
-def _input_of(stage: Stage) -> str | None:
-    return next((name for name, kinds in KINDS.items() if stage.kind in kinds), None)
+def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
+    """By kind of stage that has a matrix. Raises PlanError as `teams_of` does. For a whole plan: a plan is large, and slow to look up."""
+    teams = teams_of(plan)
+    by_input = {name: Ahead(getattr(teams, name), *ahead_pieces(plan, name)) for name in KINDS}
+    return {kind: by_input[name] for name, kinds in KINDS.items() for kind in kinds}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.models.spec import DType
-from twin.plan.teams import ahead_pieces, group_taken, taken_ahead
+from twin.plan.teams import Ahead, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -197,6 +198,10 @@ class _Lowering:
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}  # of a run of stages, a block and its experts
         self.exact = plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
 
+    @cached_property
+    def taken(self) -> dict[StageKind, Ahead]:
+        return taken_ahead(self.plan)
+
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
         """`chosen` by stage that routed experts begin with: how many tokens chose each expert in use on the rank."""
         made = {block: self._stream(block, chosen) for block in sorted(set(self.wiring.kinds))}
@@ -236,6 +241,7 @@ class _Lowering:
         plan, device = self.plan, self.device
         kv = self._scan(stage, block)
         lo, hi = stage.items[block] if stage.items else (0, 0)
+        ahead = self._ahead(stage, weights)
         work = StageWork(
             index=stage.index,
             kind=stage.kind,
@@ -256,8 +262,8 @@ class _Lowering:
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
             aside=self._aside(stage),
-            ahead=self._ahead(stage, weights),
-            group=group_taken(stage, self.plan) if self.device.warps else 1,
+            ahead=ahead,
+            group=self.taken[stage.kind].group if ahead else 1,
             asks=self._asks(stage),
         )
         self.works[key] = work
@@ -305,7 +311,7 @@ class _Lowering:
             return ()
         waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
-        return tuple(max(0, ps - loaded) for ps in weights.costs[: taken_ahead(stage, self.plan)])
+        return tuple(max(0, ps - loaded) for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -469,7 +475,7 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            joined = stage.kind is StageKind.STREAM and not ahead_pieces(self.plan, "hidden")[0]
+            joined = stage.kind is StageKind.STREAM and (self.device.warps is None or not self.taken[stage.kind].chunks)
             yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:
