@@ -13,9 +13,23 @@ from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
-from twin.plan.partition import cut, scatter, spread
+from twin.plan.layout import tile_inverse
+from twin.plan.partition import MOST_ROWS, cut, scatter, spread
 from twin.plan.probe import exchange_probe, sample_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan, Sampling, Span, StageKind, tiles
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Matrix,
+    Options,
+    Parts,
+    Placement,
+    Plan,
+    Sampling,
+    Span,
+    StageKind,
+    tiles,
+)
 from twin.plan.validate import validate, violations
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -200,3 +214,11 @@ def test_lanes_of_one_gpu_begin_a_step_in_four_groups() -> None:
 def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(cols: int, slot_bytes: int, batch: int) -> None:
     matrix = cut(rows=4096, cols=cols, unit=1, owned=((0, 4096),), options=Options(slot_bytes=slot_bytes))
     assert matrix.batch_rows == batch
+
+
+def test_the_kernel_divides_a_batchs_rows_exactly() -> None:
+    """By a multiplication, for as many rows as a batch and a tile beside it have."""
+    for height in range(2, MOST_ROWS + 1, 2):
+        matrix = Matrix(4096, 64, 1, height, 64, ((0, 4096),))
+        inverse = tile_inverse(height)
+        assert all(rows * inverse >> 16 == rows // height for rows in range(matrix.batch_rows + height))

@@ -131,8 +131,13 @@ def layout(plan: Plan) -> Layout:
 
 
 def _shape(matrix: Matrix) -> tuple[int, ...]:
-    inverse = -(-(1 << 16) // matrix.tile_rows)  # n * inverse >> 16 is n / tile_rows for the rows of a batch and a tile
+    inverse = tile_inverse(matrix.tile_rows)
     return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, inverse, matrix.batch_rows
+
+
+def tile_inverse(tile_rows: int) -> int:
+    """n * this >> 16 is n // tile_rows for the rows of a batch and a tile beside it."""
+    return -(-(1 << 16) // tile_rows)
 
 
 KINDS = {kind: at for at, kind in enumerate(StageKind)}
