@@ -41,6 +41,7 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
     const int batch = stage.batch, hi = least(lo + batch, own.hi);
     float* const sums = b.scratch + b.half * b.plan.half_floats;  // [parts][batch]
     b.half ^= 1;
+    TWIN_HOLDS((x.parts(stage) - 1) * batch + hi - lo <= b.plan.half_floats);
     b.core.dot_tiles(stage, x, lo, hi, sums, batch, ahead);
     b.core.barrier();
     if (b.core.gave_up()) return false;

@@ -6,6 +6,7 @@
 #define TWIN_LARGE_TABLE __device__ static const
 #define TWIN_UNROLL _Pragma("unroll")  // of loops over registers
 #define TWIN_KEEP(x) twin::keep_here(x)  // looked up here, not where it is used
+#define TWIN_HOLDS(what)                 // the host's builds check it, and the validator before them
 #define TWIN_ONCE _Pragma("unroll 1")  // of loops whose copies would need too many
 
 #include "plan.h"

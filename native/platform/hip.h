@@ -9,6 +9,7 @@
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
+#define TWIN_HOLDS(what)
 #define TWIN_ONCE
 
 #include "plan.h"

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -17,6 +19,7 @@
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
+#define TWIN_HOLDS(what) ((what) ? (void)0 : twin::broken(#what, __FILE__, __LINE__))  // a law of the layout, at most once a batch of rows
 #define TWIN_ONCE
 #define TWIN_APART __attribute__((noinline))  // a build takes 3 s instead of 6 to 11
 
@@ -30,6 +33,12 @@
 #endif
 
 namespace twin {
+
+// Going on would overwrite what belongs to somebody else: a wrong token without a sign.
+[[noreturn]] inline void broken(const char* law, const char* file, int line) {
+  fprintf(stderr, "%s:%d: the layout breaks the kernel's law (%s); report this\n", file, line, law);
+  abort();
+}
 
 #if defined(__AVX512F__)
 constexpr int VECTOR = 16;
@@ -251,6 +260,18 @@ inline void unpark(Parking& parking) {
 #endif
 }
 
+// A build of the tests' in which blocks stop for a while at random: between two stages, behind their reads, behind what they published.
+#if defined(TWIN_NAPS)
+inline void nap_at_random() {
+  static u32 started = 0;
+  static thread_local u32 state = 0x9E3779B9u * (1u + __atomic_fetch_add(&started, 1u, __ATOMIC_RELAXED));
+  state = state * 1664525u + 1013904223u;
+  if (state >> 29 == 0) nap(long(state >> 12 & 0x1FFFFu));
+}
+#else
+inline void nap_at_random() {}
+#endif
+
 // ---- one block ---------------------------------------------------------------------------------------------
 }  // namespace twin
 
@@ -376,8 +397,8 @@ struct Core {
   float lane_apart(float v, int) { return v; }
   bool agree(bool good) { return good; }
   bool gave_up() { return false; }
-  void forget() {}
-  void begin() {}
+  void forget() { nap_at_random(); }
+  void begin() { nap_at_random(); }
   void cleared() {}
   bool told_to_leave(const int* abort) { return load_host(abort); }
   template <class Vector>
@@ -446,6 +467,7 @@ struct Core {
   // The stage's publications are out: wake who waits for them.
   void published() {
     if (parking) unpark(*parking);
+    nap_at_random();
   }
 
   // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)

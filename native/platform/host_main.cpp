@@ -15,12 +15,13 @@ struct Worker {
 struct Engine {
   Launch launch;
   Progress* progress;  // [workers]
-  float* memory;       // [workers][residual, input, scratch]
+  float* memory;       // [workers][residual, input, scratch], guards behind each
   Worker* workers;
   const int* cores;
   int core_count;
   const int* launches;  // per stage, of one step; null when resident
   int count;
+  int gate;       // 0: threads are being created; 1: all are there; -1: one could not be, leave
   int waiting;    // threads that have reached the start
   int finished;   // threads that have left
   int epoch;      // kernel launches so far
@@ -29,23 +30,38 @@ struct Engine {
   Parking parking;
 };
 
-long block_floats(const Plan& plan) {
-  const long scratch = plan.scratch_floats > plan.prompt_chip_floats ? plan.scratch_floats : plan.prompt_chip_floats;
-  return long(plan.hidden + 31) / 32 * 32 + plan.input_floats + scratch;
-}
+// A block's own memory. Behind each part lie words that nobody writes: whoever did has overwritten a neighbour's numbers as well.
+struct OwnMemory {
+  static constexpr int PARTS = 3, GUARD = 32;
+  static constexpr u32 UNTOUCHED = 0xFFE5A5A5u;  // a NaN that no arithmetic makes
+
+  long sizes[PARTS];  // residual, input, scratch
+
+  explicit OwnMemory(const Plan& plan)
+      : sizes{long(plan.hidden + 31) / 32 * 32, plan.input_floats,
+              plan.scratch_floats > plan.prompt_chip_floats ? plan.scratch_floats : plan.prompt_chip_floats} {}
+  long at(int part) const { return part == 0 ? 0 : at(part - 1) + sizes[part - 1] + GUARD; }
+  long floats() const { return at(PARTS); }
+
+  template <class Each>
+  void guards(float* own, Each each) const {
+    for (int part = 0; part < PARTS; ++part)
+      for (int i = 0; i < GUARD; ++i) each(own[at(part) + sizes[part] + i]);
+  }
+};
 
 Block make_block(Engine& e, int worker) {
   const Plan& plan = e.launch.plan;
   const int rank = worker / plan.blocks, block = worker % plan.blocks;
   const RankMemory& memory = e.launch.ranks[rank];
-  float* own = e.memory + long(worker) * block_floats(plan);
-  float* input = own + (plan.hidden + 31) / 32 * 32;
+  const OwnMemory sizes(plan);
+  float* own = e.memory + long(worker) * sizes.floats();
   Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0, u64(plan.window_slots) * u64(plan.slot_bytes)};
   const bool crowded = e.count > e.core_count;  // without cores to pin to, the system places the threads
   const bool alone = !crowded || (worker < e.core_count && worker + e.core_count >= e.count);
   Core core = {ring, crowded ? &e.parking : nullptr, alone};
   return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker],
-          {Core::Hidden::in(own, plan.hidden)}, input, input + plan.input_floats, 0};
+          {Core::Hidden::in(own, plan.hidden)}, own + sizes.at(1), own + sizes.at(2), 0};
 }
 
 void pin(const Engine& e, int worker) {
@@ -122,6 +138,8 @@ void* work(void* argument) {
   Engine& e = *me.engine;
   pin(e, me.index);
   Block b = make_block(e, me.index);
+  spin_until(b.core, [&] { return load_host(&e.gate) != 0; });
+  if (load_host(&e.gate) < 0) return nullptr;
   if (me.index == 0) {  // comes last, so that the start is stamped before any block runs
     spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count - 1; });
     store_host(&e.launch.control->started, now_ns());
@@ -152,7 +170,19 @@ int twin_sizes(int which) {  // of the structs shared with Python
 }
 
 // Floats of on-chip memory that each block needs.
-long twin_block_floats(const int* image) { return twin::block_floats(twin::load_plan(image)); }
+long twin_block_floats(const int* image) { return twin::OwnMemory(twin::load_plan(image)).floats(); }
+
+// The first block that wrote beyond a part of its memory since the last start, or -1.
+int twin_overrun(void* engine) {
+  const Engine& e = *static_cast<Engine*>(engine);
+  const twin::OwnMemory sizes(e.launch.plan);
+  for (int worker = 0; worker < e.count; ++worker) {
+    bool whole = true;
+    sizes.guards(e.memory + worker * sizes.floats(), [&](float& word) { whole &= twin::bits_as<twin::u32>(word) == sizes.UNTOUCHED; });
+    if (!whole) return worker;
+  }
+  return -1;
+}
 
 long twin_progress_bytes() { return long(sizeof(twin::Progress)); }
 
@@ -172,22 +202,23 @@ void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* 
   return e;
 }
 
-// 0, or the error number of a thread that could not be created; the others are cancelled and joined then.
+// 0, or the error number of a thread that could not be created; then nothing has run, and a later start may succeed.
 int twin_start(void* engine, const twin::Request* request) {
   Engine& e = *static_cast<Engine*>(engine);
   e.launch.request = *request;
-  e.waiting = e.finished = e.epoch = e.arrived = e.stage = 0;
-  for (int worker = 0; worker < e.count; ++worker) {
-    e.workers[worker] = {&e, worker, {}};
-    const int error = pthread_create(&e.workers[worker].thread, nullptr, twin::work, &e.workers[worker]);
-    if (error == 0) continue;
-    twin::store_host(&e.launch.control->abort, 1);
-    __atomic_add_fetch(&e.waiting, e.count - worker, __ATOMIC_ACQ_REL);  // let the others leave
-    e.count = worker;
-    for (int other = 0; other < worker; ++other) pthread_join(e.workers[other].thread, nullptr);
-    return error;
+  e.gate = e.waiting = e.finished = e.epoch = e.arrived = e.stage = 0;
+  const twin::OwnMemory sizes(e.launch.plan);
+  for (int worker = 0; worker < e.count; ++worker)
+    sizes.guards(e.memory + worker * sizes.floats(), [](float& word) { word = twin::bits_as<float>(twin::OwnMemory::UNTOUCHED); });
+  int error = 0, created = 0;
+  for (; created < e.count && error == 0; ++created) {
+    e.workers[created] = {&e, created, {}};
+    error = pthread_create(&e.workers[created].thread, nullptr, twin::work, &e.workers[created]);
   }
-  return 0;
+  twin::store_host(&e.gate, error ? -1 : 1);
+  twin::unpark(e.parking);
+  for (int worker = 0; error && worker < created - 1; ++worker) pthread_join(e.workers[worker].thread, nullptr);
+  return error;
 }
 
 // Sleeps until more than `known` tokens are there, all threads have left, or the time is over. 1: all have left.

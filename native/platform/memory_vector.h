@@ -72,12 +72,12 @@ struct MemoryVector {
     return good;
   }
 
-  __device__ static int slices(const Stage& stage) { return (stage.cols + stage.tile_cols - 1) / stage.tile_cols; }
+  __device__ static int parts(const Stage& stage) { return (stage.cols + stage.tile_cols - 1) / stage.tile_cols; }
 
-  // A row's sum from those of its column slices, [slices][batch].
+  // A row's sum from those of its column slices, [parts][batch].
   __device__ float total(const Stage& stage, const float* sums, int batch) const {
     float sum = sums[0];
-    for (int slice = 1; slice < slices(stage); ++slice) sum += sums[slice * batch];
+    for (int part = 1; part < parts(stage); ++part) sum += sums[part * batch];
     return sum;
   }
 };
@@ -95,7 +95,7 @@ struct MemoryResidual {
   __device__ void close(Core&, const MemoryVector&) const {}
 };
 
-// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [slices][batch] sums.
+// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [parts][batch] sums, one of each column slice.
 template <class Core>
 __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
   for (int row = lo; row < hi; row += stage.tile_rows) {

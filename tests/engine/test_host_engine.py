@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -400,13 +403,150 @@ def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
         assert (seconds > 0).all()
 
 
+# ---- the kernel's own memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot_bytes", [256, 512, 1024])
+@pytest.mark.parametrize("blocks", [2, 6, 16])
+def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks: int) -> None:
+    """Many column slices of few rows: the kernel strides by a batch of rows, also where a block has fewer of them."""
+    plan = planned(replace(LLAMA, hidden=32, heads=4, kv_heads=2, ffn=512), slot_bytes=slot_bytes, blocks=blocks)
+    down = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.DOWN)
+    assert down
+    assert down.tile_cols < down.cols
+    assert error(plan) < 1e-5
+
+
+def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from twin.plan import layout
+
+    monkeypatch.setattr(layout, "_scratch_floats", lambda plan: 64)
+    with engine(planned(LLAMA, blocks=1)) as running, pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"):
+        running.generate(TOKENS[:3], max_tokens=3)
+
+
+def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sums(tmp_path: Path) -> None:
+    script = (
+        "from tests_engine import *\n"
+        "from twin.plan import layout\n"
+        "layout._half_floats = lambda plan: 32\n"
+        "engine(planned(blocks=1)).logits(TOKENS[:2])\n"
+    )
+    done = run_script(script, tmp_path)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert "the layout breaks the kernel's law" in done.stderr
+
+
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with the names of this file."""
+    (folder / "tests_engine.py").symlink_to(__file__)
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+# ---- one request at a time -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits a process's memory as Linux counts it")
+@pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
+def test_an_engine_whose_threads_could_not_start_runs_the_next_request(execution: Execution, tmp_path: Path) -> None:
+    """Stacks of 32 threads do not fit the memory that the process may take; then they do."""
+    script = f"""
+import resource
+from tests_engine import *
+running = engine(planned(blocks=32, execution=Execution.{execution.name}, slot_bytes=512))
+wanted = running.generate(TOKENS[:4], max_tokens=6).tokens
+pages = int(open("/proc/self/statm").read().split()[0])
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+for _ in range(3):
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (40 << 20), hard))
+    try:
+        running.generate(TOKENS[:4], max_tokens=6)
+    except EngineError as error:
+        assert "threads cannot be started" in str(error), error
+    else:
+        raise SystemExit("the limit did not hold")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    made = running.generate(TOKENS[:4], max_tokens=6)
+    assert (made.tokens, made.stop_reason) == (wanted, "length"), made
+print("right")
+"""
+    done = run_script(script, tmp_path)
+    assert "right" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_cancel_before_the_kernel_starts_is_not_lost() -> None:
+    """The start clears the control words, the cancel among them."""
+    with engine(planned(replace(LLAMA, context=2**20), max_context=2**20, kv_page=1024)) as running:
+        start = running._start
+
+        def cancelled_first(request: Any) -> None:
+            running.cancel()
+            start(request)
+
+        running._start = cancelled_first  # type: ignore[method-assign]
+        began = time.monotonic()
+        made = running.generate([1], max_tokens=900_000)
+        assert made.stop_reason == "cancelled"
+        assert time.monotonic() - began < 5
+        running._start = start  # type: ignore[method-assign]
+        assert running.generate([1], max_tokens=3).stop_reason == "length", "a cancel ends one request"
+
+
+def test_a_cancel_between_requests_ends_none() -> None:
+    with engine(planned()) as running:
+        running.cancel()
+        assert running.generate([1], max_tokens=3).stop_reason == "length"
+
+
+def test_a_second_thread_is_told_that_the_engine_is_in_use() -> None:
+    with engine(planned(replace(LLAMA, context=2**20), max_context=2**20, kv_page=1024)) as running:
+        began, made = threading.Event(), []
+        first = threading.Thread(target=lambda: made.append(running.generate([1], max_tokens=900_000, on_token=lambda _: began.set())))
+        first.start()
+        assert began.wait(30)
+        for call in (lambda: running.generate([1], max_tokens=1), lambda: running.logits([1]), running.close):
+            with pytest.raises(EngineError, match="the engine runs a request already"):
+                call()
+        running.cancel()
+        first.join(30)
+        assert made[0].stop_reason == "cancelled"
+        assert made[0].tokens
+        assert running.generate([1], max_tokens=3).tokens == made[0].tokens[:3]
+
+
+def test_a_request_within_on_token_is_refused_and_ends_the_first() -> None:
+    with engine(planned()) as running:
+        with pytest.raises(EngineError, match="the engine runs a request already"):
+            running.generate([1], max_tokens=40, on_token=lambda _: running.generate([1], max_tokens=1) and None)
+        assert len(running.generate([1], max_tokens=4).tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda e: e.generate([1.5], max_tokens=1), "prompt token 0 is 1.5: must be a whole number"),
+        (lambda e: e.generate([2**40], max_tokens=1), "prompt token 0 is 1099511627776"),
+        (lambda e: e.generate([1], max_tokens=1, stop=[2**31]), "a stop token is 2147483648"),
+        (lambda e: e.generate([1], max_tokens=1, stop=[-1]), "a stop token is -1"),
+        (lambda e: e.run_steps(3), "is a model's plan, not a probe"),
+    ],
+)
+def test_wrong_numbers_are_refused(call: Callable[[HostEngine], Any], words: str) -> None:
+    with engine(planned()) as running, pytest.raises(EngineError, match=words):
+        call(running)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e30])
+def test_a_watchdog_waits_a_time(seconds: float) -> None:
+    with pytest.raises(EngineError, match="watchdog_s="):
+        engine(planned(), watchdog_s=seconds)
+
+
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitize: str, tmp_path: Any) -> None:
     """A sanitizer must be there when the process starts, so the engine runs in one of its own."""
-    import os
-    import subprocess
-    import sys
-
     name = {"address,undefined": "libasan.so", "thread": "libtsan.so"}[sanitize]
     runtime = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
     if not os.path.isabs(runtime):

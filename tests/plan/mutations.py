@@ -253,6 +253,8 @@ def other_items(plan: Plan, chance: random.Random) -> Plan | None:
     if not stage:
         return None
     count = stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits
+    if not count:  # an edit before took the heads
+        return None
     items = _spans(stage.items, chance, count)
     plan = _with_stage(plan, replace(stage, items=items))
     if chance.random() < 0.7:

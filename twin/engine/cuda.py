@@ -73,7 +73,7 @@ class CudaEngine(Session):
         try:
             self._prepare(weights, random_streams)
         except BaseException:
-            self.close()
+            self._close()
             raise
 
     def _prepare(self, weights: Weights | None, random_streams: int | None) -> None:
@@ -299,7 +299,7 @@ class CudaEngine(Session):
 
     # ---- the driver -----------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if not self._open:
             return
         self._open = False

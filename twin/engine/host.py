@@ -52,8 +52,7 @@ class HostEngine(Session):
             address(self._cores), len(self._cores), address(self._launches),
         )  # fmt: skip
 
-    def close(self) -> None:
-        """Release the device's state; the engine cannot run afterwards."""
+    def _close(self) -> None:
         if self._engine is not None:
             self._library.twin_close(self._engine)
             self._engine = None
@@ -89,6 +88,10 @@ class HostEngine(Session):
 
     def _join(self) -> None:
         self._library.twin_join(self._engine)
+        worker = self._library.twin_overrun(self._engine)
+        if worker >= 0:
+            rank, block = divmod(worker, self.plan.blocks)
+            raise EngineError(f"Rank[{rank}].Block[{block}] wrote beyond its memory, so no result of this run counts; report this plan")
 
     def _forget(self) -> None:
         """Everything that a run leaves behind: hand-offs, counters, progress. Old cache positions are never read."""
@@ -184,5 +187,6 @@ def _load(path: os.PathLike[str]) -> ctypes.CDLL:
     library.twin_start.argtypes, library.twin_start.restype = [pointer, pointer], number
     library.twin_wait.argtypes, library.twin_wait.restype = [pointer, number, number], number
     library.twin_join.argtypes, library.twin_join.restype = [pointer], None
+    library.twin_overrun.argtypes, library.twin_overrun.restype = [pointer], number
     library.twin_close.argtypes, library.twin_close.restype = [pointer], None
     return library

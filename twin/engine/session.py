@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +24,7 @@ from twin.plan.types import Plan, Sampling, StageKind
 PASS_BARRIER = -2  # hung_value: blocks meet after every stage of a prompt pass
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
+MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,10 @@ class Generation:
 
 
 class Session(ABC):
-    """A plan and its weights, ready to generate. A context manager; not to be used by two threads at once."""
+    """A plan and its weights, ready to generate. A context manager.
+
+    One request runs at a time: a second one, from another thread or from within `on_token`, raises EngineError.
+    """
 
     plan: Plan
     _trace: bool
@@ -48,9 +55,13 @@ class Session(ABC):
             raise EngineError(reason)
         if plan.ranks > MAX_RANKS:
             raise EngineError(f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or lanes")
+        if not 0 < watchdog_s <= MOST_WATCHDOG_S:
+            raise EngineError(f"watchdog_s={watchdog_s}: must lie above 0 and at most {MOST_WATCHDOG_S:g}")
         self.plan = plan
         self._trace = trace
         self._watchdog_ns = int(watchdog_s * 1e9)
+        self._in_use = threading.Lock()
+        self._cancelled = False  # the present request
 
     def __enter__(self) -> Self:
         return self
@@ -58,13 +69,29 @@ class Session(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    @abstractmethod
     def close(self) -> None:
-        """Release the device's state; the engine cannot run afterwards."""
+        """Release the device's state; the engine cannot run afterwards. Raises EngineError while a request runs."""
+        with self._alone("close"):
+            self._close()
 
     def cancel(self) -> None:
-        """End the present run at once, keeping what it generated. May be called from a signal handler or another thread."""
+        """End the present request at once, keeping what it generated. May be called from a signal handler or another thread.
+
+        From the moment at which `generate` was called: what comes before the kernel's start counts as well.
+        """
+        self._cancelled = True  # before the word that a start clears
         self._control.abort = 1
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """The engine belongs to one request at a time: its memory, its threads and its control words are there once."""
+        if not self._in_use.acquire(blocking=False):
+            raise EngineError(f"{what}: the engine runs a request already; wait until it ends or cancel it, or make another engine")
+        self._cancelled = False
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def generate(
         self,
@@ -77,9 +104,16 @@ class Session(ABC):
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
-        Raises EngineError for a wrong request, and when the kernel hangs or finds no token to choose.
+        Raises EngineError for a wrong request, for one while another runs, and when the kernel hangs or finds no token to choose.
         """
-        self._check(prompt, max_tokens)
+        with self._alone("generate"):
+            return self._generate(prompt, max_tokens, sampling, frozenset(stop), on_token)
+
+    def _generate(
+        self, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams, stop: frozenset[int],
+        on_token: Callable[[int], None] | None,
+    ) -> Generation:  # fmt: skip
+        self._check(prompt, max_tokens, stop)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise EngineError(
                 f"temperature={sampling.temperature}: this plan samples greedily in every block; "
@@ -112,6 +146,10 @@ class Session(ABC):
 
         `after` is read like a prompt; the tokens themselves are always read one a step.
         """
+        with self._alone("logits"):
+            return self._logits(tokens, after)
+
+    def _logits(self, tokens: Sequence[int], after: Sequence[int]) -> NDArray[np.float32]:
         self._check(tokens, 1)
         whole = [*after, *tokens]
         self._check(whole, 1)
@@ -128,6 +166,14 @@ class Session(ABC):
 
     def run_steps(self, steps: int) -> NDArray[np.int64]:
         """Probes: run, and return when the slowest block ended each step, [steps] in ns since the start."""
+        if self.plan.spec is not None:
+            raise EngineError(f"{self.plan.name} is a model's plan, not a probe: use generate")
+        if not 1 <= steps < 2**31:
+            raise EngineError(f"steps={steps}: a run of a probe has 1 to 2**31 - 1")
+        with self._alone("run_steps"):
+            return self._run_steps(steps)
+
+    def _run_steps(self, steps: int) -> NDArray[np.int64]:
         request = self._request((), steps, ())
         workers = self.plan.ranks * self.plan.blocks
         stamps = self._zeros((steps, workers), np.uint64)
@@ -150,14 +196,15 @@ class Session(ABC):
 
     # ---- one run --------------------------------------------------------------------------------------------
 
-    def _check(self, prompt: Sequence[int], max_tokens: int) -> None:
+    def _check(self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int] = ()) -> None:
         if self.plan.spec is None:
             raise EngineError(f"{self.plan.name} is a probe: it generates nothing; use run_probe")
         if not len(prompt):
             raise EngineError("the prompt is empty: give at least one token")
         for at, token in enumerate(prompt):
-            if not 0 <= token < self.plan.spec.vocab:
-                raise EngineError(f"prompt token {at} is {token}: must lie between 0 and {self.plan.spec.vocab - 1}")
+            _check_token(f"prompt token {at}", token, self.plan.spec.vocab)
+        for token in stop:
+            _check_token("a stop token", token, 2**31)  # one beyond the vocabulary never comes
         if max_tokens < 1:
             raise EngineError(f"max_tokens={max_tokens}: must be at least 1")
         limit = self.plan.options.max_context
@@ -195,6 +242,8 @@ class Session(ABC):
     def _run(self, request: Request, tokens: NDArray[np.int32], on_token: Callable[[int], None] | None) -> bool:
         """Start all blocks and stay until they have left. True when the run was cancelled."""
         self._start(request)
+        if self._cancelled:  # the start cleared the word
+            self._control.abort = 1
         told, cancelled = 0, False
         try:
             while True:
@@ -244,6 +293,10 @@ class Session(ABC):
     # ---- what an engine has to say --------------------------------------------------------------------------
 
     @abstractmethod
+    def _close(self) -> None:
+        """Release the device's state; closing again does nothing."""
+
+    @abstractmethod
     def _zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array of the present run that the kernel writes."""
 
@@ -281,6 +334,15 @@ def probe_seconds(plan: Plan, make: Callable[[], Session], *, steps: int, warmup
     with make() as engine:
         engine.fill_random(weights_seed)
         return engine.step_seconds(steps=steps, warmup=warmup)
+
+
+def _check_token(name: str, token: int, vocab: int) -> None:
+    try:
+        operator.index(token)
+    except TypeError:
+        raise EngineError(f"{name} is {token!r}: must be a whole number") from None
+    if not 0 <= token < vocab:
+        raise EngineError(f"{name} is {token}: must lie between 0 and {vocab - 1}")
 
 
 def address(array: NDArray[Any]) -> int:

@@ -31,6 +31,7 @@ from twin.plan.types import (
 # with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
 POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
+MOST_INDEX = 2**24  # of a token: candidates publish it as an FP32
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 # In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 % slower with one token, 0.5, 5 and 90 %
 # faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384 elements) 16 % faster.
@@ -122,10 +123,15 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or a library")
     if options.delay and not spec.lanes:
         raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
-    if options.delay is not None and not 0 <= 2 * options.delay <= spec.layers:
-        raise PlanError(f"delay={options.delay}: must lie between 0 and half of the {spec.layers} layers")
+    delay = options.delay if options.delay is not None else spec.lanes.delay if spec.lanes else 0
+    if not 0 <= 2 * delay <= spec.layers:
+        raise PlanError(f"delay={delay}: must lie between 0 and half of the {spec.layers} layers")
     if not 1 <= options.context < options.max_context + 1:
         raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
+    if spec.vocab > MOST_INDEX and spec.runnable_reason() is None:
+        raise PlanError(
+            f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to {MOST_INDEX}; use a smaller vocabulary"
+        )
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
     for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk"):

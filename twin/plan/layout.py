@@ -7,6 +7,7 @@ structs either way. Offsets count floats, except where the name says pages or by
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,7 @@ from twin.plan.types import (
     Span,
     Stage,
     StageKind,
+    Value,
     tiles,
 )
 
@@ -93,6 +95,11 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "starts": ("StageStart", ("units",)),
 }  # fmt: skip
 FLOATS = {"scale", "norm_eps"}
+KINDS_OF_INPUT = ("hidden", "heads", "ffn")
+TEAM_SIZES = (  # of NVIDIA's blocks
+    "consumer_warps", "scan_heads", "cache_tile", "tensor_scan",
+    *(f"{use}_{what}" for use in KINDS_OF_INPUT for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -246,16 +253,20 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
         base[buffer.id], counters[buffer.id] = floats, sum((b.parts + 1) * b.copies for b in plan.buffers[: buffer.id])
         floats += buffer.copies * buffer.parts * _up(buffer.elements, LINE_FLOATS)
     writers = {v.id: sum(lo < hi for lo, hi in v.owned) for v in plan.values}
+    prompts = prompt_of(plan).values
+    shared: dict[tuple[int, int, bool], list[Value]] = defaultdict(list)
+    for value in plan.values:
+        shared[value.buffer, value.copy, value.pushed].append(value)
     rows: Table = []
     for value in plan.values:
         buffer = plan.buffers[value.buffer]
         stride = _up(buffer.elements, LINE_FLOATS)
-        same = [v for v in plan.values if (v.buffer, v.copy, v.pushed) == (value.buffer, value.copy, value.pushed)]
+        same = shared[value.buffer, value.copy, value.pushed]
         rows.append((
             base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
             sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
             sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
-            prompt_of(plan).values[value.id],
+            prompts[value.id],
         ))  # fmt: skip
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
 
@@ -307,7 +318,9 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
 
 
 def _team_sizes(plan: Plan) -> dict[str, int]:
-    """NVIDIA: warps that compute, and how they share the matrices of each input."""
+    """NVIDIA: warps that compute, and how they share the matrices of each input. Zero where a device has no such warps."""
+    if not plan.limits.teams:
+        return dict.fromkeys(TEAM_SIZES, 0)
     teams = teams_of(plan)
     sizes = {
         "consumer_warps": teams.warps, "scan_heads": scan_heads(plan), "cache_tile": cache_tile(plan),
@@ -330,6 +343,8 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
 
 def prompt_chip(plan: Plan) -> int:
     """NVIDIA: bytes of a block's shared memory during a prompt pass."""
+    if not plan.limits.teams:
+        return 0
     return chip_bytes(plan, warps=teams_of(plan).warps)
 
 
@@ -357,7 +372,7 @@ def _input_floats(plan: Plan) -> int:
 def _scratch_floats(plan: Plan) -> int:
     """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the sampler's sums."""
     wanted = [1024, 2 * _half_floats(plan)]
-    scanned = scanning_warps(plan) * scan_heads(plan)
+    scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             group = plan.shard.heads // plan.shard.kv_heads
@@ -378,12 +393,7 @@ def _scratch_floats(plan: Plan) -> int:
 
 def _half_floats(plan: Plan) -> int:
     """Partial sums of one batch of rows."""
-    wanted = [0]
-    for stage in plan.stages:
-        if stage.matrix:
-            rows = min(stage.matrix.batch_rows, _up(max(hi - lo for lo, hi in stage.matrix.owned), stage.matrix.tile_rows))
-            wanted.append(rows * stage.matrix.sharers)
-    return _up(max(wanted), LINE_FLOATS)
+    return _up(max([0, *(stage.matrix.sums_floats for stage in plan.stages if stage.matrix)]), LINE_FLOATS)
 
 
 def _pass_parts(plan: Plan, read: Read) -> Parts:

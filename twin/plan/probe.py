@@ -81,6 +81,8 @@ def hop_probe(options: Options, limits: Limits, *, pair: tuple[int, int], hops: 
     blocks = options.blocks
     if len(set(pair)) != 2 or not all(0 <= block < blocks for block in pair):
         raise PlanError(f"hop_probe: the pair {pair} must be two of the {blocks} blocks")
+    if rows and blocks < 3:
+        raise PlanError(f"hop_probe: {rows} rows on {blocks} blocks: a third one streams them, the pair does not")
     if hops < 1:
         raise PlanError(f"hop_probe: {hops} hops a round; ask for at least 1")
     matrix = cut(rows=rows, cols=cols, unit=1, owned=_without(pair, rows, blocks), options=options) if rows else None

@@ -13,9 +13,10 @@ that are not dense, are simulated only (`simulation_only` says why).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
 from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
@@ -197,6 +198,13 @@ class Matrix:
             return max(MOST_WARPS, -(-self.cols // self.tile_cols))
         return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())  # a team of warps is a power of two
 
+    @property
+    def sums_floats(self) -> int:
+        """Partial sums of one batch of rows on the chip, FP32 [sharers][batch_rows]: `multiply` in gemv.cuh strides by the whole batch,
+        also where a block has fewer rows, so only the last part ends early."""
+        most = max((hi - lo for lo, hi in self.owned), default=self.rows)
+        return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
+
 
 @dataclass(frozen=True, slots=True)
 class Routed:
@@ -363,6 +371,19 @@ class Plan:
     values: tuple[Value, ...]
     stages: tuple[Stage, ...]
     die_of_block: tuple[int, ...]  # [blocks of a GPU] rank-on-GPU * blocks + block -> die
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Of all stages and spans, so computed once: layouts and teams are looked up by plan, and that took most of a proof's time."""
+        if self._hash is None:
+            parts = tuple(getattr(self, f.name) for f in fields(self) if f.compare)
+            object.__setattr__(self, "_hash", hash(parts))
+        assert self._hash is not None
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
+        """Without the hash: another process hashes texts differently."""
+        return Plan, tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def gpu_of_rank(self, rank: int) -> int:
         return rank // self.ranks_per_gpu

@@ -14,6 +14,7 @@ from twin.errors import InvalidPlan
 from twin.plan.budget import on_chip_bytes
 from twin.plan.dataflow import check_data_flow
 from twin.plan.happens_before import prove_reuse
+from twin.plan.kernel_rules import MOST_NUMBER, check_kernel, check_layout
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -34,8 +35,12 @@ from twin.plan.violation import Violation
 __all__ = ["Report", "Violation", "validate", "violations"]
 
 THE_PLAN = "the plan"
-OPTION_MINIMUM = ("gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "context", "kv_page", "batch", "expert_ranks")
+OPTION_MINIMUM = {
+    "gpus": 1, "blocks": 1, "slot_bytes": 1, "ring_slots": 1, "window_slots": 1, "tile_rows": 1, "context": 1, "max_context": 1,
+    "kv_page": 1, "copies": 1, "prompt_chunk": 1, "batch": 1, "draft": 0, "expert_ranks": 1, "ahead_slots": 0, "lane_stagger_ns": 0,
+}  # fmt: skip
 ITEM_KINDS = (StageKind.ATTENTION, StageKind.INDEX, StageKind.DELTA)
+ROUTED_KINDS = (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,11 @@ def _examine(plan: Plan) -> tuple[list[Violation], int]:
     found = list(_structure(plan))
     if found:
         return found, 0
-    found = [*_outputs(plan), *_order(plan), *_collectives(plan), *_resets(plan), *_budgets(plan), *check_data_flow(plan)]
+    wrong = [*_outputs(plan), *check_data_flow(plan), *check_kernel(plan)]
+    if not wrong:  # then the plan can be laid out, and what a block needs on the chip is known
+        wrong = check_layout(plan) or list(_chip_budget(plan))
     proof = prove_reuse(plan)
-    return found + proof.violations, proof.orderings
+    return [*_order(plan), *_collectives(plan), *_resets(plan), *_budgets(plan), *wrong, *proof.violations], proof.orderings
 
 
 # ---- structure: what every other rule relies on ----------------------------------------------------------------------
@@ -84,9 +91,17 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         return Violation("structure", stage, message)
 
     options = plan.options
-    for name in OPTION_MINIMUM:
-        if getattr(options, name) < 1:
-            yield wrong(f"{name}={getattr(options, name)} is below 1")
+    for name, least in OPTION_MINIMUM.items():
+        if not least <= getattr(options, name) <= MOST_NUMBER:
+            yield wrong(f"{name}={getattr(options, name)} is not between {least} and {MOST_NUMBER}")
+    kv = plan.kv
+    if min(kv.splits, kv.page, kv.item_positions) < 1:
+        yield wrong(f"{kv.splits} splits of {kv.item_positions} positions in pages of {kv.page}")
+    layers = plan.spec.layers if plan.spec else 0
+    if options.delay is not None and not 0 <= options.delay <= layers:
+        yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
+    if options.expert_ranks > 0 and plan.ranks % options.expert_ranks:
+        yield wrong(f"{options.expert_ranks} groups of experts on {plan.ranks} ranks")
     if min(plan.ranks, plan.ranks_per_gpu, plan.blocks) < 1 or plan.ranks != options.gpus * plan.ranks_per_gpu:
         yield wrong(f"{plan.ranks} ranks, {plan.ranks_per_gpu} per GPU, on {options.gpus} GPUs")
     if options.blocks != plan.blocks * plan.ranks_per_gpu:
@@ -146,6 +161,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
         yield f"its weights wait for stage {stage.gate}, which is not before it"
     if stage.routed and stage.gate is None:
         yield "its experts are chosen by no stage"
+    if stage.routed and stage.kind not in ROUTED_KINDS:
+        yield f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} do"
     if stage.scan and stage.window:
         yield f"window {stage.window}, although the entries that it scans are counted already"
     if stage.kept and (stage.publishes is not None or len(stage.matrices) != 1):
@@ -177,8 +194,9 @@ def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
 
 def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
     if min(matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols) < 1:
-        yield f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x {matrix.tile_cols}"
-    elif matrix.rows % matrix.unit or matrix.tile_rows % matrix.unit:
+        yield f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x {matrix.tile_cols} and units of {matrix.unit}"
+        return
+    if matrix.rows % matrix.unit or matrix.tile_rows % matrix.unit:
         yield f"{matrix.rows} rows in tiles of {matrix.tile_rows}: not whole units of {matrix.unit} rows"
     if stage.routed and not matrix.owned:
         yield from _share_faults(plan, stage, stage.routed, matrix)
@@ -288,7 +306,6 @@ def _resets(plan: Plan) -> Iterator[Violation]:
 def _budgets(plan: Plan) -> Iterator[Violation]:
     options, limits, kv = plan.options, plan.limits, plan.kv
     for what, used, limit in (
-        ("bytes on chip per block", on_chip_bytes(plan), limits.on_chip_bytes),
         ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
         ("cached positions", options.context, options.max_context),
     ):
@@ -310,6 +327,12 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
     if not whole_pages or kv.splits * kv.item_positions < options.max_context:
         message = f"{kv.splits} splits x {kv.item_positions} positions in pages of {kv.page} hold no {options.max_context} positions"
         yield Violation("budget", THE_PLAN, message)
+
+
+def _chip_budget(plan: Plan) -> Iterator[Violation]:
+    used, limit = on_chip_bytes(plan), plan.limits.on_chip_bytes
+    if used > limit:
+        yield Violation("budget", THE_PLAN, f"needs {used} bytes on chip per block, the limit is {limit}")
 
 
 def _tile_bytes(plan: Plan, matrix: Matrix) -> int:

@@ -8,6 +8,7 @@ NEXT_STEP = {
     "structure": "rebuild the plan with twin.plan.build; hand-edited plans keep ids, lengths and spans consistent",
     "outputs": "give every element, row and item to exactly one block (twin.plan.partition.spread)",
     "deadlock": "let the producer come first: publish in an earlier stage, or read the previous step's value",
+    "kernel": "choose options that the kernel takes, or rebuild the plan with twin.plan.build",
     "residency": "use fewer blocks per GPU, or execution=graph",
     "ring": "raise ring_slots or slot_bytes, or lower window_slots or tile_rows",
     "collective": "inside a resident kernel push; between kernels use the library, or push with sentinel or counter",

@@ -219,6 +219,8 @@ class Walk:
         if spec.layout:
             if (plan.shard.hidden, plan.shard.vocab) != (spec.hidden, -(-spec.vocab // ranks)):
                 raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}")
+        elif len(spec.windows) < spec.layers:
+            raise Wrong("the plan", f"{len(spec.windows)} windows for {spec.layers} layers")
         else:
             heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
             shard = Shard(spec.hidden, spec.heads // ranks, heads, spec.head_dim, spec.ffn // ranks, -(-spec.vocab // ranks), replicas)
@@ -255,9 +257,15 @@ def _compare_read(stage: Stage, read: Read, need: Need) -> Iterator[Violation]:
         if getattr(read, what) != getattr(need, what):
             yield Violation("data flow", stage.name, f"reads {name} with {what}={getattr(read, what)}, not {getattr(need, what)}")
     for block, (spans, needed) in enumerate(zip(read.spans, need.spans, strict=True)):
+        if spans == needed:
+            continue
         holes = [hole for span in needed if (hole := first_hole(spans, span)) is not None]
         if holes:
             yield Violation("data flow", stage.name, f"block {block} needs {name}[{holes[0]}] and does not read it")
+            return
+        more = [hole for span in spans if (hole := first_hole(needed, span)) is not None]
+        if more:  # it would lie where the kernel expects another, or count as known although nobody polls it
+            yield Violation("data flow", stage.name, f"block {block} reads {name}[{more[0]}], which it does not use")
             return
 
 

@@ -1,0 +1,234 @@
+"""Edited plans that would compute wrong tokens, hang or crash in the kernel, although every word is reused in time.
+
+Each is refused by the name of its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.attack.bases import LANED, LIMITS, LLAMA
+from twin.errors import InvalidPlan, PlanError
+from twin.models.formats import Format
+from twin.models.load import load_model
+from twin.models.spec import DType, Lanes
+from twin.plan.build import build
+from twin.plan.probe import exchange_probe, hop_probe, sample_probe, stream_probe
+from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind
+from twin.plan.validate import validate, violations
+
+
+def planned(**chosen: Any) -> Plan:
+    base: dict[str, Any] = {"context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP32, "blocks": 4}
+    return build(LLAMA, Options(**(base | chosen)), LIMITS)
+
+
+def first(plan: Plan, kind: StageKind) -> Stage:
+    return next(stage for stage in plan.stages if stage.kind is kind)
+
+
+def with_stage(plan: Plan, stage: Stage, **changes: Any) -> Plan:
+    return replace(plan, stages=tuple(replace(s, **changes) if s is stage else s for s in plan.stages))
+
+
+def with_read(plan: Plan, stage: Stage, **changes: Any) -> Plan:
+    return with_stage(plan, stage, reads=(replace(stage.reads[0], **changes), *stage.reads[1:]))
+
+
+def with_options(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, options=replace(plan.options, **changes))
+
+
+def refused(plan: Plan, words: str, stage: str = "") -> None:
+    with pytest.raises(InvalidPlan):
+        validate(plan)
+    found = violations(plan)
+    assert any(words in v.message and stage in v.stage for v in found), found
+
+
+def test_attention_reads_exactly_its_heads() -> None:
+    """The kernel finds a head by its place among the elements that were read: one more shifts all behind it."""
+    plan = planned(blocks=2, attention_splits=1)
+    attention = first(plan, StageKind.ATTENTION)
+    everything = ((0, plan.values[attention.reads[0].value].elements),)
+    spans = tuple(everything if mine else mine for mine in attention.reads[0].spans)
+    assert all(spans)
+    refused(with_read(plan, attention, spans=spans), "which it does not use", "attention[0]")
+
+
+def test_a_block_without_items_reads_nothing() -> None:
+    """The kernel does not poll there, so the block would be thought to know what it does not."""
+    plan = planned(blocks=6, attention_splits=1)
+    attention = first(plan, StageKind.ATTENTION)
+    idle = next(block for block, (lo, hi) in enumerate(attention.items) if lo == hi)
+    spans = list(attention.reads[0].spans)
+    spans[idle] = ((0, 8),)
+    refused(with_read(plan, attention, spans=tuple(spans)), f"block {idle} reads", "attention[0]")
+
+
+def test_only_block_0_reads_the_logits_of_the_full_sampler() -> None:
+    plan = planned(sampling=Sampling.FULL)
+    sample = first(plan, StageKind.SAMPLE)
+    spans = list(sample.reads[0].spans)
+    spans[1] = spans[0]
+    refused(with_read(plan, sample, spans=tuple(spans)), "block 1 reads", "sample")
+
+
+@pytest.mark.parametrize("handoff", list(HandOffKind))
+def test_block_0_owns_the_token_that_it_chooses(handoff: HandOffKind) -> None:
+    """With counters, block 1 would arrive for a token that block 0 has not written."""
+    plan = planned(sampling=Sampling.FULL, handoff=handoff)
+    sample = first(plan, StageKind.SAMPLE)
+    token = plan.values[sample.publishes or 0]
+    owned = ((0, 0), (0, 1), (1, 1), (1, 1))
+    values = tuple(replace(v, owned=owned) if v is token else v for v in plan.values)
+    spans = ((), *sample.reads[0].spans[:1], (), ())
+    refused(replace(with_read(plan, sample, spans=spans), values=values), "block 0 chooses the token", "sample")
+
+
+def test_a_probe_that_samples_greedily_on_many_blocks_publishes_no_token() -> None:
+    plan = sample_probe(Options(blocks=1, sampling=Sampling.GREEDY, copies=1), LIMITS, vocab=7)
+    refused(plan, "a greedy candidate has two", "sample")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"routed": Routed(4, 2, 4, 2)}, "uses chosen experts"),
+        ({"routed": Routed(4, 2, 4, 2), "gate": 0}, "uses chosen experts"),
+        ({"gate": 0}, "a gate for its weights"),
+        ({"kept": True, "publishes": None}, ""),
+    ],
+)
+def test_a_dense_stage_has_no_experts(changes: dict[str, Any], words: str) -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    refused(with_stage(plan, down, **changes), words)
+
+
+def test_a_dense_stage_with_routed_rows_that_nobody_owns_is_refused_by_name() -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    assert down.matrix
+    refused(with_stage(plan, down, routed=Routed(4, 2, 4, 2), gate=0, matrix=replace(down.matrix, owned=())), "chosen experts", "down[0]")
+
+
+def test_a_stored_format_is_refused_where_the_kernel_multiplies_plain_weights() -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    stored = [weight.format for weight in load_model("gpt-oss-20b").weights() if weight.format.name == "mxfp4"]
+    assert down.matrix
+    assert isinstance(stored[0], Format)
+    refused(with_stage(plan, down, matrix=replace(down.matrix, format=stored[0])), "stored as", "down[0]")
+
+
+@pytest.mark.parametrize("columns", [4, 12])
+def test_tiles_are_cut_where_loads_begin(columns: int) -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    assert down.matrix
+    refused(with_stage(plan, down, matrix=replace(down.matrix, tile_cols=columns)), "multiple of 8", "down[0]")
+
+
+@pytest.mark.parametrize("unit", [0, -1, 3])
+def test_rows_make_elements_one_or_two_at_a_time(unit: int) -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    assert down.matrix
+    refused(with_stage(plan, down, matrix=replace(down.matrix, unit=unit)), "", "down[0]")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_chunk": 0}, {"copies": 0}, {"max_context": 0}, {"draft": -1}, {"ahead_slots": -1}, {"delay": -1}, {"delay": 5},
+        {"ring_slots": 2**31}, {"expert_ranks": 3}, {"lane_stagger_ns": -1}, {"slot_bytes": 2**40},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_out_of_range_are_refused_by_name(changes: dict[str, int]) -> None:
+    name = next(iter(changes)).replace("expert_ranks", "groups of experts")
+    refused(with_options(planned(), **changes), name)
+
+
+@pytest.mark.parametrize("changes", [{"splits": 0}, {"page": 0}, {"item_positions": -4}], ids=str)
+def test_a_cache_without_room_is_refused(changes: dict[str, int]) -> None:
+    plan = planned()
+    refused(replace(plan, kv=replace(plan.kv, **changes)), "positions in pages of")
+
+
+def test_every_layer_has_a_window() -> None:
+    plan = planned()
+    assert plan.spec
+    refused(replace(plan, spec=replace(plan.spec, windows=(0,))), "1 windows for 2 layers")
+
+
+def test_a_vocabulary_that_fp32_cannot_number_is_refused() -> None:
+    """Token 16,777,217 would be 16,777,216."""
+    large = replace(LLAMA, vocab=2**24 + 8)
+    with pytest.raises(PlanError, match="exact up to 16777216"):
+        build(large, Options(context=8, max_context=64), LIMITS)
+    plan = planned()
+    refused(replace(plan, shard=replace(plan.shard, vocab=2**24 + 8)), "exact up to 16777216")
+
+
+@pytest.mark.parametrize("delay", [4, 6, -1])
+def test_a_delay_beyond_half_of_the_layers_is_refused_by_its_number(delay: int) -> None:
+    """Also where the model says it itself."""
+    laned = replace(LANED, lanes=Lanes(4, delay))
+    for model, chosen in ((laned, None), (LANED, delay)):
+        with pytest.raises(PlanError, match=f"delay={delay}: must lie between 0 and half of the 6 layers"):
+            build(model, Options(blocks=4, max_context=64, collective=CollectiveKind.PUSH, delay=chosen), LIMITS)
+
+
+PROBES: list[tuple[str, Callable[[], Plan], str]] = [
+    ("a stream without weights", lambda: _stream(matrix=None), "lacks a matrix"),
+    ("a stream that publishes nothing it makes", lambda: _stream(publishes=0), ""),
+    (
+        "heads that no group divides",
+        lambda: _sized(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), kv_heads=8),
+        "whole groups",
+    ),
+]
+
+
+def _stream(**changes: Any) -> Plan:
+    plan = stream_probe(Options(), LIMITS, rows=16, cols=64, stages=2)
+    return with_stage(plan, plan.stages[1], **changes)
+
+
+def _sized(plan: Plan, **sizes: int) -> Plan:
+    return replace(plan, shard=replace(plan.shard, **sizes))
+
+
+@pytest.mark.parametrize(("make", "words"), [case[1:] for case in PROBES], ids=[case[0] for case in PROBES])
+def test_probes_are_held_to_what_the_kernel_does(make: Callable[[], Plan], words: str) -> None:
+    refused(make(), words)
+
+
+def test_a_pair_that_is_all_blocks_leaves_none_to_stream() -> None:
+    with pytest.raises(PlanError, match="16 rows on 2 blocks: a third one"):
+        hop_probe(Options(blocks=2), LIMITS, pair=(0, 1), hops=2, rows=16, cols=64)
+
+
+@pytest.mark.parametrize("chosen", [{"tile_rows": 16, "slot_bytes": 8192}, {"slot_bytes": 65536}], ids=str)
+def test_a_cpu_is_not_held_to_the_teams_of_a_gpu(chosen: dict[str, int]) -> None:
+    """A GPU's warps take so many rows and columns at once, a CPU any: `twin plan` and `twin run` say the same."""
+    wide = replace(LLAMA, hidden=2048, heads=16, head_dim=128, ffn=8192, vocab=256)
+    options = Options(blocks=2, context=8, max_context=64, **chosen)
+    cpu = build(wide, options, LIMITS)
+    validate(cpu)
+    gpu = build(wide, options, replace(LIMITS, teams=True))
+    assert any(violation.rule == "kernel" for violation in violations(gpu))
+
+
+def test_a_read_that_is_exact_in_pieces_is_accepted() -> None:
+    plan = planned()
+    down = first(plan, StageKind.DOWN)
+    read: Read = down.reads[0]
+    elements = plan.values[read.value].elements
+    validate(with_read(plan, down, spans=(((0, 8), (8, elements)),) * plan.blocks))
