@@ -110,7 +110,7 @@ def put(name: str, shape: tuple[int, ...] = (2,), dtype: Any = np.float32) -> Ca
 
 
 HEADER_DAMAGE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda h: h[UP].update(shape=[32, 17]), rf"{UP} \[32, 17\] of BF16 needs 1088 bytes, it has 1024"),
+    (lambda h: h[UP].update(shape=[32, 17]), rf"'{UP}' \[32, 17\] of BF16 needs 1088 bytes, it has 1024"),
     (lambda h: h[UP].update(dtype="Q4"), "unknown dtype 'Q4'; expected F16, BF16, F32"),
     (lambda h: h[UP].pop("shape"), "entry of .* is not a dtype, a shape"),
     (lambda h: h[UP].update(shape=[-32, -16]), "is not a dtype, a shape"),
@@ -129,11 +129,11 @@ def test_a_wrong_header_is_named(tmp_path: Path, change: Callable[[dict[str, Any
 
 
 TENSOR_DAMAGE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda t: t.pop(UP), f"tensor {UP} is missing"),
-    (put(UP, (16, 32), ml_dtypes.bfloat16), rf"{UP} has shape \[16, 32\], expected \[32, 16\]"),
-    (put(UP, (32, 16)), rf"mixes types: BF16 \(.*\), F32 \({UP}\)"),
+    (lambda t: t.pop(UP), f"tensor '{UP}' is missing"),
+    (put(UP, (16, 32), ml_dtypes.bfloat16), rf"'{UP}' has shape \[16, 32\], expected \[32, 16\]"),
+    (put(UP, (32, 16)), rf"mixes types: BF16 \(.*\), F32 \('{UP}'\)"),
     (put("model.layers.0.mlp.up_proj.weight_scale"), "quantized"),
-    (put("model.layers.0.self_attn.q_proj.bias"), r"q_proj.bias is not part of a llama model"),
+    (put("model.layers.0.self_attn.q_proj.bias"), r"q_proj.bias' is not part of a llama model"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_wrong_tensors_are_named(tmp_path: Path, change: Callable[[dict[str, Any
 
 def test_an_integer_matrix_is_refused(tmp_path: Path) -> None:
     edit(lambda h: h[UP].update(dtype="I16"), save(tmp_path) / FILE)
-    with pytest.raises(CheckpointError, match=f"{UP} is stored as I16"):
+    with pytest.raises(CheckpointError, match=f"'{UP}' is stored as I16"):
         open_checkpoint(tmp_path)
 
 
@@ -195,10 +195,10 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update({UP: "model-00009-of-00002.safetensors"}), "model-00009-of-00002.safetensors, which is missing"),
+        (lambda m: m.update({UP: "model-00009-of-00002.safetensors"}), "'model-00009-of-00002.safetensors', which is missing"),
         (lambda m: m.update({UP: "../outside.safetensors"}), "not a file of this folder"),
-        (lambda m: m.update({"model.extra.weight": m[UP]}), "places model.extra.weight in .* does not hold it"),
-        (lambda m: m.pop(UP), f"{UP} is missing"),
+        (lambda m: m.update({"model.extra.weight": m[UP]}), "places 'model.extra.weight' in .* does not hold it"),
+        (lambda m: m.pop(UP), f"'{UP}' is missing"),
         (lambda m: m.update({UP: 3}), "weight_map must map"),
     ],
 )
