@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ MOST_STOPS = 64  # tokens that end a generation; every block compares each of th
 MOST_BYTES = 64 * 2**20  # of tokenizer.json: twice the largest published
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
 CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
+_QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
 
 
@@ -88,6 +91,8 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
         # What was set when the file was saved would cut or fill up every prompt in silence.
         backend.no_truncation()
         backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            raise ValueError("its dropout would encode the same text in many ways")
     config, model = _optional_json(path, TOKENIZER_CONFIG), _optional_json(path, CONFIG)
     vocabulary = _vocabulary(model)
     bos = _named(path, backend, config.get("bos_token"), vocabulary) if config.get("add_bos_token") is True else None
@@ -152,11 +157,30 @@ def _optional_json(folder: Path, name: str) -> dict[str, Any]:
 def _refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
     """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no Exception at all."""
     try:
-        yield
+        with _QUIET, _without_stderr():
+            yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise refusal(f"{what} ({shown(str(error), 200)}); {next_step}") from error
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """A panic writes its own lines, file contents among them, straight to descriptor 2; what it says is in the exception, too."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
 
 
 def _byte_characters() -> list[str]:

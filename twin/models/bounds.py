@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 FP32_SMALLEST, FP32_LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the normal numbers of FP32: smaller ones may be flushed to zero
 LARGEST_VOCABULARY = 2**24
-MOST_LAYERS = 1024
+MOST_LAYERS = 256
 MOST_BYTES = 2**53  # of a model's matrices or caches: FP64, in which times are computed from them, counts exactly up to here
 
 
@@ -26,7 +26,7 @@ class Range:
         return self.lowest <= value <= self.highest
 
 
-_LAYERS = Range(0, MOST_LAYERS, "building and proving a plan takes 4 s for 1,024 layers and grows with their square")
+_LAYERS = Range(0, MOST_LAYERS, "twice the deepest published model; building and proving a plan takes 3 s for 256 layers and grows with their square")
 _WIDTH = Range(0, 2**20, "16 times the widest published matrix; the product of three widths stays within 64 bits")
 _HEADS = Range(0, 4096, "16 times the most published heads; every head is an item of the plan")
 _EXPERTS = Range(0, 2**14, "16 times the most published experts; the plan numbers each of them")
@@ -67,7 +67,7 @@ FIELDS: dict[str, Range] = {
     **dict.fromkeys(("num_bits", "group_size", "weight_block_size"), Range(1, 2**16, "a format's block has two sides of at most 2^16")),
 }  # fmt: skip
 MOST_LISTED = 4 * MOST_LAYERS  # numbers in a list: those of every layer, with room for drafts
-MOST_TEXTS = 16 * MOST_LISTED  # texts in a list: modules that a quantization leaves out
+MOST_TEXTS = 2**16  # texts in a list: modules that a quantization leaves out
 LONGEST_TEXT = 512  # characters of one of them
 
 
