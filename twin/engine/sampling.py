@@ -83,7 +83,9 @@ def _splitmix64(state: int) -> int:
 
 def _softmax(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
     # The maximum is taken off first: logits / temperature alone overflows at small temperatures.
-    scaled: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(temperature))
+    # What still overflows goes to minus infinity, whose probability is the right one: zero.
+    with np.errstate(over="ignore"):
+        scaled: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(temperature))
     return scaled * np.float32(1 / scaled.sum(dtype=np.float64))
 
 
