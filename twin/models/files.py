@@ -15,7 +15,7 @@ from typing import Any
 from twin.errors import CheckpointError, TwinError
 from twin.text import shown
 
-MOST_JSON_BYTES = 16 * 2**20  # 100,000 tensors, three times the most in a published file; hostile JSON of that size takes 4 s and 0.5 GB
+MOST_JSON_BYTES = 16 * 2**20  # 100,000 tensors, three times the most in a published file; hostile JSON of that size takes 1.5 s and 0.5 GB
 MOST_JSON_PARTS = 1_000_000  # mappings and lists in it: a tensor has three
 LONGEST_INTEGER = 40  # digits; published tokenizers write 10^30 for "no limit"
 
