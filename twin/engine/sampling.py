@@ -19,7 +19,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, splitmix64's increment
 MASK = 2**64 - 1
 DRAW_BITS = 24  # what an FP32 holds exactly
 LARGEST_TOP_K = 2**31 - 1  # a 32-bit integer in the kernel
-SMALLEST_TOP_P = 2.0**-64  # below the share of any token that can be drawn: smaller ones select no other tokens
+SMALLEST_TOP_P = 2.0**-64  # the likeliest of 2^24 tokens has more: smaller ones select no other tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ class StoredWeights:
 class _Looked:
     """Which tensors were looked through. Once the first is asked for, another core goes ahead through all of them.
 
-    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with looking beside it 0.30 to 0.33 s (measured on
-    two cores of a Xeon, best and median of five). From a disk it reads ahead besides.
+    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with looking beside it 0.30 to 0.33 s
+    (measured on two cores of a Xeon, best and median of five). From a disk it reads ahead besides.
     """
 
     def __init__(self, names: list[str], look: Callable[[str], None]) -> None:

@@ -29,9 +29,9 @@ class Range:
 _LAYERS = Range(
     0, MOST_LAYERS, "twice the deepest published model; building and proving a plan takes 3 s for 256 layers and grows with their square"
 )
-_WIDTH = Range(0, 2**20, "16 times the widest published matrix; the product of three widths stays within 64 bits")
-_HEADS = Range(0, 4096, "16 times the most published heads; every head is an item of the plan")
-_EXPERTS = Range(0, 2**14, "16 times the most published experts; the plan numbers each of them")
+_WIDTH = Range(0, 2**20, "19 times the widest published matrix; the product of three widths stays within 64 bits")
+_HEADS = Range(0, 4096, "32 times the most published heads; every head is an item of the plan")
+_EXPERTS = Range(0, 2**14, "32 times the most published experts; the plan numbers each of them")
 _POSITIONS = Range(0, 2**30, "positions are 32-bit integers in the kernel, sums of two included")
 _FACTOR = Range(2.0**-20, 2.0**20, "published factors lie between 1 and 64; beyond 2^20 a rotation is lost in FP32")
 _SCALE = Range(FP32_SMALLEST, FP32_LARGEST, "the engine computes in FP32 and a smaller number counts as zero there")
