@@ -234,6 +234,11 @@ def test_a_text_that_is_neither_name_nor_path_is_refused(name: str) -> None:
     refused(lambda: load_model(name), "neither a model's name nor a path")
 
 
+@pytest.mark.parametrize("name", ["llama-3.2-1b@fp8-128x128@mxfp4", "@fp32" * 20_000, "nothing@mxfp4", "@mxfp4"])
+def test_one_format_is_asked_for_at_most(name: str) -> None:
+    refused(lambda: load_model(name), "neither a model's name nor a path")
+
+
 def test_a_folder_whose_name_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="characters that cannot be shown; rename it"):
         load_model(written(tmp_path / "m\x1b[2J", json.dumps(base("llama"))))

@@ -78,7 +78,10 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     text, path = str(name_or_path), Path(name_or_path)
     name, at, stored = text.rpartition("@")
     if at and not _is_there(path, Path.exists):
-        return requantized(load_model(name), format_named(stored))
+        format = format_named(stored)
+        if name not in model_names() and not _is_there(Path(name), Path.exists):
+            raise _unknown(name)
+        return requantized(load_model(name), format)
     if text in model_names():
         return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
     if _is_there(path, Path.is_dir):
@@ -88,9 +91,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         return from_config(read_json(file, ConfigError), _name(path.resolve()))
     if _is_there(path, Path.is_file):
         return from_config(read_json(path, ConfigError), _name(path.resolve().parent))
-    raise ConfigError(
-        f"{shown(text)} is neither a model's name nor a path; {_hint(text, model_names())}; or give a folder with config.json"
-    )
+    raise _unknown(text)
+
+
+def _unknown(text: str) -> ConfigError:
+    hint = _hint(text, model_names())
+    return ConfigError(f"{shown(text)} is neither a model's name nor a path; {hint}; or give a folder with {_CONFIG}")
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
