@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +209,14 @@ def test_a_text_with_half_a_character_is_refused(byte: Tokenizer) -> None:
 def test_a_tokenizer_that_encodes_at_random_is_refused(tmp_path: Path) -> None:
     model = {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     refused(lambda: open_tokenizer(changed(tmp_path, model=model)), "tokenizer.json", "dropout")
+
+
+@pytest.mark.parametrize("text", ['{"a":1,' * 1_100_000, "1," * 4_300_000, " " * (2**26 + 1)], ids=["mappings", "numbers", "spaces"])
+def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    began = time.monotonic()
+    refused(lambda: open_tokenizer(tmp_path), "tokenizer.json", "download it again")
+    assert time.monotonic() - began < 3
 
 
 def test_special_tokens_that_are_unknown_are_shown_harmlessly(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from twin.text import shown
 
 TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 MOST_STOPS = 64  # tokens that end a generation; every block compares each of them in every step
-MOST_BYTES = 64 * 2**20  # of tokenizer.json: twice the largest published
+MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22  # of tokenizer.json: twice to three times the largest published
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
 CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
 _QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
@@ -86,6 +86,9 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     if file is None:
         raise CheckpointError(f"{path}: has no {TOKENIZER}; give token ids with --prompt-tokens, or add the file from the model's page")
     content = read(file, MOST_BYTES)
+    if content.count(b":") > MOST_COLONS or content.count(b",") > MOST_COMMAS:  # its library took 65 s and 1.3 GB for 4 million tokens
+        limit = f"{MOST_COLONS} colons and {MOST_COMMAS} commas, several times what the largest published vocabularies need"
+        raise CheckpointError(f"{file}: has too many parts; allowed: up to {limit}; download it again")
     with _refused(f"{file}: cannot be used", "download it again, or give token ids with --prompt-tokens", CheckpointError):
         backend = tokenizers.Tokenizer.from_buffer(content)
         # What was set when the file was saved would cut or fill up every prompt in silence.

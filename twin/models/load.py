@@ -77,7 +77,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     text, path = str(name_or_path), Path(name_or_path)
     name, at, stored = text.rpartition("@")
-    if at and not _is_there(path, Path.exists):
+    if name and at and not _is_there(path, Path.exists):
         format = format_named(stored)
         if name not in model_names() and not _is_there(Path(name), Path.exists):
             raise _unknown(name)
