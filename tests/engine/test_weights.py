@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -373,6 +374,22 @@ def test_the_place_is_found_in_every_block_of_a_large_tensor() -> None:
         with pytest.raises(CheckpointError, match=rf"large is not a number at \[{place[0]}, {place[1]}\]"):
             safetensors.check_finite("large", large, DType.FP16)
         large[place] = 0
+
+
+@pytest.mark.parametrize("path", ["x" * 5_000, "a\0b", "nowhere\x1b[2J"], ids=["long", "zero", "escape"])
+def test_what_no_folder_can_be_called_is_refused(path: str) -> None:
+    refused(lambda: open_checkpoint(path), "not a directory")
+
+
+def test_weights_are_checked_where_no_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    rewrite(save(tmp_path), lambda named: named.update({UP: np.full((32, 16), np.nan, ml_dtypes.bfloat16)}))
+    opened = open_checkpoint(tmp_path).weights
+    assert opened["layers.0.up"].shape == (32, 16)
+    refused(lambda: opened["layers.1.up"], UP, "not a number at [0, 0]")
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 10**400])

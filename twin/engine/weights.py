@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, r
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
-from twin.models.files import find, read_json
+from twin.models.files import find, is_there, read_json
 from twin.models.load import canonical, load_model, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
@@ -80,7 +81,8 @@ class _Looked:
         """Returns when this one is known to be good. Raises what looking at it raises."""
         if self._ahead is None:
             self._ahead = threading.Thread(target=self._go_ahead, daemon=True)
-            self._ahead.start()
+            with suppress(RuntimeError):  # no thread can be had: each tensor is looked through when it is asked for
+                self._ahead.start()
         with self._locks[name]:
             if name not in self._done:
                 self._look(name)
@@ -107,8 +109,8 @@ class Checkpoint:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError or ConfigError."""
     path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: not a directory; give the folder of a Hugging Face checkpoint")
+    if not is_there(path, Path.is_dir):
+        raise CheckpointError(f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint")
     if find(path, CONFIG) is None:
         raise CheckpointError(f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint")
     spec = load_model(path)

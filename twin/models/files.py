@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def parse_json(path: Path, text: bytes, refusal: type[TwinError] = CheckpointErr
     if not isinstance(found, dict):
         raise refusal(f"{path}: expected a JSON object, found {type(found).__name__}; download it again")
     return found
+
+
+def is_there(path: Path, test: Callable[[Path], bool]) -> bool:
+    """False, too, for what no path can be: a text that is too long, or has a zero byte."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
 
 
 def _blobs(home: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from twin.models import deepseek_v3, deepseek_v4, gemma4, gpt_oss, laneformer, l
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
-from twin.models.files import find, read_json
+from twin.models.files import find, is_there, read_json
 from twin.models.formats import format_named
 from twin.models.published import check_published
 from twin.models.quantized import requantized
@@ -77,19 +77,19 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     text, path = str(name_or_path), Path(name_or_path)
     name, at, stored = text.rpartition("@")
-    if name and at and not _is_there(path, Path.exists):
+    if name and at and not is_there(path, Path.exists):
         format = format_named(stored)
-        if name not in model_names() and not _is_there(Path(name), Path.exists):
+        if name not in model_names() and not is_there(Path(name), Path.exists):
             raise _unknown(name)
         return requantized(load_model(name), format)
     if text in model_names():
         return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
-    if _is_there(path, Path.is_dir):
+    if is_there(path, Path.is_dir):
         file = find(path, _CONFIG, ConfigError)
         if file is None:
             raise ConfigError(f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}")
         return from_config(read_json(file, ConfigError), _name(path.resolve()))
-    if _is_there(path, Path.is_file):
+    if is_there(path, Path.is_file):
         return from_config(read_json(path, ConfigError), _name(path.resolve().parent))
     raise _unknown(text)
 
@@ -181,14 +181,6 @@ def _name(folder: Path) -> str:
     if not folder.name.isprintable():
         raise ConfigError(f"{shown(folder)}: the folder's name, which becomes the model's, has characters that cannot be shown; rename it")
     return folder.name
-
-
-def _is_there(path: Path, test: Callable[[Path], bool]) -> bool:
-    """False, too, for what no path can be: a text that is too long, or has a zero byte."""
-    try:
-        return test(path)
-    except (OSError, ValueError):
-        return False
 
 
 def _hint(wrong: object, allowed: Iterable[str]) -> str:
