@@ -80,6 +80,33 @@ def test_a_bad_parameter_names_its_value_and_limit(field: str, value: float) -> 
         SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
+OUT_OF_RANGE = [
+    ("temperature", [3.5e38, 1.7e308, 10**400, 1e-38, 5e-324, float("inf"), True, "1", None, [1.0], "\x1b" * 9_999]),
+    ("top_k", [2**31, 10**400, 1.0, True, "5", None]),
+    ("top_p", [1 + 1e-9, 5e-324, 1e-30, -0.0, 10**400, True, float("nan"), "1", None]),
+    ("seed", [2**64, 10**400, 1.0, True, None, "x" * 99_999]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in OUT_OF_RANGE for value in values])
+def test_a_parameter_that_the_kernel_cannot_hold_is_refused_in_one_short_line(field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as error:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    message = str(error.value)
+    assert message.startswith(f"{field}=")
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("temperature", [2.0**-126, 1e-30, 1e30, float(np.finfo(np.float32).max)])
+def test_a_temperature_within_the_range_keeps_top_k_and_top_p(temperature: float) -> None:
+    """What FP32 would make infinite or zero drew from all tokens, or none."""
+    assert np.isfinite(np.float32(temperature))
+    assert drawn(SamplingParams(temperature, top_k=2)) <= {1, 2}
+    assert drawn(SamplingParams(temperature, top_p=1e-6)) == {1}
+    assert drawn(SamplingParams(temperature, top_p=2.0**-64)) == {1}
+
+
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40),
     st.floats(0.1, 3),

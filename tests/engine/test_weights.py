@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from twin.engine import safetensors
 from twin.engine.weights import open_checkpoint, random_weights, save_checkpoint
-from twin.errors import CheckpointError
+from twin.errors import CheckpointError, ConfigError
 from twin.models.load import load_model, tensors
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 
@@ -110,7 +113,7 @@ def put(name: str, shape: tuple[int, ...] = (2,), dtype: Any = np.float32) -> Ca
 
 
 HEADER_DAMAGE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda h: h[UP].update(shape=[32, 17]), rf"{UP} \[32, 17\] of BF16 needs 1088 bytes, it has 1024"),
+    (lambda h: h[UP].update(shape=[32, 17]), rf"'{UP}' \[32, 17\] of BF16 needs 1088 bytes, it has 1024"),
     (lambda h: h[UP].update(dtype="Q4"), "unknown dtype 'Q4'; expected F16, BF16, F32"),
     (lambda h: h[UP].pop("shape"), "entry of .* is not a dtype, a shape"),
     (lambda h: h[UP].update(shape=[-32, -16]), "is not a dtype, a shape"),
@@ -129,11 +132,11 @@ def test_a_wrong_header_is_named(tmp_path: Path, change: Callable[[dict[str, Any
 
 
 TENSOR_DAMAGE: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda t: t.pop(UP), f"tensor {UP} is missing"),
-    (put(UP, (16, 32), ml_dtypes.bfloat16), rf"{UP} has shape \[16, 32\], expected \[32, 16\]"),
-    (put(UP, (32, 16)), rf"mixes types: BF16 \(.*\), F32 \({UP}\)"),
+    (lambda t: t.pop(UP), f"tensor '{UP}' is missing"),
+    (put(UP, (16, 32), ml_dtypes.bfloat16), rf"'{UP}' has shape \[16, 32\], expected \[32, 16\]"),
+    (put(UP, (32, 16)), rf"mixes types: BF16 \(.*\), F32 \('{UP}'\)"),
     (put("model.layers.0.mlp.up_proj.weight_scale"), "quantized"),
-    (put("model.layers.0.self_attn.q_proj.bias"), r"q_proj.bias is not part of a llama model"),
+    (put("model.layers.0.self_attn.q_proj.bias"), r"q_proj.bias' is not part of a llama model"),
 ]
 
 
@@ -146,7 +149,7 @@ def test_wrong_tensors_are_named(tmp_path: Path, change: Callable[[dict[str, Any
 
 def test_an_integer_matrix_is_refused(tmp_path: Path) -> None:
     edit(lambda h: h[UP].update(dtype="I16"), save(tmp_path) / FILE)
-    with pytest.raises(CheckpointError, match=f"{UP} is stored as I16"):
+    with pytest.raises(CheckpointError, match=f"'{UP}' is stored as I16"):
         open_checkpoint(tmp_path)
 
 
@@ -195,10 +198,10 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update({UP: "model-00009-of-00002.safetensors"}), "model-00009-of-00002.safetensors, which is missing"),
+        (lambda m: m.update({UP: "model-00009-of-00002.safetensors"}), "'model-00009-of-00002.safetensors', which is missing"),
         (lambda m: m.update({UP: "../outside.safetensors"}), "not a file of this folder"),
-        (lambda m: m.update({"model.extra.weight": m[UP]}), "places model.extra.weight in .* does not hold it"),
-        (lambda m: m.pop(UP), f"{UP} is missing"),
+        (lambda m: m.update({"model.extra.weight": m[UP]}), "places 'model.extra.weight' in .* does not hold it"),
+        (lambda m: m.pop(UP), f"'{UP}' is missing"),
         (lambda m: m.update({UP: 3}), "weight_map must map"),
     ],
 )
@@ -214,3 +217,183 @@ def test_a_wrong_index_is_named(tmp_path: Path, change: Callable[[dict[str, Any]
 def test_a_saved_configuration_loads_as_the_same_model(tmp_path: Path) -> None:
     for i, spec in enumerate(SPECS):
         assert load_model(save(tmp_path / str(i), spec)) == replace(spec, name=str(i), dtype=DType.BF16)
+
+
+# ---- hostile folders ----------------------------------------------------------------------------------------------
+
+
+def refused(act: Callable[[], object], *says: str, within_s: float = 3.0) -> None:
+    """A refusal is one short line that a terminal shows as it is, and comes soon."""
+    began = time.monotonic()
+    with pytest.raises(CheckpointError) as error:
+        act()
+    assert time.monotonic() - began < within_s
+    message = str(error.value)
+    assert len(message) < 800, message[:2000]
+    assert message.isprintable(), message
+    for part in says:
+        assert part in message, message
+
+
+def raw_header(path: Path, text: bytes) -> None:
+    """A file whose header is this text, with the data that it had."""
+    raw = path.read_bytes()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + int.from_bytes(raw[:8], "little") :])
+
+
+ENDLESS = {
+    "dimensions of thousands of digits": b'{"a": {"dtype": "F32", "shape": ['
+    + (b"9" * 4_000 + b",") * 900
+    + b'1], "data_offsets": [0, 4]}}',
+    "dimensions beyond 64 bits": b'{"a": {"dtype": "F32", "shape": [' + (b"9" * 39 + b",") * 90_000 + b'1], "data_offsets": [0, 4]}}',
+    "thousands of dimensions": b'{"a": {"dtype": "F32", "shape": [' + b"2," * 1_000_000 + b'1], "data_offsets": [0, 4]}}',
+    "nesting": b"[" * 1_000_000,
+    "nested mappings": b'{"a":' * 1_000_000,
+    "empty lists": b'{"a": [' + b"[]," * 1_500_000 + b"0]}",
+    "a name": b'{"' + b"quant_state" * 200_000 + b' ": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}',
+    "a dtype": b'{"a": {"dtype": "F' + b"8" * 2_000_000 + b'", "shape": [1], "data_offsets": [0, 4]}}',
+    "a dtype of more digits than Python reads": b'{"a": {"dtype": "F' + b"8" * 5_000 + b'", "shape": [1], "data_offsets": [0, 4]}}',
+    "spaces": b"{}" + b" " * 17 * 2**20,
+    "a name with control characters": b'{"\\u001b[2J\\n": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}}',
+    "a dtype with control characters": b'{"a": {"dtype": "\\u001b[2J", "shape": [1], "data_offsets": [0, 4]}}',
+    "a repeated key with control characters": b'{"\\u001b[2J": 1, "\\u001b[2J": 2}',
+    "offsets beyond 64 bits": b'{"a": {"dtype": "U8", "shape": [4], "data_offsets": [18446744073709551612, 18446744073709551616]}}',
+    "another encoding": '{"a": 1}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_hostile_header_is_refused_at_once_in_one_short_line(tmp_path: Path, what: str) -> None:
+    raw_header(save(tmp_path) / FILE, ENDLESS[what])
+    refused(lambda: open_checkpoint(tmp_path), FILE)
+
+
+def test_every_type_of_the_format_has_its_bits(tmp_path: Path) -> None:
+    for dtype, bits in {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F8_E4M3": 8, "BF16": 16, "I32": 32, "C64": 64, "U64": 64}.items():
+        text = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, bits]}}).encode()
+        (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(bits))
+        assert safetensors.read_header(tmp_path / "x")["a"].dtype == dtype
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "is not a regular file; pipe": os.mkfifo,
+    "is not a regular file; folder": Path.mkdir,
+    "leads nowhere; dangling": lambda path: path.symlink_to("nowhere"),
+    "leads nowhere; loop": lambda path: path.symlink_to(path.name),
+    "outside of this folder; device": lambda path: path.symlink_to("/dev/zero"),
+    "outside of this folder; relative": lambda path: path.symlink_to("../secret"),
+    "outside of this folder; absolute": lambda path: path.symlink_to(path.parent.parent / "secret"),
+}
+
+
+@pytest.mark.parametrize("what", SPECIAL)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_lies_outside_of_the_folder_or_is_no_file_is_not_read(tmp_path: Path, what: str, shards: int) -> None:
+    folder = save(tmp_path / "m", shards=shards)
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.rename(tmp_path / "secret")
+    SPECIAL[what](shard)
+    refused(lambda: open_checkpoint(folder), shard.name, what.partition(";")[0])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_snapshot_of_the_hugging_face_cache_is_opened(tmp_path: Path, shards: int) -> None:
+    """snapshots/REVISION/FILE -> ../../blobs/HASH, for every file."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    save(blobs, shards=shards)
+    for number, file in enumerate(sorted(blobs.iterdir())):
+        file.rename(blobs / f"{number:040x}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number:040x}")
+    opened, weights = open_checkpoint(snapshot).weights, random_weights(SPEC, 1, DType.BF16)
+    assert all(np.array_equal(opened[name], weights[name]) for name in tensors(SPEC))
+
+
+@pytest.mark.parametrize("file", ["x" * 5_000, "a\0b", "\ud800", "\x1b[2J", "", ".", "..", "/etc/passwd", "a/b", "../m/model.safetensors"])
+def test_an_index_names_only_files_of_its_folder(tmp_path: Path, file: str) -> None:
+    index = save(tmp_path, shards=2) / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][UP] = file
+    index.write_text(json.dumps(content))
+    refused(lambda: open_checkpoint(tmp_path))
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    """Which of two values counts would be up to the reader."""
+    index = save(tmp_path, shards=2) / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    file = content["weight_map"][UP]
+    (tmp_path / "zz.safetensors").write_bytes((tmp_path / file).read_bytes())
+    content["weight_map"][UP] = "zz.safetensors"
+    index.write_text(json.dumps(content))
+    refused(lambda: open_checkpoint(tmp_path), f"is in '{file}' and in 'zz.safetensors'")
+
+
+def test_a_tensor_that_changes_the_output_is_not_hidden_by_the_index(tmp_path: Path) -> None:
+    """A file's bias that the index leaves out would be ignored in silence."""
+    folder = save(tmp_path, shards=2)
+    file = sorted(folder.glob("*.safetensors"))[0]
+    found = {name: safetensors.view(entry, np.fromfile(file, np.uint8)) for name, entry in safetensors.read_header(file).items()}
+    safetensors.write(file, found | {"model.layers.0.self_attn.q_proj.bias": np.ones(16, ml_dtypes.bfloat16)})
+    refused(lambda: open_checkpoint(folder), "q_proj.bias' is missing")
+
+
+BAD = {"infinite": float("inf"), "negative infinite": float("-inf"), "not a number": float("nan")}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("dtype", list(DType))
+def test_a_weight_without_a_value_is_refused_with_its_place(tmp_path: Path, dtype: DType, what: str) -> None:
+    weights = random_weights(SPEC, 1, dtype)
+    named: dict[str, Any] = {t.name: np.array(weights[n].reshape(t.shape)) for n, t in tensors(SPEC).items()}
+    named[UP][31, 15] = BAD[what]
+    save_checkpoint(tmp_path, weights)
+    safetensors.write(tmp_path / FILE, named)
+    opened = open_checkpoint(tmp_path).weights
+    assert np.isfinite(opened["layers.0.up"].astype(np.float32)).all()
+    refused(lambda: opened["layers.1.up"], UP, what.removeprefix("negative "), "[31, 15]")
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_every_finite_value_passes_and_every_other_does_not(dtype: DType) -> None:
+    """All patterns of 16 bits; of FP32 those whose upper half they are."""
+    bits = np.arange(2**16, dtype=np.uint32)
+    every = (bits.astype(np.uint16) if dtype.bytes == 2 else bits << 16).view(safetensors.NUMPY[dtype])
+    finite = np.isfinite(every.astype(np.float32))
+    safetensors.check_finite("all", every[finite], dtype)
+    for value in every[~finite]:
+        with pytest.raises(CheckpointError, match=r"\[1\]"):
+            safetensors.check_finite("one", np.array([0, value], every.dtype), dtype)
+
+
+def test_the_place_is_found_in_every_block_of_a_large_tensor() -> None:
+    large = np.zeros((3, 200_001), np.float16)
+    safetensors.check_finite("large", large, DType.FP16)
+    for place in ((0, 0), (1, 131_071), (2, 200_000)):
+        large[place] = np.nan
+        with pytest.raises(CheckpointError, match=rf"large is not a number at \[{place[0]}, {place[1]}\]"):
+            safetensors.check_finite("large", large, DType.FP16)
+        large[place] = 0
+
+
+@pytest.mark.parametrize("path", ["x" * 5_000, "a\0b", "nowhere\x1b[2J"], ids=["long", "zero", "escape"])
+def test_what_no_folder_can_be_called_is_refused(path: str) -> None:
+    refused(lambda: open_checkpoint(path), "not a directory")
+
+
+def test_weights_are_checked_where_no_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    rewrite(save(tmp_path), lambda named: named.update({UP: np.full((32, 16), np.nan, ml_dtypes.bfloat16)}))
+    opened = open_checkpoint(tmp_path).weights
+    assert opened["layers.0.up"].shape == (32, 16)
+    refused(lambda: opened["layers.1.up"], UP, "not a number at [0, 0]")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 10**400])
+def test_a_seed_of_random_weights_has_64_bits(seed: int) -> None:
+    with pytest.raises(ConfigError, match=r"seed .*allowed: 0 to 2\^64 - 1"):
+        random_weights(SPEC, seed)
+    assert random_weights(SPEC, 2**64 - 1)["final_norm"].shape == (16,)

@@ -169,7 +169,7 @@ def test_a_mistyped_model_gives_the_closest() -> None:
     [
         ("parameters", 1, "config gives 1235814400"),
         ("parameters", ..., "parameters: missing"),
-        ("license", "x", "license: unknown key"),
+        ("license", "x", "'license': unknown key"),
         ("name", "other", "must be the file's name"),
         ("notes", {"rope_tehta": "x"}, "did you mean rope_theta"),
         ("config", [], "must be mappings"),

@@ -85,6 +85,8 @@ def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_pat
         ({"totl": "1 B"}, "unknown key"),
         ({"embedding": "yes"}, "true or false"),
         ({"active": "x B"}, "a number and M, B or T"),
+        ({"active": "Infinity B"}, "a number and M, B or T"),
+        ({"active": "1e999999999 B"}, "a number and M, B or T"),
     ],
 )
 def test_wrong_published_counts_are_named(tmp_path: Path, changes: dict[str, object], told: str) -> None:

@@ -5,7 +5,6 @@ Temperature, then top-k, then top-p on the probabilities that top-k left, renorm
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import ConfigError, EngineError
+from twin.models.bounds import FP32_LARGEST, FP32_SMALLEST, whole
+from twin.text import shown
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, splitmix64's increment
 MASK = 2**64 - 1
 DRAW_BITS = 24  # what an FP32 holds exactly
+LARGEST_TOP_K = 2**31 - 1  # a 32-bit integer in the kernel
+SMALLEST_TOP_P = 2.0**-64  # the likeliest of 2^24 tokens has more: smaller ones select no other tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,24 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature={self.temperature}: must be finite and at least 0 (0 is greedy)")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k={self.top_k}: must be at least 0 (0 keeps every token)")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p}: must lie above 0 and at most 1 (1 keeps every token)")
-        if not 0 <= self.seed <= MASK:
-            raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**64 - 1")
+        limits = f"0 (greedy), or from {FP32_SMALLEST:.3g} to {FP32_LARGEST:.3g}, the numbers that FP32 holds in full"
+        if not _real(self.temperature) or (self.temperature != 0 and not FP32_SMALLEST <= self.temperature <= FP32_LARGEST):
+            raise ConfigError(f"temperature={shown(self.temperature)}: must be finite and at least 0: {limits}; choose 0.7, for example")
+        if not whole(self.top_k) or not 0 <= self.top_k <= LARGEST_TOP_K:
+            raise ConfigError(f"top_k={shown(self.top_k)}: must be a whole number, at least 0 (keeps every token) and at most 2^31 - 1")
+        if not _real(self.top_p) or not SMALLEST_TOP_P <= self.top_p <= 1:
+            limits = f"above 0 (from {SMALLEST_TOP_P:.3g}) and at most 1 (1 keeps every token)"
+            raise ConfigError(f"top_p={shown(self.top_p)}: must lie {limits}; for the likeliest token alone use temperature 0")
+        if not whole(self.seed) or not 0 <= self.seed <= MASK:
+            raise ConfigError(f"seed={shown(self.seed)}: must be a whole number between 0 and 2**64 - 1")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
 
 
 def sample(logits: NDArray[Any], params: SamplingParams, step: int) -> int:
@@ -74,7 +83,9 @@ def _splitmix64(state: int) -> int:
 
 def _softmax(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
     # The maximum is taken off first: logits / temperature alone overflows at small temperatures.
-    scaled: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(temperature))
+    # What still overflows goes to minus infinity, whose probability is the right one: zero.
+    with np.errstate(over="ignore"):
+        scaled: NDArray[np.float32] = np.exp((logits - logits.max()) / np.float32(temperature))
     return scaled * np.float32(1 / scaled.sum(dtype=np.float64))
 
 

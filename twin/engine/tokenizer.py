@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from twin.engine.safetensors import read_json
-from twin.errors import CheckpointError
+from twin.errors import CheckpointError, ConfigError, TwinError
+from twin.models.bounds import LARGEST_VOCABULARY
+from twin.models.files import find, read, read_json
+from twin.text import shown
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
+MOST_STOPS = 64  # tokens that end a generation; every block compares each of them in every step
+MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22  # of tokenizer.json: twice to three times the largest published
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
 CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
+_QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
 
 
@@ -55,12 +63,14 @@ class Tokenizer:
     stop: frozenset[int]  # tokens that end a generation
 
     def encode(self, text: str) -> list[int]:
-        tokens: list[int] = self.backend.encode(text).ids
+        with _refused("this text cannot be encoded", "give token ids with --prompt-tokens", ConfigError):
+            tokens: list[int] = self.backend.encode(text).ids
         return tokens if self.bos is None or tokens[:1] == [self.bos] else [self.bos, *tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; padding rows of the vocabulary have none."""
-        text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
+        with _refused("the generated tokens cannot be decoded", "use a checkpoint's own tokenizer", CheckpointError):
+            text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
     def stream(self, prompt: Sequence[int] = ()) -> Stream:
@@ -72,16 +82,24 @@ class Tokenizer:
 def open_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a Hugging Face directory. Raises CheckpointError."""
     path = Path(path)
-    file = path / TOKENIZER
-    if not file.is_file():
+    file = find(path, TOKENIZER)
+    if file is None:
         raise CheckpointError(f"{path}: has no {TOKENIZER}; give token ids with --prompt-tokens, or add the file from the model's page")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower type
-        raise CheckpointError(f"{file}: cannot be used ({error}); download it again, or give token ids with --prompt-tokens") from error
-    config = _optional_json(path / TOKENIZER_CONFIG)
-    bos = _named(backend, config.get("bos_token")) if config.get("add_bos_token") is True else None
-    return Tokenizer(backend, bos, _stop_tokens(path, backend, config))
+    content = read(file, MOST_BYTES)
+    if content.count(b":") > MOST_COLONS or content.count(b",") > MOST_COMMAS:  # its library took 65 s and 1.3 GB for 4 million tokens
+        limit = f"{MOST_COLONS} colons and {MOST_COMMAS} commas, several times what the largest published vocabularies need"
+        raise CheckpointError(f"{file}: has too many parts; allowed: up to {limit}; download it again")
+    with _refused(f"{file}: cannot be used", "download it again, or give token ids with --prompt-tokens", CheckpointError):
+        backend = tokenizers.Tokenizer.from_buffer(content)
+        # What was set when the file was saved would cut or fill up every prompt in silence.
+        backend.no_truncation()
+        backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            raise ValueError("its dropout would encode the same text in many ways")
+    config, model = _optional_json(path, TOKENIZER_CONFIG), _optional_json(path, CONFIG)
+    vocabulary = _vocabulary(model)
+    bos = _named(path, backend, config.get("bos_token"), vocabulary) if config.get("add_bos_token") is True else None
+    return Tokenizer(backend, bos, _stop_tokens(path, backend, config, vocabulary))
 
 
 def make_byte_tokenizer(path: Path) -> None:
@@ -97,32 +115,75 @@ def make_byte_tokenizer(path: Path) -> None:
     (path / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _stop_tokens(path: Path, backend: Any, config: dict[str, Any]) -> frozenset[int]:
+def _stop_tokens(path: Path, backend: Any, config: dict[str, Any], vocabulary: int) -> frozenset[int]:
     """The first that says: generation_config.json, config.json, then the tokenizer's own end token."""
-    for name in ("generation_config.json", "config.json"):
-        found = _optional_json(path / name).get("eos_token_id")
+    for name in ("generation_config.json", CONFIG):
+        found = _optional_json(path, name).get("eos_token_id")
         tokens = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(t) is int and t >= 0 for t in tokens):
-            raise CheckpointError(f"{path / name}: eos_token_id is {found!r}; expected a token id or a list of them")
+        if len(tokens) > MOST_STOPS or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
+            limit = f"a token id below {vocabulary}, the size of the vocabulary, or a list of up to {MOST_STOPS} of them"
+            raise CheckpointError(f"{path / name}: eos_token_id is {shown(found)}; expected {limit}; correct it")
         if tokens:
             return frozenset(tokens)
-    own = _named(backend, config.get("eos_token"))
+    own = _named(path, backend, config.get("eos_token"), vocabulary)
     return frozenset() if own is None else frozenset([own])
 
 
-def _named(backend: Any, token: Any) -> int | None:
+def _named(path: Path, backend: Any, token: Any, vocabulary: int) -> int | None:
     """The id of a special token, which is written as its text or as a mapping with its content."""
     text = token.get("content") if isinstance(token, dict) else token
     if text is None:
         return None
-    found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
+    file = path / TOKENIZER_CONFIG
+    with _refused(f"{file}: the special token {shown(text)} cannot be looked up", "download it again", CheckpointError):
+        found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
     if found is None:
-        raise CheckpointError(f"{TOKENIZER_CONFIG}: names the special token {text!r}, which {TOKENIZER} does not have; download both again")
+        raise CheckpointError(f"{file}: names the special token {shown(text)}, which {TOKENIZER} does not have; download both again")
+    if found >= vocabulary:
+        limit = f"below {vocabulary}, the size of the model's vocabulary"
+        raise CheckpointError(f"{file}: the special token {shown(text)} is number {found}; allowed: {limit}; use the model's own tokenizer")
     return found
 
 
-def _optional_json(file: Path) -> dict[str, Any]:
-    return read_json(file, file.read_bytes()) if file.is_file() else {}
+def _vocabulary(config: dict[str, Any]) -> int:
+    """Tokens of the model beside the tokenizer; without one, the most that any model has."""
+    size = config.get("vocab_size")
+    return size if type(size) is int and 0 < size <= LARGEST_VOCABULARY else LARGEST_VOCABULARY
+
+
+def _optional_json(folder: Path, name: str) -> dict[str, Any]:
+    file = find(folder, name)
+    return read_json(file) if file else {}
+
+
+@contextmanager
+def _refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
+    """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no Exception at all."""
+    try:
+        with _QUIET, _without_stderr():
+            yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise refusal(f"{what} ({shown(str(error), 200)}); {next_step}") from error
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """A panic writes its own lines, file contents among them, straight to descriptor 2; what it says is in the exception, too."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
 
 
 def _byte_characters() -> list[str]:

@@ -5,25 +5,31 @@ A checkpoint is checked in full when it is opened; after that a tensor is only a
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
-from twin.engine.safetensors import NUMPY, STORED, Array, Entry, read_header, read_json, view
+from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
-from twin.errors import CheckpointError
+from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
+from twin.models.files import find, is_there, read_json
 from twin.models.load import canonical, load_model, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
+from twin.text import shown
 
 __all__ = ["Checkpoint", "RandomWeights", "Weights", "open_checkpoint", "random_weights", "save_checkpoint"]
 
+LARGEST_SEED = 2**64 - 1
 KEPT_TENSORS = 16  # generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same ones
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)\Z")  # constants that old versions stored
@@ -32,16 +38,62 @@ _QUANTIZED = re.compile(r"(scales?|scale_inv|_scale|qweight|qzeros|zero_point|g_
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Views of mapped files, by canonical name."""
+    """Views of mapped files, by canonical name. Raises CheckpointError for a tensor with an infinity or a NaN."""
 
     spec: ModelSpec
     dtype: DType
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
+    _looked: _Looked = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_looked", _Looked(list(self.entries), self._check))
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self.entries:
+            raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
+        self._looked.at(name)
+        return canonical(self.spec, name, self._stored(name))
+
+    def _stored(self, name: str) -> Array:
         entry = self.entries[name]
-        return canonical(self.spec, name, view(entry, self.files[entry.path]))
+        return view(entry, self.files[entry.path])
+
+    def _check(self, name: str) -> None:
+        entry = self.entries[name]
+        check_finite(f"{entry.path}: {shown(entry.name)}", self._stored(name), self.dtype)
+
+
+class _Looked:
+    """Which tensors were looked through. Once the first is asked for, another core goes ahead through all of them.
+
+    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with looking beside it 0.30 to 0.33 s
+    (measured on two cores of a Xeon, best and median of five). From a disk it reads ahead besides.
+    """
+
+    def __init__(self, names: list[str], look: Callable[[str], None]) -> None:
+        self._look = look
+        self._locks = {name: threading.Lock() for name in names}
+        self._done: set[str] = set()
+        self._ahead: threading.Thread | None = None
+
+    def at(self, name: str) -> None:
+        """Returns when this one is known to be good. Raises what looking at it raises."""
+        if self._ahead is None:
+            self._ahead = threading.Thread(target=self._go_ahead, daemon=True)
+            with suppress(RuntimeError):  # no thread can be had: each tensor is looked through when it is asked for
+                self._ahead.start()
+        with self._locks[name]:
+            if name not in self._done:
+                self._look(name)
+                self._done.add(name)
+
+    def _go_ahead(self) -> None:
+        for name in self._locks:
+            try:
+                self.at(name)
+            except CheckpointError:
+                return  # whoever asks for this one looks again and is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +109,9 @@ class Checkpoint:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError or ConfigError."""
     path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: not a directory; give the folder of a Hugging Face checkpoint")
-    if not (path / CONFIG).is_file():
+    if not is_there(path, Path.is_dir):
+        raise CheckpointError(f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint")
+    if find(path, CONFIG) is None:
         raise CheckpointError(f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint")
     spec = load_model(path)
     found = _entries(path)
@@ -75,31 +127,42 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _entries(path: Path) -> dict[str, Entry]:
     """Every tensor of the directory by its name there."""
-    if (path / SINGLE).is_file():
-        return read_header(path / SINGLE)
-    if (path / INDEX).is_file():
-        return _sharded(path)
+    if single := find(path, SINGLE):
+        return read_header(single)
+    if index := find(path, INDEX):
+        return _sharded(path, index)
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise CheckpointError(f"{path}: has only pickled weights, which can run code; load and save_pretrained them to get safetensors")
     raise CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; download the weights in safetensors format")
 
 
-def _sharded(path: Path) -> dict[str, Entry]:
-    """Tensors as the index assigns them to its files."""
-    index = path / INDEX
-    where = read_json(index, index.read_bytes()).get("weight_map")
+def _sharded(path: Path, index: Path) -> dict[str, Entry]:
+    """Tensors of all files that the index names, each where the index places it and nowhere else."""
+    where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise CheckpointError(f"{index}: weight_map must map tensors to files; download it again")
+    found: dict[str, Entry] = {}
+    holder: dict[str, str] = {}
     for file in sorted(set(where.values())):
-        if PurePath(file).name != file:
-            raise CheckpointError(f"{index}: names {file!r}, which is not a file of this folder")
-        if not (path / file).is_file():
-            raise CheckpointError(f"{index}: names {file}, which is missing; download it")
-    headers = {file: read_header(path / file) for file in set(where.values())}
+        for name, entry in read_header(_shard(path, index, file)).items():
+            if name in found:
+                raise CheckpointError(f"{path}: {shown(name)} is in {shown(holder[name])} and in {shown(file)}; download both again")
+            found[name], holder[name] = entry, file
     for name, file in where.items():
-        if name not in headers[file]:
-            raise CheckpointError(f"{index}: places {name} in {file}, which does not hold it; download both again")
-    return {name: headers[file][name] for name, file in where.items()}
+        if holder.get(name) != file:
+            raise CheckpointError(f"{index}: places {shown(name)} in {shown(file)}, which does not hold it; download both again")
+    for name in sorted(found.keys() - where.keys()):
+        raise CheckpointError(f"{index}: {shown(name)} is missing, which {shown(holder[name])} holds; download both again")
+    return found
+
+
+def _shard(path: Path, index: Path, file: str) -> Path:
+    if file in ("", ".", "..") or "/" in file or os.sep in file:
+        raise CheckpointError(f"{index}: names {shown(file)}, which is not a file of this folder; download it again")
+    found = find(path, file)
+    if found is None:
+        raise CheckpointError(f"{index}: names {shown(file)}, which is missing; download it")
+    return found
 
 
 def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> None:
@@ -107,21 +170,25 @@ def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> 
     known = {tensor.name for tensor in tensors(spec).values()}
     for name in sorted(found.keys() - known):
         if _QUANTIZED.search(name):
-            raise CheckpointError(f"{path}: {name} belongs to a quantized checkpoint; use the original FP16 or BF16 one")
+            raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint; use the original FP16 or BF16 one")
         layer = _LAYER.search(name)
         if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
-            raise CheckpointError(f"{path}: {name} is not part of a {spec.family} model as {CONFIG} describes it; use a matching {CONFIG}")
+            raise CheckpointError(
+                f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} describes it; use a matching {CONFIG}"
+            )
 
 
 def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:
     if tensor.name not in found:
-        raise CheckpointError(f"{path}: tensor {tensor.name} is missing; is {CONFIG} that of these weights?")
+        raise CheckpointError(f"{path}: tensor {shown(tensor.name)} is missing; is {CONFIG} that of these weights?")
     entry = found[tensor.name]
     if entry.shape != tensor.shape:
-        raise CheckpointError(f"{entry.path}: {entry.name} has shape {list(entry.shape)}, expected {list(tensor.shape)} from {CONFIG}")
+        raise CheckpointError(
+            f"{entry.path}: {shown(entry.name)} has shape {list(entry.shape)}, expected {list(tensor.shape)} from {CONFIG}"
+        )
     if entry.dtype not in STORED:
         raise CheckpointError(
-            f"{entry.path}: {entry.name} is stored as {entry.dtype}, expected {', '.join(STORED)}; use an unquantized checkpoint"
+            f"{entry.path}: {shown(entry.name)} is stored as {entry.dtype}, expected {', '.join(STORED)}; use an unquantized checkpoint"
         )
     return entry
 
@@ -130,7 +197,7 @@ def _common_dtype(path: Path, entries: Iterable[Entry]) -> DType:
     """One type for all, so that nothing is converted behind the user's back."""
     examples = {entry.dtype: entry.name for entry in entries}
     if len(examples) > 1:
-        kinds = ", ".join(f"{dtype} ({name})" for dtype, name in sorted(examples.items()))
+        kinds = ", ".join(f"{dtype} ({shown(name)})" for dtype, name in sorted(examples.items()))
         raise CheckpointError(f"{path}: mixes types: {kinds}; convert it to one with save_pretrained")
     return STORED[next(iter(examples))]
 
@@ -147,7 +214,7 @@ class RandomWeights:
     def __getitem__(self, name: str) -> Array:
         if name not in self._recent:
             if name not in tensors(self.spec):
-                raise CheckpointError(f"{self.spec.name} has no tensor {name!r}")
+                raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
             self._recent[name] = self._make(name)
             if len(self._recent) > KEPT_TENSORS:
                 self._recent.popitem(last=False)
@@ -165,6 +232,8 @@ class RandomWeights:
 
 def random_weights(spec: ModelSpec, seed: int, dtype: DType | None = None) -> RandomWeights:
     """Weights of the right shapes and of sizes that keep activations near one; `dtype`: the model's own unless given."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ConfigError(f"seed {shown(seed)}: allowed: 0 to 2^64 - 1; choose another")
     return RandomWeights(replace(spec, dtype=dtype or spec.dtype), seed, dtype or spec.dtype)
 
 

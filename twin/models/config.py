@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twin.errors import ConfigError
+from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity, whole
 from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
+from twin.text import shown
 
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
 
@@ -24,27 +25,25 @@ class Config:
 
     def refuse(self, key: str, allowed: str, next_step: str = "correct the configuration") -> ConfigError:
         """The error for a field whose value cannot be used."""
-        return ConfigError(f"{self.name}: {key} is {self.values.get(key)!r}; allowed: {allowed}; {next_step}")
+        return ConfigError(f"{self.name}: {key} is {shown(self.values.get(key))}; allowed: {allowed}; {next_step}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above zero."""
-        value = self._get(key, default, "a whole number above zero")
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.refuse(key, "a whole number above zero")
-        return value
+        """A whole number above zero, within the field's range."""
+        return self._number(key, default, 1)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number from zero."""
-        value = self._get(key, default, "a whole number from 0")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.refuse(key, "a whole number from 0")
-        return value
+        """A whole number from zero, within the field's range."""
+        return self._number(key, default, 0)
 
     def wholes(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers from zero."""
-        value = self._get(key, None, "a list of whole numbers from 0")
-        if not isinstance(value, list | tuple) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in value):
-            raise self.refuse(key, "a list of whole numbers from 0")
+        """A list of whole numbers from zero, each within the field's range."""
+        limits = FIELDS[key]
+        allowed = f"a list of whole numbers from 0 to {quantity(limits.highest)}, at most {MOST_LISTED} ({limits.reason})"
+        value = self._get(key, None, allowed)
+        if not isinstance(value, list | tuple) or len(value) > MOST_LISTED:
+            raise self.refuse(key, allowed)
+        if not all(whole(v) and 0 <= v <= limits.highest for v in value):
+            raise self.refuse(key, allowed)
         return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -54,13 +53,17 @@ class Config:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise self.refuse(key, "a list of texts")
+        if len(value) > MOST_TEXTS or any(len(v) > LONGEST_TEXT for v in value):
+            raise self.refuse(key, f"up to {MOST_TEXTS} texts of up to {LONGEST_TEXT} characters", "shorten it with patterns")
         return tuple(value)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
-        value = self._get(key, default, "a finite number above zero")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-            raise self.refuse(key, "a finite number above zero")
+        """A number within the field's range."""
+        limits = FIELDS[key]
+        allowed = f"a number from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
+        value = self._get(key, default, allowed)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not limits.holds(value):
+            raise self.refuse(key, allowed)
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -73,6 +76,8 @@ class Config:
         value = self._get(key, default, "text")
         if not isinstance(value, str):
             raise self.refuse(key, "text")
+        if len(value) > LONGEST_TEXT:
+            raise self.refuse(key, f"up to {LONGEST_TEXT} characters")
         return value
 
     def part(self, key: str) -> Config | None:
@@ -85,9 +90,9 @@ class Config:
         return Config(f"{self.name}: {key}", value)
 
     def require(self, key: str, default: object, allowed: tuple[object, ...], next_step: str) -> None:
-        """Refuse a field that selects something the engine does not do."""
-        value = self.values.get(key)
-        if (default if value is None else value) not in allowed:
+        """Refuse a field that selects something the engine does not do. Types count: 0 is not false, 1.0 is not 1."""
+        value = default if self.values.get(key) is None else self.values[key]
+        if not any(type(value) is type(a) and value == a for a in allowed):
             raise self.refuse(key, " or ".join(repr(a) for a in allowed), next_step)
 
     def divides(self, key: str, value: int, by: str, divisor: int) -> int:
@@ -95,6 +100,15 @@ class Config:
         if value % divisor:
             raise ConfigError(f"{self.name}: {key} is {value}; allowed: multiples of {by} = {divisor}; correct one of the two")
         return value // divisor
+
+    def _number(self, key: str, default: int | None, least: int) -> int:
+        limits = FIELDS[key]
+        least = max(least, round(limits.lowest))
+        allowed = f"a whole number from {least} to {quantity(limits.highest)} ({limits.reason})"
+        value = self._get(key, default, allowed)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= limits.highest:
+            raise self.refuse(key, allowed)
+        return value
 
     def _get(self, key: str, default: object, allowed: str) -> object:
         value = self.values.get(key)
@@ -107,9 +121,9 @@ def dtype(config: Config) -> DType:
     """The checkpoint's storage type: `dtype` (transformers 5) or `torch_dtype`; BF16 where neither is written."""
     names = [config.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in config]
     if len(set(names)) > 1:
-        raise config.refuse("torch_dtype", f"the same as dtype, {names[0]!r}")
+        raise config.refuse("torch_dtype", f"the same as dtype, {shown(names[0])}")
     if names and names[0] not in _DTYPES:
-        raise ConfigError(f"{config.name}: dtype is {names[0]!r}; allowed: {', '.join(_DTYPES)}; convert the checkpoint")
+        raise ConfigError(f"{config.name}: dtype is {shown(names[0])}; allowed: {', '.join(_DTYPES)}; convert the checkpoint")
     return _DTYPES[names[0]] if names else DType.BF16
 
 
@@ -125,7 +139,7 @@ def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HA
             holder.require("partial_rotary_factor", 1.0, (1, 1.0), "only rotation of whole heads is supported")
     base = _theta(config, parameters, theta)
     if parameters and scaling and _scaling(parameters, simulated) != _scaling(scaling, simulated):
-        raise config.refuse("rope_scaling", f"the same as rope_parameters {dict(parameters.values)!r}")
+        raise config.refuse("rope_scaling", f"the same as rope_parameters, {shown(parameters.values)}", "remove one of the two")
     used = parameters or scaling
     return Rope(base, style, _scaling(used, simulated) if used else None)
 
@@ -142,9 +156,10 @@ def _theta(config: Config, parameters: Config | None, default: float | None) -> 
 
 def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
     """`rope_type`, called `type` before transformers 4.43."""
-    if "rope_type" in config and "type" in config and config.values["rope_type"] != config.values["type"]:
-        raise config.refuse("type", f"the same as rope_type, {config.values['rope_type']!r}")
-    kind = config.text("rope_type" if "rope_type" in config or "type" not in config else "type", "default")
+    kinds = [config.text(key) for key in ("rope_type", "type") if key in config]
+    if len(set(kinds)) > 1:
+        raise config.refuse("type", f"the same as rope_type, {shown(kinds[0])}")
+    kind = kinds[0] if kinds else "default"
     match kind:
         case "default":
             return None
@@ -155,7 +170,7 @@ def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
         case "yarn" if simulated:
             return RopeScaling("yarn", config.real("factor"), original_context=config.count("original_max_position_embeddings"))
         case _:
-            raise ConfigError(f"{config.name}: rope_type is {kind!r}; allowed: default, linear, llama3; use a checkpoint without it")
+            raise ConfigError(f"{config.name}: rope_type is {shown(kind)}; allowed: default, linear, llama3; use a checkpoint without it")
 
 
 def llama3_scaling(config: Config) -> RopeScaling:

@@ -22,6 +22,8 @@ _MODULES = {
     Role.EXPERT: "model.layers.3.mlp.experts.0.gate_proj",
 }
 
+_METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
+
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v3` or `kimi_k2` configuration describes."""
@@ -45,6 +47,7 @@ def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
     text = Config(name, config).part("text_config")
     if text is None:
         raise ConfigError(f"{name}: text_config is missing; allowed: a kimi_k2 configuration; take it from the model's config.json")
+    text.require("model_type", None, ("deepseek_v3", "kimi_k2"), "other text models behind a vision tower are not described")
     shared = {key: config[key] for key in ("quantization_config", "dtype", "torch_dtype") if config.get(key) is not None}
     return from_config({**shared, **text.values}, name)
 
@@ -55,7 +58,10 @@ def deepseek_experts(config: Config) -> ExpertFeed:
     if scoring not in {s.value for s in Scoring}:
         raise config.refuse("scoring_func", " or ".join(s.value for s in Scoring))
     width, shared = config.count("moe_intermediate_size"), config.whole("n_shared_experts", 0)
+    config.require("topk_method", "noaux_tc", _METHODS, "other routers are not described")
     groups = config.count("n_group", 1)
+    if config.count("topk_group", groups) > groups:
+        raise config.refuse("topk_group", f"up to n_group = {groups}", "correct one of the two")
     config.divides("n_routed_experts", config.count("n_routed_experts"), "n_group", groups)
     return ExpertFeed(
         experts=config.count("n_routed_experts"), top_k=config.count("num_experts_per_tok"), width=width, shared_width=shared * width,

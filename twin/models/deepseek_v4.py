@@ -29,6 +29,8 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v4` configuration describes."""
     fields = Config(name, config)
     fields.require("attention_bias", False, (False,), "biases in the attention of this family are not described")
+    if fields.count("qk_rope_head_dim") > fields.count("head_dim"):
+        raise fields.refuse("qk_rope_head_dim", f"up to head_dim = {fields.count('head_dim')}", "correct one of the two")
     ratios = _ratios(fields)
     experts = check_experts(fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok")
     hashed = replace(experts, hashed=True, router_bias=False)  # its choice needs no correction
@@ -64,7 +66,8 @@ def _ratios(config: Config) -> tuple[int, ...]:
     config.divides("num_attention_heads", heads, "o_groups", config.count("o_groups"))
     ratios, layers = config.wholes("compress_ratios"), config.count("num_hidden_layers")
     if len(ratios) < layers:
-        raise ConfigError(f"{config.name}: compress_ratios has {len(ratios)} entries; allowed: at least num_hidden_layers = {layers}")
+        count = f"compress_ratios has {len(ratios)} entries; allowed: at least num_hidden_layers = {layers}"
+        raise ConfigError(f"{config.name}: {count}; correct one of the two")
     return ratios[:layers]
 
 

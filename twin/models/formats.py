@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twin.errors import ConfigError
+from twin.text import shown
 
 
 class Role(Enum):
@@ -77,5 +78,5 @@ class Formats:
 def format_named(name: str) -> Format:
     """The format of that name. Raises ConfigError."""
     if name not in STORED:
-        raise ConfigError(f"weight format {name!r} is not known; allowed: {', '.join(STORED)}")
+        raise ConfigError(f"weight format {shown(name)} is not known; allowed: {', '.join(STORED)}")
     return STORED[name]

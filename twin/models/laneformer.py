@@ -15,6 +15,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, dtype, llama3_scaling, rope
 from twin.models.decoder import Tensor, canonical_shape, matrix_shapes
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope, RopeStyle
+from twin.text import shown
 
 _THETA = 10000.0  # class defaults: the published model does not say its own
 _EPS = 1e-5
@@ -94,8 +95,8 @@ def _of(spec: ModelSpec) -> Lanes:
 
 
 def _lanes(config: Config) -> Lanes:
-    delay = config.values.get("broadcast_delay")
-    if not isinstance(delay, int) or isinstance(delay, bool) or not 0 <= delay <= config.count("num_hidden_layers"):
+    delay = config.whole("broadcast_delay")
+    if delay > config.count("num_hidden_layers"):
         raise config.refuse("broadcast_delay", "layers, from 0 to num_hidden_layers")
     return Lanes(config.count("num_lanes"), delay, _head(config), config.flag("use_early_comm", False))
 
@@ -107,7 +108,7 @@ def _head(config: Config) -> LaneHead:
     if not summed:
         return _HEADS[kind]
     if kind != "replicate":
-        raise config.refuse("pre_norm_lane_agg", f"false with lm_head_type {kind!r}, whose lanes are never summed")
+        raise config.refuse("pre_norm_lane_agg", f"false with lm_head_type {shown(kind)}, whose lanes are never summed")
     return LaneHead.SUM
 
 
@@ -127,7 +128,7 @@ def _windows(config: Config) -> tuple[int, ...]:
 
 def _windowed_layers(config: Config, key: str, layers: int) -> set[int]:
     value = config.values[key]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= layers:
+    if isinstance(value, int) and not isinstance(value, bool) and -layers <= value <= layers:
         return set(range(value) if value >= 0 else range(layers + value, layers))
     listed = value if isinstance(value, list | tuple) and key == "swa_layers" else [-1]
     if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < layers for i in listed):
@@ -167,6 +168,5 @@ def _refuse_unsupported(config: Config) -> None:
     for key in ("attention_bias", "mlp_bias"):
         config.require(key, False, (False,), "biases are not supported in this family")
     config.require("unclamped_layers", None, (None, 0, [], ()), "its meaning is not published")
-    head_dim = config.values.get("head_dim")
-    if head_dim is not None and head_dim != config.count("hidden_size") // config.count("num_attention_heads"):
+    if "head_dim" in config and config.count("head_dim") != config.count("hidden_size") // config.count("num_attention_heads"):
         raise config.refuse("head_dim", "hidden_size / num_attention_heads")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,16 +13,21 @@ import numpy.typing as npt
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
 from twin.models import deepseek_v3, deepseek_v4, gemma4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
+from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
+from twin.models.files import find, is_there, read_json
 from twin.models.formats import format_named
 from twin.models.published import check_published
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
+from twin.text import shown
 
 _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
 _KEYS = ("name", "title", "repository", "source", "parameters", "published", "notes", "config")
 _OPTIONAL = ("notes", "published")
+_CONFIG = "config.json"
+LONGEST_NAME = 64  # characters of what may be a name mistyped
 
 
 def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -73,25 +77,34 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     text, path = str(name_or_path), Path(name_or_path)
     name, at, stored = text.rpartition("@")
-    if at and not path.exists():
-        return requantized(load_model(name), format_named(stored))
+    if name and at and not is_there(path, Path.exists):
+        format = format_named(stored)
+        if name not in model_names() and not is_there(Path(name), Path.exists):
+            raise _unknown(name)
+        return requantized(load_model(name), format)
     if text in model_names():
         return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
-    if path.is_dir():
-        return _read_json(path / "config.json", path.resolve().name)
-    if path.is_file():
-        return _read_json(path, path.resolve().parent.name)
-    hint = did_you_mean(text, model_names())
-    raise ConfigError(f"{text!r} is neither a model's name nor a path; {hint}; or give a folder with config.json")
+    if is_there(path, Path.is_dir):
+        file = find(path, _CONFIG, ConfigError)
+        if file is None:
+            raise ConfigError(f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}")
+        return from_config(read_json(file, ConfigError), _name(path.resolve()))
+    if is_there(path, Path.is_file):
+        return from_config(read_json(path, ConfigError), _name(path.resolve().parent))
+    raise _unknown(text)
+
+
+def _unknown(text: str) -> ConfigError:
+    hint = _hint(text, model_names())
+    return ConfigError(f"{shown(text)} is neither a model's name nor a path; {hint}; or give a folder with {_CONFIG}")
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face configuration describes, by its `model_type`."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        hint = did_you_mean(str(kind), _FAMILIES)
-        raise ConfigError(f"{name}: model_type is {kind!r}; {hint}; these families are described")
-    return _FAMILIES[kind].from_config(config, name)
+        raise ConfigError(f"{name}: model_type is {shown(kind)}; {_hint(kind, _FAMILIES)}; these families are described")
+    return _countable(_FAMILIES[kind].from_config(config, name))
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
@@ -107,7 +120,7 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
     """A stored array under its canonical `name`, as [out, in] or [n]. Raises CheckpointError on a wrong shape."""
     known = _tensors(spec)
     if name not in known:
-        raise CheckpointError(f"{spec.name} has no tensor {name!r}; {did_you_mean(name, known)}")
+        raise CheckpointError(f"{spec.name} has no tensor {shown(name)}; {_hint(name, known)}")
     tensor = known[name]
     if array.shape != tensor.shape:
         raise CheckpointError(f"{tensor.name} has shape {array.shape}; {spec.name} needs {tensor.shape}; is it the right checkpoint?")
@@ -127,7 +140,7 @@ def read_named(path: Path) -> ModelSpec:
     data = read_yaml(path)
     for key in data:
         if key not in _KEYS:
-            raise ConfigError(f"{path}: {key}: unknown key; {did_you_mean(str(key), _KEYS)}")
+            raise ConfigError(f"{path}: {shown(key)}: unknown key; {_hint(key, _KEYS)}")
     for key in _KEYS:
         if key not in data and key not in _OPTIONAL:
             raise ConfigError(f"{path}: {key}: missing; needed: {', '.join(k for k in _KEYS if k not in _OPTIONAL)}")
@@ -135,13 +148,13 @@ def read_named(path: Path) -> ModelSpec:
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ConfigError(f"{path}: config and notes must be mappings")
     if data["name"] != path.stem:
-        raise ConfigError(f"{path}: name: {data['name']!r} must be the file's name {path.stem!r}")
+        raise ConfigError(f"{path}: name: {shown(data['name'])} must be the file's name {path.stem!r}")
     for key in notes:
         if key not in config and key not in ("parameters", "published"):
-            raise ConfigError(f"{path}: notes.{key}: not a field of config; {did_you_mean(str(key), config)}")
+            raise ConfigError(f"{path}: notes: {shown(key)} is not a field of config; {_hint(key, (str(k) for k in config))}")
     spec = from_config(config, path.stem)
     if spec.parameters != data["parameters"]:
-        counts = f"{data['parameters']!r} published, but config gives {spec.parameters}"
+        counts = f"{shown(data['parameters'])} published, but config gives {spec.parameters}"
         raise ConfigError(f"{path}: parameters: {counts}; correct the one that is wrong")
     if "published" in data:
         check_published(Config(f"{path}: published", _mapping(path, data["published"])), spec)
@@ -154,11 +167,22 @@ def _mapping(path: Path, value: object) -> Mapping[str, object]:
     return value
 
 
-def _read_json(path: Path, name: str) -> ModelSpec:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error}); give a Hugging Face folder or its config.json") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: the top level must be a mapping, not {type(config).__name__}")
-    return from_config(config, name)
+def _countable(spec: ModelSpec) -> ModelSpec:
+    """The same, refused where fields that are each within their range make bytes together that times are not computed from exactly."""
+    for what, size in (("matrices", spec.stored_bytes), (f"caches of {spec.context} positions", spec.held_bytes(spec.context, 4))):
+        if size > MOST_BYTES:
+            limit = f"{quantity(MOST_BYTES)}, up to which FP64 counts bytes exactly"
+            raise ConfigError(f"{spec.name}: its {what} have {size} bytes; allowed: up to {limit}; correct the largest fields")
+    return spec
+
+
+def _name(folder: Path) -> str:
+    """A model is called after its folder."""
+    if not folder.name.isprintable():
+        raise ConfigError(f"{shown(folder)}: the folder's name, which becomes the model's, has characters that cannot be shown; rename it")
+    return folder.name
+
+
+def _hint(wrong: object, allowed: Iterable[str]) -> str:
+    """Close names are looked for among short ones only: comparing takes the product of two lengths."""
+    return did_you_mean(wrong if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else "", allowed)

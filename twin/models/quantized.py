@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.formats import FP8_BLOCK, FP8_BLOCK_E8M0, FP32, INT4_G32, MXFP4, NVFP4, Format, Formats, Role, format_named
+from twin.models.patterns import Patterns
 from twin.models.spec import ModelSpec
+from twin.text import shown
 
 # What quantization tools leave alone: tables, routers, and the small matrices whose outputs steer everything else.
 _KEPT = (Role.EMBED, Role.HEAD, Role.ROUTER, Role.SMALL, Role.COMPRESS, Role.HYPER)
+_EXCEPTIONS = ("modules_to_not_convert", "ignore", "exclude_modules")
 _METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt")
 
 
@@ -28,9 +29,9 @@ def stored_formats(config: Config, modules: Mapping[Role, str]) -> Formats | Non
     if fields is None:
         return kept if kept.chosen else None
     format = _format(fields)
-    left_out = [*fields.texts("modules_to_not_convert"), *fields.texts("ignore"), *fields.texts("exclude_modules")]
+    left_out = Patterns(fields.name, [text for key in _EXCEPTIONS for text in fields.texts(key)])
     for role, module in modules.items():
-        if role not in _KEPT and not _matches(module, left_out):
+        if role not in _KEPT and not left_out.match(module):
             kept = kept.with_role(role, format)
     return kept
 
@@ -65,8 +66,7 @@ def _fp8(fields: Config) -> Format:
 def _grouped(fields: Config) -> Format:
     """compressed-tensors and modelopt say bits and group size of the first group of modules."""
     groups = fields.part("config_groups")
-    first = groups.part(next(iter(groups.values))) if groups and groups.values else None
-    weights = first.part("weights") if first else None
+    weights = _first_group(groups).part("weights") if groups and groups.values else None
     if weights is None:
         raise ConfigError(
             f"{fields.name}: config_groups has no group with weights; allowed: one group; take it from the model's config.json"
@@ -75,16 +75,13 @@ def _grouped(fields: Config) -> Format:
     known = {(4, 32, "int"): INT4_G32, (4, 16, "float"): NVFP4}
     if (bits, size, kind) not in known:
         allowed = "int of 4 bits in groups of 32, float of 4 bits in groups of 16"
-        raise ConfigError(f"{weights.name}: {kind} of {bits} bits in groups of {size}; allowed: {allowed}; use another checkpoint")
+        raise ConfigError(f"{weights.name}: {shown(kind)} of {bits} bits in groups of {size}; allowed: {allowed}; use another checkpoint")
     return known[bits, size, kind]
 
 
-def _matches(module: str, patterns: Iterable[str]) -> bool:
-    """Whether an exception names the module or one of its parents: a name, a glob, or a regular expression after "re:"."""
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if re.match(pattern.removeprefix("re:"), module):
-                return True
-        elif fnmatch.fnmatchcase(module, pattern) or fnmatch.fnmatchcase(module, f"{pattern}.*"):
-            return True
-    return False
+def _first_group(groups: Config) -> Config:
+    key, value = next(iter(groups.values.items()))
+    name = f"{groups.name}: {shown(key)}"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {shown(value)}; allowed: a mapping; take it from the model's config.json")
+    return Config(name, value)

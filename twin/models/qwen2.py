@@ -26,9 +26,7 @@ def windows(config: Config) -> tuple[int, ...]:
     if types := layer_types(config, window):
         return types
     layers = config.count("num_hidden_layers")
-    first = config.values.get("max_window_layers")
-    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        raise config.refuse("max_window_layers", "a whole number from 0 (the first layer with a window)")
+    first = config.whole("max_window_layers")  # the first layer with a window
     if first > layers:
         raise ConfigError(f"{config.name}: max_window_layers is {first}; allowed: 0 to num_hidden_layers = {layers}; switch windows off")
     return (0,) * first + (window,) * (layers - first)
