@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
-from twin.errors import ConfigError
+from twin.errors import ConfigError, OutputError
+from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.plan.defaults import FIELDS, SETTLED
@@ -51,6 +52,25 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them")
 
 
+def file_to_write(text: str) -> Path:
+    """For `type=`: a file that can be written, or the refusal before any work."""
+    return _checked(check_file, text)
+
+
+def folder_to_write(text: str) -> Path:
+    """The same for a folder in which files are made."""
+    return _checked(check_folder, text)
+
+
+def _checked(check: Callable[[Path], Path], text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name: name a file or a folder")
+    try:
+        return check(Path(text))
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_measuring(parser: argparse.ArgumentParser) -> None:
     """Measuring on one computer, the rest on another."""
     group = parser.add_mutually_exclusive_group()
@@ -58,7 +78,9 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--from", dest="measured", metavar="FOLDER", type=Path, help="take what --measure-only wrote instead of measuring here"
     )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="with --measure-only: where the samples go; must not exist or be empty")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=folder_to_write, help="with --measure-only: where the samples go; must not exist or be empty"
+    )
 
 
 def measured_folder(args: argparse.Namespace) -> Path | None:

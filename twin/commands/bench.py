@@ -15,12 +15,13 @@ from twin.bench.plans import make_plans
 from twin.bench.source import find_source
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, one_device
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import open_source, plan_run, tokens_per_s
 from twin.engine.choose import HOST, check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError, ToolchainError
+from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, percent, table
@@ -79,7 +80,9 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
         "--fill", choices=("prompt", "steps"), metavar="{prompt,steps}",
         help="cached positions come from a prompt, or are generated one by one (default prompt)",
     )  # fmt: skip
-    group.add_argument("--out", type=Path, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)")
+    group.add_argument(
+        "--out", type=folder_to_write, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)"
+    )
     group.add_argument("--commit", metavar="ID", help="the code's commit, where it is no git checkout")
 
 
@@ -178,6 +181,7 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
         raise ConfigError(f"--gpus {args.gpus} is for this CPU: the engine runs on one GPU")
     check_present(node.device)
     settings = settings_of(args)
+    out = args.out or check_folder(store.runs_folder(node.device.name))
     code = commit(Path(__file__).resolve().parents[2], args.commit)
     chosen = chosen_options(args)
     found = find_source(args.model, args.random)
@@ -200,7 +204,7 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
     )  # fmt: skip
     if guess is not None:
         made |= {"predicted_tokens_per_s": guess, "prediction_error": guess / made["tokens_per_s"] - 1}
-    folder = record.write(args.out or store.runs_folder(node.device.name), made, measured.samples, measured.judged)
+    folder = record.write(out, made, measured.samples, measured.judged)
     emit(args, made | {"record": str(folder)}, gpu_text(made))
     say(f"recorded in {folder}")
     missed = result.shortfalls(made)

@@ -9,7 +9,7 @@ from typing import Any
 
 from twin.calibrate.store import conditions
 from twin.calibrate.validate import Compared, Validation, calibrated_node
-from twin.commands.arguments import Subparsers, command
+from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import calibrate_host
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import check_memory, tokens_per_s
@@ -59,7 +59,7 @@ def add(commands: Subparsers) -> None:
         "4. writes a report that opens without a network", examples=EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, default=Path("out"), help="where the checkpoint and the report go (default %(default)s)"
+        "--out", metavar="FOLDER", type=folder_to_write, default="out", help="where the checkpoint and the report go (default %(default)s)"
     )
 
 

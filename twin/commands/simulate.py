@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, file_to_write
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
+from twin.files import write
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.plan.defaults import plan_for
@@ -57,8 +57,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--draft-time", metavar="TIME", help="with --draft, instead of a model: of one drafted token, such as 80us")
     parser.add_argument("--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes")
     parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of some blocks for ui.perfetto.dev")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
+    parser.add_argument("--trace", metavar="FILE", type=file_to_write, help="write a trace of some blocks for ui.perfetto.dev")
+    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page")
     add_engine_options(parser, without=("gpus",))
 
 
@@ -90,13 +90,12 @@ def run(args: argparse.Namespace) -> int:
         data["engines"] = {name: headline(r) for name, r in four.items()}
         shown += "\n\n" + engines_text(four)
         extra.append(pages.engines(four))
-    emit(args, data, shown)
     if args.trace and result.trace:
-        args.trace.parent.mkdir(parents=True, exist_ok=True)
-        args.trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write({args.trace: result.trace.to_json()})
         say(f"trace: {args.trace} (open it in ui.perfetto.dev)")
     if args.report:
         say(f"report: {pages.simulation_page(plan, case.node, result, *extra).write(args.report)}")
+    emit(args, data, shown)
     return 0
 
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from twin.errors import TwinError
+from twin.errors import OutputError, TwinError
+from twin.files import check_stems
 from twin.hardware.load import load_node
 from twin.hardware.override import interval
 from twin.hardware.schema import number
@@ -27,6 +28,7 @@ from twin.study.runner import Runner
 from twin.study.speeds import RESIDENT
 from twin.units import format_quantity
 
+COST, STEPS, THEORY = "cost", "steps", "theory"  # tables; each class has one as well, by its name
 PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
@@ -180,7 +182,7 @@ class MixedLoad:
                 f"{traffic.name}: {traffic.tokens:,.0f} tokens on average, {traffic.per_s * HOUR_S:,.0f} an hour at load 1",
                 "From arrival to the last token, 95th percentile. A line ends where its policy is overloaded and the queue never empties.",
                 (Lines(self.loads, series, "load", "seconds until done, p95", log_x=True, log_y=True),),
-                (Table(traffic.name.replace(" ", "-").lower(), columns, tuple(rows)),),
+                (Table(_table_of(traffic.name), columns, tuple(rows)),),
             )
 
     def _p95(self, cells: Sequence[Operation], policy: Policy, load: float, traffic: str) -> float | None:
@@ -209,7 +211,7 @@ class MixedLoad:
             "Cost and energy per million tokens",
             "All GPUs are held and paid whether they work or not, so a higher load is cheaper per token until a policy is overloaded.",
             (Lines(self.loads, series, "load", "USD per million tokens", log_x=True, log_y=True),),
-            (Table("cost", columns, tuple(rows)),),
+            (Table(COST, columns, tuple(rows)),),
         )
 
     def _speeds(self, paces: dict[Group, StepTime]) -> Part:
@@ -222,9 +224,7 @@ class MixedLoad:
             for sequences in sorted({1, min(8, group.batch), group.batch}):
                 shown[group.stack, group.node, sequences] = pace(sequences)
         rows = tuple((stack, node, n, step, 1 / step, n / step) for (stack, node, n), step in shown.items())
-        return Part(
-            "How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table("steps", columns, rows, terminal=False),)
-        )
+        return Part("How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table(STEPS, columns, rows, terminal=False),))
 
     def _check(self, cells: Sequence[Operation], paces: dict[Group, StepTime]) -> Part:
         """Where theory has an answer: one class of exponential lengths, one request a node. Longer runs, for waits are alike for long."""
@@ -247,7 +247,7 @@ class MixedLoad:
         return Part(
             "The simulation against queueing theory",
             f"Nodes that serve one request each, one class of exponential lengths: M/M/c has a closed form. {CHECKED:,} arrivals.",
-            tables=(Table("theory", columns, tuple(rows), terminal=False),),
+            tables=(Table(THEORY, columns, tuple(rows), terminal=False),),
         )
 
     def _headline(self, cells: Sequence[Operation]) -> Iterator[tuple[str, str]]:
@@ -277,6 +277,10 @@ def read(fields: Fields) -> MixedLoad:
         raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
     classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
     names = [traffic.name for traffic in classes]
+    try:
+        check_stems([COST, STEPS, THEORY, *map(_table_of, names)])
+    except OutputError as error:
+        raise fields.error("classes", f"each is a table with a file of its name, but {error}") from error
     policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
     for policy in policies:
         for group in policy.groups:
@@ -299,6 +303,11 @@ def read(fields: Fields) -> MixedLoad:
         model, context, classes, tuple(map(float, loads)), policies, Prices(**kinds),
         fields.number("hours", low=1e-3), tuple(seeds),
     )  # fmt: skip
+
+
+def _table_of(traffic: str) -> str:
+    """The name of a class's table."""
+    return traffic.replace(" ", "-").lower()
 
 
 def _traffic(entry: Fields) -> Traffic:
