@@ -15,7 +15,7 @@ from twin.text import shown
 
 BESIDE = ".twin-"  # begins the name of what is being written, beside the file that it becomes
 LONGEST_NAME = 255  # bytes of a name in a folder, where the file system does not say
-LONGEST_STEM = 100  # characters of a name that we make a file name of
+LONGEST_STEM = 200  # characters of a name that we make a file name of
 _STEM = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")
 
 

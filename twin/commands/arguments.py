@@ -19,6 +19,8 @@ from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.plan.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
+from twin.study.options import check_range
+from twin.text import shown
 from twin.units import parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
@@ -88,7 +90,7 @@ def measured_folder(args: argparse.Namespace) -> Path | None:
     if args.measure_only != (args.out is not None):
         raise ConfigError("--measure-only and --out FOLDER belong together: give both, or neither")
     if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {args.out}: is there already; give a new folder, measured runs are never overwritten")
+        raise ConfigError(f"--out {shown(args.out)}: is there already; give a new folder, measured runs are never overwritten")
     chosen: Path | None = args.out or args.measured
     return chosen
 
@@ -97,7 +99,7 @@ def one_device(name: str) -> Node:
     """The node of one device that `name` means: host, h200, h200-sxm, 1xh200. Raises ConfigError for several devices."""
     node = load_node(name)
     if node.gpus > 1:
-        raise ConfigError(f"{name}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
+        raise ConfigError(f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
     return node
 
 
@@ -137,7 +139,12 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
     def read(text: str) -> object:
         if issubclass(kind, Enum):
             return _member(kind, text)
-        return _whole(name, text)
+        value = _whole(name, text)
+        try:
+            check_range(name, value)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return value
 
     return read
 
@@ -145,7 +152,7 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
 def _member(kind: type[Enum], text: str) -> Enum:
     values = [m.value for m in kind]
     if text not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; {did_you_mean(text, values)}")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is unknown; {did_you_mean(text, values)}")
     return kind(text)
 
 
@@ -160,7 +167,7 @@ def _whole(name: str, text: str) -> int:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if value != value or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number")
     return int(value)
 
 

@@ -25,8 +25,11 @@ from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, percent, table
+from twin.text import shown
 from twin.units import format_quantity
 
+MOST_TOKENS = 2**31 - 1  # the model's context is the limit; this one only keeps numbers that no list could hold away
+MOST_REPEATS = 10_000
 NOT_MET = 1  # exit code when what was measured does not keep its promises
 FIDELITY_CONTEXT = 1024  # a longer one is judged only on demand: the engine's logits of all positions must fit in memory
 HOST_DEFAULTS = {"context": 16, "tokens": 48}
@@ -104,15 +107,20 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
     given = [name for name in GPU_ONLY if getattr(args, name) is not None]
     if given:
         raise ConfigError(f"--{given[0].replace('_', '-')} needs a GPU: name it with --node")
-    for name, least in (("context", 1), ("tokens", 2), ("repeats", 1), ("check", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name} {getattr(args, name)}: at least {least}")
+    for name, least, most in (
+        ("context", 1, MOST_TOKENS),
+        ("tokens", 2, MOST_TOKENS),
+        ("repeats", 1, MOST_REPEATS),
+        ("check", 1, MOST_TOKENS),
+    ):
+        if not least <= getattr(args, name) <= most:
+            raise ConfigError(f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}")
     if args.gpus is not None:
         node = calibrated_node(f"{args.gpus}x{HOST}")
     args.prompt_tokens = ""
     source = open_source(args)
-    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     plan = plan_run(args, source.spec, positions=args.context + args.tokens, greedy=True, node=node)
+    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     show = progress()
     warn_if_busy()
     try:

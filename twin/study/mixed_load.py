@@ -21,17 +21,21 @@ from twin.serving.economics import HOUR_S, Bill, Prices
 from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
 from twin.serving.step import IDEAL, predict
 from twin.serving.tables import stack_names
-from twin.study.fields import Fields
+from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
 from twin.study.runner import Runner
 from twin.study.speeds import RESIDENT
+from twin.text import shown
 from twin.units import format_quantity
 
 COST, STEPS, THEORY = "cost", "steps", "theory"  # tables; each class has one as well, by its name
 PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
+MOST_ARRIVALS = 2e6  # of one run: they are all in memory
+MOST_LOAD = 1e6
+MOST_NODES = 10_000  # of a group
 SHORTEST_WAIT_S = 1e-3  # below it almost nobody waits and a run sees none of it
 LARGEST_SIMULATED = 16  # a step of more takes minutes to simulate
 LARGEST_BATCH = 128  # kernels were measured up to it
@@ -138,6 +142,10 @@ class MixedLoad:
         """Long enough that the rarest class is seen often."""
         rarest = min(traffic.per_s for traffic in self.classes) * load
         return max(self.hours, SEEN / ((COUNTED[1] - COUNTED[0]) * rarest * HOUR_S))
+
+    def arrivals(self, load: float) -> float:
+        """Requests that one run of the queues has to follow, on average."""
+        return sum(traffic.per_s for traffic in self.classes) * load * self._hours(load) * HOUR_S
 
     def _traffic(self, group: Group, load: float) -> list[Traffic]:
         return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
@@ -274,7 +282,7 @@ def read(fields: Fields) -> MixedLoad:
     except TwinError as error:
         raise fields.error("model", str(error)) from error
     if context > spec.context:
-        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
+        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {shown(model)}")
     classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
     names = [traffic.name for traffic in classes]
     try:
@@ -291,18 +299,23 @@ def read(fields: Fields) -> MixedLoad:
             except TwinError as error:
                 raise fields.error("policies", f"{policy.name}: {error}") from error
     loads = fields.items("loads")
-    if not all(isinstance(load, int | float) and not isinstance(load, bool) and load > 0 for load in loads):
-        raise fields.error("loads", f"{loads!r} must be numbers above 0")
+    if not all(isinstance(load, int | float) and not isinstance(load, bool) and 0 < load <= MOST_LOAD for load in loads):
+        raise fields.error("loads", f"{shown(loads)} must be numbers above 0, at most {MOST_LOAD:g}")
     seeds = fields.items("seeds")
-    if not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
-        raise fields.error("seeds", f"{seeds!r} must be whole numbers, at least 0")
+    if not all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE for seed in seeds):
+        raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
     prices = fields.mapping("prices")
     kinds = {name: _number(prices, name) for name in PRICES}
     prices.done()
-    return MixedLoad(
+    made = MixedLoad(
         model, context, classes, tuple(map(float, loads)), policies, Prices(**kinds),
         fields.number("hours", low=1e-3), tuple(seeds),
     )  # fmt: skip
+    for load in made.loads:
+        if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
+            reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
+            raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
+    return made
 
 
 def _table_of(traffic: str) -> str:
@@ -327,7 +340,7 @@ def _policy(entry: Fields, classes: list[str]) -> Policy:
     entry.done()
     served = [name for group in policy.groups for name in group.serves]
     if sorted(served) != sorted(classes):
-        raise entry.error("groups", f"they serve {served}; each of {classes} must be served by exactly one group")
+        raise entry.error("groups", f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by exactly one group")
     return policy
 
 
@@ -338,11 +351,11 @@ def _group(entry: Fields, classes: list[str]) -> Group:
         raise entry.error(
             "batch", f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; take at most that many"
         )
-    serves = [str(name) for name in entry.items("serves")]
+    serves = entry.texts("serves")
     for name in serves:
         if name not in classes:
-            raise entry.error("serves", f"{name!r} is not a class of this study: {', '.join(classes)}")
-    group = Group(entry.text("node"), entry.whole("nodes", low=1), stack, batch, tuple(serves))
+            raise entry.error("serves", f"{shown(name)} is not a class of this study: {shown(classes, 400)}")
+    group = Group(entry.text("node"), entry.whole("nodes", low=1, high=MOST_NODES), stack, batch, tuple(serves))
     entry.done()
     try:
         load_node(group.node)
