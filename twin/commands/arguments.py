@@ -24,6 +24,7 @@ from twin.text import shown
 from twin.units import parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
+LONGEST_NUMBER = 100  # characters, its unit included
 ALIASES = {"weight_dtype": "--dtype"}
 _COMMENT = re.compile(r"^ +(\w+)[^#\n]*#[ ]*(.+)$", re.MULTILINE)
 
@@ -158,6 +159,8 @@ def _member(kind: type[Enum], text: str) -> Enum:
 
 def _whole(name: str, text: str) -> int:
     """A whole number; sizes in bytes may carry a unit ("16 KiB")."""
+    if len(text) > LONGEST_NUMBER:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits")
     try:
         return int(text)
     except ValueError:
