@@ -43,6 +43,19 @@ def test_a_fit_that_cannot_be_written_leaves_the_one_before(monkeypatch: pytest.
 ENTRY = "numbers: {{a: {{value: {}, low: 1, high: 2, source: y}}}}"
 
 
+def test_a_place_that_cannot_hold_runs_is_refused_before_measuring(home: Path, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object, **__: object) -> None:
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr("twin.commands.calibrate.measure_probes", measure)
+    monkeypatch.setattr("twin.commands.validate.measure_held_out", measure)
+    (home / "runs").write_text("a file")
+    for words in (("calibrate", "host"), ("calibrate", "host", "--quick"), ("demo", "--out", str(home / "out"))):
+        outcome = twin(*words)
+        assert (outcome.code, outcome.out) == (2, ""), outcome
+        assert "is no folder" in outcome.err
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "numbers: 3", "numbers: {a: 1}", "device: x", "{", ENTRY.format("x"), ENTRY.format(".nan"), "\x00", "[" * 5000],

@@ -15,7 +15,7 @@ from twin.commands.output import Progress, done, emit, progress, say, warn_if_bu
 from twin.commands.run import check_memory, tokens_per_s
 from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
-from twin.engine.tokenizer import make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights, save_checkpoint
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def make_checkpoint(folder: Path) -> Checkpoint:
     """A real Hugging Face folder of random weights with a byte tokenizer, written once."""
-    if not (folder / "config.json").is_file():
+    if not (folder / TOKENIZER_CONFIG).is_file():  # what is written last: an interrupted demo begins again
         save_checkpoint(folder, random_weights(DEMO, SEED))
         make_byte_tokenizer(folder)
     return open_checkpoint(folder)

@@ -13,6 +13,7 @@ from twin.commands.arguments import Subparsers, add_measuring, command, file_to_
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
+from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
 from twin.units import format_quantity
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(node: Node, folder: Path | None) -> store.Run:
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
+    check_folder(folder or store.runs_folder(node.device.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []
     made: list[store.Run] = []
