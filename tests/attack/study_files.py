@@ -157,7 +157,7 @@ def _break(chance: random.Random, study: dict[str, Any]) -> None:
     holder, key = chance.choice(list(_entries(study)))
     match chance.choice(("value", "value", "value", "value", "name", "gone", "more", "grid", "class")):
         case "value":
-            holder[key] = chance.choice(VALUES)
+            holder[key] = copy.deepcopy(chance.choice(VALUES))
         case "name" if isinstance(holder, dict):
             holder[_hashable(chance.choice(VALUES))] = holder.pop(key)
         case "gone":
@@ -172,7 +172,7 @@ def _break(chance: random.Random, study: dict[str, Any]) -> None:
             text = json.dumps({"classes": study["classes"], "policies": study.get("policies")}, default=str)
             study |= json.loads(text.replace('"short"', json.dumps(name)))
         case _:
-            holder[key] = chance.choice(VALUES)
+            holder[key] = copy.deepcopy(chance.choice(VALUES))
 
 
 def _entries(item: Any) -> Any:

@@ -138,9 +138,11 @@ def test_a_study_writes_into_its_folder_alone(twin: Twin, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("hours: 0.5", "hours: 1.0e+12", "requests arrive"),
+        ("hours: 0.5", "hours: 1.0e+5", "requests arrive"),
+        ("hours: 0.5", "hours: 1.0e+12", "hours pass"),
+        ("loads: [1, 4, 400]", "loads: [1.0e-300]", "must be numbers"),
         ("per_hour: 2000", "per_hour: 1.0e+12", "requests arrive"),
-        ("per_hour: 400", "per_hour: 2.0e-6", "requests arrive"),
+        ("per_hour: 400", "per_hour: 2.0e-6", "hours pass"),
         ("hours: 0.5", "hours: .inf", "must be a number"),
         ("loads: [1, 4, 400]", "loads: [.inf]", "must be numbers"),
         ("nodes: 2", "nodes: 1000000000", "must be a whole number"),

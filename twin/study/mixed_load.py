@@ -34,7 +34,8 @@ PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
 MOST_ARRIVALS = 2e6  # of one run: they are all in memory
-MOST_LOAD = 1e6
+LEAST_LOAD, MOST_LOAD = 1e-6, 1e6
+MOST_HOURS = 1e6  # of one run: later the clock would be too coarse for a request of a millisecond
 MOST_NODES = 10_000  # of a group
 SHORTEST_WAIT_S = 1e-3  # below it almost nobody waits and a run sees none of it
 LARGEST_SIMULATED = 16  # a step of more takes minutes to simulate
@@ -138,14 +139,14 @@ class MixedLoad:
             lambda sequences: predict(spec, node, group.stack, Load(sequences=sequences, context=self.context)).graph_s
         )
 
-    def _hours(self, load: float) -> float:
+    def run_hours(self, load: float) -> float:
         """Long enough that the rarest class is seen often."""
         rarest = min(traffic.per_s for traffic in self.classes) * load
         return max(self.hours, SEEN / ((COUNTED[1] - COUNTED[0]) * rarest * HOUR_S))
 
     def arrivals(self, load: float) -> float:
         """Requests that one run of the queues has to follow, on average."""
-        return sum(traffic.per_s for traffic in self.classes) * load * self._hours(load) * HOUR_S
+        return sum(traffic.per_s for traffic in self.classes) * load * self.run_hours(load) * HOUR_S
 
     def _traffic(self, group: Group, load: float) -> list[Traffic]:
         return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
@@ -161,7 +162,7 @@ class MixedLoad:
             return Operation(policy, load, used, ())
         served = tuple(
             (group, serve(
-                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self._hours(load), seed=seed
+                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self.run_hours(load), seed=seed
             ))
             for seed in self.seeds for group in policy.groups
         )  # fmt: skip
@@ -299,8 +300,8 @@ def read(fields: Fields) -> MixedLoad:
             except TwinError as error:
                 raise fields.error("policies", f"{policy.name}: {error}") from error
     loads = fields.items("loads")
-    if not all(isinstance(load, int | float) and not isinstance(load, bool) and 0 < load <= MOST_LOAD for load in loads):
-        raise fields.error("loads", f"{shown(loads)} must be numbers above 0, at most {MOST_LOAD:g}")
+    if not all(isinstance(load, int | float) and not isinstance(load, bool) and LEAST_LOAD <= load <= MOST_LOAD for load in loads):
+        raise fields.error("loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}")
     seeds = fields.items("seeds")
     if not all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE for seed in seeds):
         raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
@@ -312,6 +313,9 @@ def read(fields: Fields) -> MixedLoad:
         fields.number("hours", low=1e-3), tuple(seeds),
     )  # fmt: skip
     for load in made.loads:
+        if (hours := made.run_hours(load)) > MOST_HOURS:
+            reason = f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often enough"
+            raise fields.error("classes", f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate")
         if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
             reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
             raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
