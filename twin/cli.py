@@ -97,10 +97,11 @@ def _system_text(error: OSError) -> str:
 
 def _abandon_output() -> None:
     """What cannot be written any more must not be tried again when Python ends."""
+    gone = (OSError, ValueError, AttributeError)  # full, closed, or never there
     try:
         sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):
+    except gone:
+        with suppress(*gone):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

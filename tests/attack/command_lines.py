@@ -43,7 +43,8 @@ PLACES = (
     ".", "..", "/", "/dev/null", "/dev/full", "/dev/zero", "/proc/self/mem", "/proc/x/y", "missing/file", "file/below", "n" * 300,
     "d/" * 2500 + "x", "folder", "file", "file\nname", "\x1b]0;t\x07", "fresh", "fresh/deep/er", "link", "dangling", "loop",
 )  # fmt: skip
-MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-30b-a3b", "gpt-9", "llama-3.2-1b@mxfp4", "llama-3.2-1b@", "@", "@mxfp4")
+MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-30b-a3b", "llama-3.2-1b@mxfp4")
+NO_MODELS = ("gpt-9", "llama-3.2-1b@", "@", "@mxfp4", "llama-3.2-1b@\x1b[2J")
 NODES = (
     "1xh200",
     "2xh200",
@@ -99,9 +100,8 @@ def _line(chance: random.Random, models: list[str]) -> list[str]:
     hostile = 0 if reaches else chance.choice((0, 1, 1, 1, 1, 2, 3))
     if name in SLOW or (name in ENGINE and not reaches):
         hostile = max(1, hostile)
-    positionals = [_positional(chance, action, models) for action in parsers[name]._actions if not action.option_strings]
-    left_out = ("help", "ladder", "sensitivity") if positionals[:1] != models[:1] else ("help",)  # on large models these take a minute
-    flags = [action for action in parsers[name]._actions if action.option_strings and action.dest not in left_out]
+    positionals = [_positional(chance, name, action, models) for action in parsers[name]._actions if not action.option_strings]
+    flags = [action for action in parsers[name]._actions if action.option_strings and action.dest != "help"]
     good = list(_good(chance, name, flags))
     bad = [word for action in chance.sample(flags, min(hostile, len(flags))) for word in _hostile(chance, action)]
     if hostile and chance.random() < 0.15 and positionals:
@@ -114,9 +114,10 @@ def _line(chance: random.Random, models: list[str]) -> list[str]:
     return words
 
 
-def _positional(chance: random.Random, action: argparse.Action, models: list[str]) -> str:
+def _positional(chance: random.Random, name: str, action: argparse.Action, models: list[str]) -> str:
     if action.dest == "model":
-        return chance.choice(models) if chance.random() < 0.8 else chance.choice(MODELS)
+        others = NO_MODELS if name in ("simulate", "whatif") else (*NO_MODELS, *MODELS)  # a large model takes half a minute there
+        return chance.choice(models) if chance.random() < 0.8 else chance.choice(others)
     if action.dest in ("node", "device"):
         return chance.choice(NODES[:8]) if chance.random() < 0.8 else chance.choice(NODES)
     if action.dest == "study":
@@ -155,7 +156,7 @@ def _hostile(chance: random.Random, action: argparse.Action) -> list[str]:
     pools = {
         "changes": CHANGES,
         "sweeps": SWEEPS,
-        "draft_model": MODELS,
+        "draft_model": NO_MODELS,
         "node": NODES,
         "routing": ("zipf:1", "zipf:", "zipf:nan", "zipf:1e400", "file"),
     }
