@@ -10,12 +10,14 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.command_line import Twin
 from twin.commands.output import LONGEST_MESSAGE, harmless, one_line
 from twin.plan.types import Options
 from twin.study.options import CONDITIONS, RANGES, option_value
+from twin.study.store import Store
 
 SMALL = ("1xh200", "--blocks", "4")
 
@@ -158,9 +160,22 @@ def test_a_killed_study_goes_on_where_it_stopped(checkpoint: Path, tmp_path: Pat
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    kept = len(list((tmp_path / "store").glob("*.parquet")))
+    store = tmp_path / "store"
+    kept = Store(store).count()
     assert kept
     outcome = twin(*words)
     assert outcome.code == 0, outcome.err
-    assert "/120" in outcome.err
-    assert not list((tmp_path / "store").glob(".*"))
+    keys = [key for file in Store(store).files() for key in pq.read_table(file, columns=["key"])["key"].to_pylist()]
+    assert len(keys) > kept
+    assert len(set(keys)) == len(keys)  # what was there was not computed again
+
+
+def test_what_a_killed_study_was_writing_is_no_result_and_goes_away(tmp_path: Path) -> None:
+    old, young = tmp_path / ".old.parquet", tmp_path / ".young.parquet"
+    for hidden in (old, young):
+        hidden.write_bytes(b"PAR1half")
+    os.utime(old, (0, 0))
+    store = Store(tmp_path)
+    assert store.find(["key"]) == {}
+    assert store.count() == 0
+    assert (old.exists(), young.exists()) == (False, True)

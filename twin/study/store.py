@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -76,7 +76,7 @@ class Store:
 
     def find(self, keys: Collection[str]) -> dict[str, Row]:
         """The rows that are there, by key."""
-        if not keys or not any(self.folder.glob("*.parquet")):
+        if not keys or not self.files():
             return {}
         try:
             table = ds.dataset(str(self.folder), format="parquet", schema=SCHEMA, filesystem=LocalFileSystem()).to_table(
@@ -120,8 +120,11 @@ class Store:
 
     def count(self) -> int:
         """Rows on disk."""
-        files: Sequence[Path] = sorted(self.folder.glob("*.parquet"))
-        return sum(int(pq.read_metadata(file).num_rows) for file in files)
+        return sum(int(pq.read_metadata(file).num_rows) for file in self.files())
+
+    def files(self) -> list[Path]:
+        """Whole files of results; those that are being written, or were when their program was killed, begin with a dot."""
+        return sorted(file for file in self.folder.glob("*.parquet") if not file.name.startswith("."))
 
 
 def _row(record: dict[str, Any]) -> Row:
