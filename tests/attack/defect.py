@@ -1,5 +1,5 @@
-"""What an attack raises when a law is broken."""
+"""What an attack reports."""
 
 
 class Defect(AssertionError):
-    """A law that one case broke; the message repeats the case."""
+    """A broken law, with the case that shows it."""
