@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import Any, NoReturn
 
+from twin.commands.output import error_text, one_line
 from twin.errors import TwinError
+from twin.text import shown
 
 COMMANDS = ("plan", "simulate", "run", "bench", "calibrate", "validate", "trace", "whatif", "project", "models", "hardware", "demo")
 USER_MISTAKE = 2
@@ -31,28 +36,78 @@ Each command explains itself: twin COMMAND --help
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """argparse whose refusals are bounded, show no control characters, and which takes `--name=--` at its word."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USER_MISTAKE, f"twin: {one_line(message)}\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """argparse drops "--" even where it is the value itself, and then fails for want of one (mended in Python 3.13)."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    """Runs one command and returns the exit code; argparse itself ends the program for --help and for words that it does not know."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a result with a sign that this terminal's encoding lacks is shown all the same
+                stream.reconfigure(errors="backslashreplace")
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        _abandon_output()
+        return 0
+    except KeyboardInterrupt:
+        return _ended("interrupted", INTERRUPTED)
+    except TwinError as error:
+        return _ended(error_text(error), USER_MISTAKE)
+    except OSError as error:
+        return _ended(_system_text(error), USER_MISTAKE)
+    except MemoryError:
+        return _ended("not enough memory for this: choose a smaller model, context or study", USER_MISTAKE)
+    except RecursionError:
+        return _ended("an input is nested too deeply: simplify it", USER_MISTAKE)
+
+
+def _run(words: list[str]) -> int:
     named = words[:1] if words and words[0] in COMMANDS else COMMANDS
     args = build_parser(named).parse_args(words)
+    code: int = args.run(args)
+    return code
+
+
+def _ended(message: str, code: int) -> int:
+    """Says why on stderr, if anybody still reads it."""
+    with suppress(OSError):
+        print(f"twin: {message}", file=sys.stderr, flush=True)
+    _abandon_output()
+    return code
+
+
+def _system_text(error: OSError) -> str:
+    """What the operating system refused, and of which file."""
+    of = f"{shown(error.filename)}: " if error.filename is not None else ""
+    return one_line(f"{of}{error.strerror or error or type(error).__name__}; check the path, its permissions and the space on the disk")
+
+
+def _abandon_output() -> None:
+    """What cannot be written any more must not be tried again when Python ends."""
+    gone = (OSError, ValueError, AttributeError)  # full, closed, or never there
     try:
-        code: int = args.run(args)
-        return code
-    except TwinError as error:
-        print(f"twin: {error}", file=sys.stderr)
-        return USER_MISTAKE
-    except KeyboardInterrupt:
-        print("twin: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        sys.stdout.flush()
+    except gone:
+        with suppress(*gone):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The command line with a sub-parser for each command named: only their modules are loaded, some are slow to."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="twin", usage="twin [-h] COMMAND ...", description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip

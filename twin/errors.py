@@ -29,6 +29,10 @@ class ToolchainError(TwinError):
     """A compiler or driver that the engine needs is missing or failed."""
 
 
+class OutputError(TwinError):
+    """A file that a user asked for cannot be written where they named it."""
+
+
 class EngineError(TwinError):
     """The native engine stopped: cancelled, hung, or out of a device resource."""
 

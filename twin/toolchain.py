@@ -7,17 +7,24 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from stat import S_IMODE, S_ISREG
 
 from twin.data import data_dir
 from twin.errors import ToolchainError
+from twin.text import shown
 
 CANDIDATES = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 SANITIZERS = ("address,undefined", "thread")
 KEPT_ERROR_LINES = 30
+MAKING = ".making-"  # begins the names of folders in which something is compiled
+ABANDONED_S = 3600.0  # no compiler takes so long
+OTHERS_WRITE = 0o022  # permission bits: of the group, of everybody
+SEAL = b"\nsha256 of all before: "
 
 
 def cache_dir() -> Path:
@@ -54,8 +61,6 @@ def build_host(header: str, *, sanitize: str | None = None, extra: Sequence[str]
         flags += [f"-fsanitize={sanitize}", "-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
     key = content_key([compiler_version(compiler), *flags, header], native_sources())
     target = cache_dir() / f"host-{key}.so"
-    if target.exists():
-        return target
 
     def compile_into(folder: Path) -> Path:
         (folder / "plan.h").write_text(header, encoding="utf-8")
@@ -66,24 +71,71 @@ def build_host(header: str, *, sanitize: str | None = None, extra: Sequence[str]
     return cached(target, compile_into)
 
 
-def cached(target: Path, make: object) -> Path:
-    """Make a file or folder in a temporary one beside `target`, then rename it: a reader never sees half of it.
+def cached(target: Path, make: Callable[[Path], Path]) -> Path:
+    """The file at `target`, made unless it is there: whole, this user's own, and as it was made.
 
-    Where another process was faster, what it made stays: a folder that is not empty cannot be replaced.
+    `make` gets a temporary folder beside it and returns a file in there, which is sealed with its digest and renamed: a reader never
+    sees half of it, and of several processes that make it at once each gets a whole one. Raises ToolchainError.
     """
-    assert callable(make)
+    folder = own_folder(target.parent)
+    if unsealed(target) is not None:
+        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made: Path = make(Path(folder))
-            try:
-                made.replace(target)
-            except OSError:
-                if not target.is_dir():
-                    raise
+        _remove_abandoned(folder)
+        with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as work:
+            made = make(Path(work))
+            _seal(made)
+            made.replace(target)
     except OSError as error:
-        raise ToolchainError(f"{target.parent}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can") from error
+        raise ToolchainError(f"{shown(folder)}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder that can") from error
     return target
+
+
+def own_folder(folder: Path) -> Path:
+    """`folder`, made if it is missing, in which nobody but this user can put code that we then run. Raises ToolchainError."""
+    advice = "set XDG_CACHE_HOME to a folder of your own"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        if about.st_uid != os.geteuid():
+            raise ToolchainError(f"{shown(folder)} belongs to user {about.st_uid}, whose code would be run: {advice}")
+        if about.st_mode & OTHERS_WRITE:
+            folder.chmod(S_IMODE(about.st_mode) & ~OTHERS_WRITE)
+    except OSError as error:
+        raise ToolchainError(f"{shown(folder)}: cannot be written ({error.strerror}); {advice}") from error
+    return folder
+
+
+def unsealed(target: Path) -> bytes | None:
+    """What was cached, without its seal; None where it is missing, damaged, or could have been written by somebody else."""
+    try:
+        with target.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if not S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & OTHERS_WRITE:
+                return None
+            content, seal, digest = file.read().rpartition(SEAL)
+    except OSError:
+        return None
+    return content if seal and digest == _digest(content) else None
+
+
+def _seal(made: Path) -> None:
+    """Behind a shared library's last section, where no loader looks."""
+    content = made.read_bytes()
+    made.chmod(S_IMODE(made.stat().st_mode) & ~OTHERS_WRITE)
+    with made.open("ab") as file:
+        file.write(SEAL + _digest(content))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Temporary folders whose compilers were killed; those of running ones are younger."""
+    for place in folder.iterdir():
+        if place.name.startswith((MAKING, "tmp")) and place.is_dir() and time.time() - place.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def content_key(texts: Iterable[str], files: Iterable[Path]) -> str:

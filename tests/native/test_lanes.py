@@ -51,7 +51,7 @@ def build_lanes(header: str, *, sanitize: str | None = None) -> Path:
         toolchain.run_compiler([compiler, *flags, f"-I{folder}", str(HERE / "lanes_main.cpp"), "-o", str(folder / "lanes.so")])
         return folder / "lanes.so"
 
-    return target if target.exists() else toolchain.cached(target, build)
+    return toolchain.cached(target, build)
 
 
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])

@@ -79,3 +79,29 @@ def test_no_scheduler_is_said(twin: Twin, checkpoint: Path, tmp_path: Path, monk
     outcome = twin("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", "context=1,2", "--store", tmp_path, "--scheduler", address)
     assert outcome.code == 2
     assert f"--scheduler {address}: no Dask scheduler answers" in outcome.err
+
+
+def test_a_scheduler_that_dies_is_one_line_and_what_is_done_stays(checkpoint: Path, tmp_path: Path) -> None:
+    scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show")
+    assert scheduler.stdout
+    address = next(found[1] for line in scheduler.stdout if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line)))
+    helper = worker(address)
+    words = ["whatif", str(checkpoint), "1xh200", "--blocks", "4", "--store", str(tmp_path), "--scheduler", address]
+    words += ["--sweep", f"context={','.join(map(str, range(1, 200)))}"]
+    twin = subprocess.Popen([sys.executable, "-m", "twin.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert twin.stderr
+        for line in twin.stderr:
+            if line.startswith("twin: cells: 1"):
+                break
+        scheduler.kill()
+        out, err = twin.communicate(timeout=60)
+    finally:
+        for process in (twin, helper, scheduler):
+            process.kill()
+            process.wait()
+    last = err.splitlines()[-1]
+    assert (twin.returncode, out) == (2, "")
+    assert last.startswith("twin: the Dask scheduler is gone: what is done is kept")
+    assert "Traceback" not in err
+    assert Store(tmp_path).count()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import Twin
 from twin.errors import ConfigError
 from twin.study.kinds import read_study
 from twin.study.outcome import Outcome, Table
@@ -112,4 +113,44 @@ def test_same_seeds_same_answer(outcome: Outcome, tmp_path: Path) -> None:
 def test_bad_studies_are_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
     assert old in BODY
     with pytest.raises(ConfigError, match=reason):
+        read_study(study(tmp_path, BODY.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../escape", "a/b", "cost", "Cost", "steps", "theory", "größe", "..", "a" * 300, ".hidden", '"\\0"', "long"]
+)
+def test_a_class_cannot_name_a_file_elsewhere_or_another_table(name: str, tmp_path: Path) -> None:
+    file = study(tmp_path, BODY.replace("name: short", f"name: {name}").replace("short]", f"{name}]"))
+    with pytest.raises(ConfigError, match="classes: each is a table with a file of its name"):
+        read_study(file)
+
+
+def test_a_study_writes_into_its_folder_alone(twin: Twin, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    file = study(tmp_path / "in", BODY.replace("loads: [1, 4, 400]", "loads: [1]").replace("hours: 0.5", "hours: 0.05"))
+    outcome = twin("project", file, "--out", tmp_path / "out", "--store", tmp_path / "store", "--workers", 1)
+    assert outcome.code == 0, outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "store"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"report.html", "result.json", "tables.md", "long.csv", "short.csv", "cost.csv", "steps.csv", "theory.csv"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("hours: 0.5", "hours: 1.0e+5", "requests arrive"),
+        ("hours: 0.5", "hours: 1.0e+12", "hours pass"),
+        ("loads: [1, 4, 400]", "loads: [1.0e-300]", "must be numbers"),
+        ("per_hour: 2000", "per_hour: 1.0e+12", "requests arrive"),
+        ("per_hour: 400", "per_hour: 2.0e-6", "hours pass"),
+        ("hours: 0.5", "hours: .inf", "must be a number"),
+        ("loads: [1, 4, 400]", "loads: [.inf]", "must be numbers"),
+        ("nodes: 2", "nodes: 1000000000", "must be a whole number"),
+        ("seeds: [1]", f"seeds: [{10**30}]", "must be whole numbers"),
+        ("name: shared", "name: 2026-01-01", "must be text"),
+    ],
+)
+def test_a_load_without_end_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+    assert old in BODY
+    with pytest.raises(ConfigError, match=says):
         read_study(study(tmp_path, BODY.replace(old, new)))

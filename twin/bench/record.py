@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from twin import files
 from twin.bench import fidelity
 from twin.bench.fidelity import Judged
 from twin.bench.timing import Sample
-from twin.errors import CalibrationError
+from twin.errors import CalibrationError, OutputError
 
 RESULT, SAMPLES, FIDELITY = "result.json", "samples.csv", "fidelity.csv"
 FIELDS: dict[str, type] = {  # what every result.json holds; what else it holds is explained in calibration/runs/README.md
@@ -40,15 +43,20 @@ def write(parent: Path, result: dict[str, Any], samples: Sequence[Sample], judge
     check(result)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
     folder = parent / f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
+    contents = {
+        folder / RESULT: json.dumps(result, indent=1, allow_nan=False) + "\n",
+        folder / SAMPLES: _table(("variant", "repeat", "step", "ns"), _step_rows(samples)),
+    }
+    if judged:
+        header = ("prompt", "position", *(field.name for field in fields(Judged)))
+        contents[folder / FIDELITY] = _table(header, (row for prompt, one in enumerate(judged) for row in fidelity.rows(one, prompt)))
     try:
         folder.mkdir(parents=True, exist_ok=False)
-        (folder / RESULT).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        _write_table(folder / SAMPLES, ("variant", "repeat", "step", "ns"), _step_rows(samples))
-        if judged:
-            header = ("prompt", "position", *(field.name for field in fields(Judged)))
-            _write_table(folder / FIDELITY, header, (row for prompt, one in enumerate(judged) for row in fidelity.rows(one, prompt)))
-    except OSError as error:
-        raise CalibrationError(f"{folder}: cannot be written ({error.strerror}); give another folder with --out") from error
+        files.write(contents)
+    except (OSError, OutputError) as error:
+        with suppress(OSError):
+            folder.rmdir()  # it is empty, or another record's
+        raise CalibrationError(f"{folder}: cannot be written ({error}); give another folder with --out") from error
     return folder
 
 
@@ -81,8 +89,9 @@ def _step_rows(samples: Iterable[Sample]) -> Iterable[tuple[object, ...]]:
         yield from ((sample.variant, sample.repeat, step, int(ns)) for step, ns in enumerate(sample.steps.ns))
 
 
-def _write_table(path: Path, header: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def _table(header: Sequence[str], rows: Iterable[tuple[object, ...]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 import os
 import platform
 import subprocess
@@ -17,11 +19,14 @@ import yaml
 
 from twin.data import data_dir
 from twin.errors import CalibrationError
+from twin.files import write
 from twin.hardware.types import Kind, Number
+from twin.text import shown
 
 FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
 STAGES = "stages.csv"
+PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a fit is read in 10 ms instead of 100, where PyYAML has its C parser
@@ -118,13 +123,12 @@ def _commit() -> str | None:
 
 def save_run(folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
     """Write a run's files into `folder`, over those of an earlier state of the same run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "meta.yaml").write_text(yaml.safe_dump(meta, sort_keys=False))
     rows = [(name, repeat, f"{value:.9g}") for name, seconds in samples.items() for repeat, value in enumerate(seconds)]
-    _write_table(folder / "samples.csv", FIELDS, rows)
+    contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False), folder / "samples.csv": _table(FIELDS, rows)}
     if stages:
         traced = [(s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s))) for s in stages]
-        _write_table(folder / STAGES, STAGE_FIELDS, traced)
+        contents[folder / STAGES] = _table(STAGE_FIELDS, traced)
+    write(contents)
     return Run(folder, meta, samples, tuple(stages))
 
 
@@ -163,7 +167,7 @@ def adopt_run(folder: Path, device: str, name: str) -> Run:
 def read_run(folder: Path) -> Run:
     """Load a stored run. Raises CalibrationError when a file is missing or a row is not a sample."""
     try:
-        meta = yaml.safe_load((folder / "meta.yaml").read_text())
+        meta = _read_yaml(folder / "meta.yaml", "measure again with `twin calibrate`")
         rows = _read_table(folder / "samples.csv")
         traced = _read_table(folder / STAGES) if (folder / STAGES).is_file() else []
     except OSError as error:
@@ -179,16 +183,20 @@ def read_run(folder: Path) -> Run:
     return Run(folder, meta, samples, tuple(stages))
 
 
-def _write_table(file: Path, fields: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    with file.open("w", newline="") as out:
-        writer = csv.writer(out)
-        writer.writerow(fields)
-        writer.writerows(rows)
+def _table(fields: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(fields)
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _read_table(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as table:
-        return list(csv.DictReader(table))
+    try:
+        with file.open(newline="", encoding="utf-8") as table:
+            return list(csv.DictReader(table))
+    except (csv.Error, ValueError) as error:
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({error}); measure again with `twin calibrate`") from error
 
 
 @contextmanager
@@ -203,21 +211,57 @@ def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
 def write_fit(device: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
     """Store fitted numbers with their intervals; the only writer of fits/."""
     file = fit_file(device)
-    file.parent.mkdir(parents=True, exist_ok=True)
     entries = {path: {"value": n.value, "low": n.low, "high": n.high, "source": n.source} for path, n in numbers.items()}
-    file.write_text(yaml.safe_dump({"device": device, **meta, "numbers": entries}, sort_keys=False, default_flow_style=None, width=140))
+    fit = {"device": device, **meta, "numbers": entries}
+    write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
     return file
 
 
 def read_fit(device: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
-    """The fitted numbers of a device and the fit's context: this user's, else the package's; None when there is no fit."""
+    """The fitted numbers of a device and the fit's context: this user's, else the package's; None when there is no fit.
+
+    Raises CalibrationError for a file that holds none.
+    """
     shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / "fits" / f"{device}.yaml"]
     file = next((f for f in (fit_file(device), *shipped) if f.is_file()), None)
     if file is None:
         return None
-    content = yaml.load(file.read_text(), LOADER)
-    numbers = {
-        path: Number(entry["value"], Kind.FITTED, entry["source"], entry["low"], entry["high"])
-        for path, entry in content.pop("numbers").items()
-    }
+    content = _read_yaml(file, f"remove it, or fit again with `twin calibrate {device}`")
+    try:
+        numbers = {str(path): _fitted(entry) for path, entry in content.pop("numbers").items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CalibrationError(
+            f"{shown(file, PATH_SHOWN)}: is no fit ({' '.join(str(error).split())}); remove it, or fit again with `twin calibrate {device}`"
+        ) from error
     return numbers, content
+
+
+def _fitted(entry: Any) -> Number:
+    value, low, high = (_finite(entry[name]) for name in ("value", "low", "high"))
+    if value is None:
+        raise ValueError("a number without a value")
+    return Number(value, Kind.FITTED, str(entry["source"]), low, high)
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{shown(value)} is not a number")
+    return value
+
+
+def _said(error: Exception) -> str:
+    """What a parser says, on one line."""
+    return " ".join(str(error).split())
+
+
+def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
+    """One of our own YAML files, in their fast form. Raises CalibrationError for one that is damaged."""
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({' '.join(str(error).split())}); {advice}") from error
+    if not isinstance(content, dict):
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is empty or damaged; {advice}")
+    return content

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
-from twin.errors import ConfigError
+from twin.errors import ConfigError, OutputError
+from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.plan.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
+from twin.study.options import check_range
+from twin.text import shown
 from twin.units import parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
+LONGEST_NUMBER = 100  # characters, its unit included
 ALIASES = {"weight_dtype": "--dtype"}
 _COMMENT = re.compile(r"^ +(\w+)[^#\n]*#[ ]*(.+)$", re.MULTILINE)
 
@@ -51,6 +55,25 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them")
 
 
+def file_to_write(text: str) -> Path:
+    """For `type=`: a file that can be written, or the refusal before any work."""
+    return _checked(check_file, text)
+
+
+def folder_to_write(text: str) -> Path:
+    """The same for a folder in which files are made."""
+    return _checked(check_folder, text)
+
+
+def _checked(check: Callable[[Path], Path], text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name: name a file or a folder")
+    try:
+        return check(Path(text))
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_measuring(parser: argparse.ArgumentParser) -> None:
     """Measuring on one computer, the rest on another."""
     group = parser.add_mutually_exclusive_group()
@@ -58,7 +81,9 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--from", dest="measured", metavar="FOLDER", type=Path, help="take what --measure-only wrote instead of measuring here"
     )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="with --measure-only: where the samples go; must not exist or be empty")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=folder_to_write, help="with --measure-only: where the samples go; must not exist or be empty"
+    )
 
 
 def measured_folder(args: argparse.Namespace) -> Path | None:
@@ -66,7 +91,7 @@ def measured_folder(args: argparse.Namespace) -> Path | None:
     if args.measure_only != (args.out is not None):
         raise ConfigError("--measure-only and --out FOLDER belong together: give both, or neither")
     if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {args.out}: is there already; give a new folder, measured runs are never overwritten")
+        raise ConfigError(f"--out {shown(args.out)}: is there already; give a new folder, measured runs are never overwritten")
     chosen: Path | None = args.out or args.measured
     return chosen
 
@@ -75,7 +100,7 @@ def one_device(name: str) -> Node:
     """The node of one device that `name` means: host, h200, h200-sxm, 1xh200. Raises ConfigError for several devices."""
     node = load_node(name)
     if node.gpus > 1:
-        raise ConfigError(f"{name}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
+        raise ConfigError(f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
     return node
 
 
@@ -115,7 +140,12 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
     def read(text: str) -> object:
         if issubclass(kind, Enum):
             return _member(kind, text)
-        return _whole(name, text)
+        value = _whole(name, text)
+        try:
+            check_range(name, value)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return value
 
     return read
 
@@ -123,12 +153,14 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
 def _member(kind: type[Enum], text: str) -> Enum:
     values = [m.value for m in kind]
     if text not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; {did_you_mean(text, values)}")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is unknown; {did_you_mean(text, values)}")
     return kind(text)
 
 
 def _whole(name: str, text: str) -> int:
     """A whole number; sizes in bytes may carry a unit ("16 KiB")."""
+    if len(text) > LONGEST_NUMBER:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits")
     try:
         return int(text)
     except ValueError:
@@ -138,7 +170,7 @@ def _whole(name: str, text: str) -> int:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if value != value or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number")
     return int(value)
 
 

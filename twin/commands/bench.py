@@ -15,17 +15,21 @@ from twin.bench.plans import make_plans
 from twin.bench.source import find_source
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, one_device
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import open_source, plan_run, tokens_per_s
 from twin.engine.choose import HOST, check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError, ToolchainError
+from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, percent, table
+from twin.text import shown
 from twin.units import format_quantity
 
+MOST_TOKENS = 2**31 - 1  # the model's context is the limit; this one only keeps numbers that no list could hold away
+MOST_REPEATS = 10_000
 NOT_MET = 1  # exit code when what was measured does not keep its promises
 FIDELITY_CONTEXT = 1024  # a longer one is judged only on demand: the engine's logits of all positions must fit in memory
 HOST_DEFAULTS = {"context": 16, "tokens": 48}
@@ -79,7 +83,9 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
         "--fill", choices=("prompt", "steps"), metavar="{prompt,steps}",
         help="cached positions come from a prompt, or are generated one by one (default prompt)",
     )  # fmt: skip
-    group.add_argument("--out", type=Path, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)")
+    group.add_argument(
+        "--out", type=folder_to_write, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)"
+    )
     group.add_argument("--commit", metavar="ID", help="the code's commit, where it is no git checkout")
 
 
@@ -101,15 +107,20 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
     given = [name for name in GPU_ONLY if getattr(args, name) is not None]
     if given:
         raise ConfigError(f"--{given[0].replace('_', '-')} needs a GPU: name it with --node")
-    for name, least in (("context", 1), ("tokens", 2), ("repeats", 1), ("check", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name} {getattr(args, name)}: at least {least}")
+    for name, least, most in (
+        ("context", 1, MOST_TOKENS),
+        ("tokens", 2, MOST_TOKENS),
+        ("repeats", 1, MOST_REPEATS),
+        ("check", 1, MOST_TOKENS),
+    ):
+        if not least <= getattr(args, name) <= most:
+            raise ConfigError(f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}")
     if args.gpus is not None:
         node = calibrated_node(f"{args.gpus}x{HOST}")
     args.prompt_tokens = ""
     source = open_source(args)
-    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     plan = plan_run(args, source.spec, positions=args.context + args.tokens, greedy=True, node=node)
+    prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     show = progress()
     warn_if_busy()
     try:
@@ -178,6 +189,7 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
         raise ConfigError(f"--gpus {args.gpus} is for this CPU: the engine runs on one GPU")
     check_present(node.device)
     settings = settings_of(args)
+    out = args.out or check_folder(store.runs_folder(node.device.name))
     code = commit(Path(__file__).resolve().parents[2], args.commit)
     chosen = chosen_options(args)
     found = find_source(args.model, args.random)
@@ -200,7 +212,7 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
     )  # fmt: skip
     if guess is not None:
         made |= {"predicted_tokens_per_s": guess, "prediction_error": guess / made["tokens_per_s"] - 1}
-    folder = record.write(args.out or store.runs_folder(node.device.name), made, measured.samples, measured.judged)
+    folder = record.write(out, made, measured.samples, measured.judged)
     emit(args, made | {"record": str(folder)}, gpu_text(made))
     say(f"recorded in {folder}")
     missed = result.shortfalls(made)

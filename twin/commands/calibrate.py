@@ -11,6 +11,7 @@ from twin.calibrate.measure import measure_probes
 from twin.calibrate.recipe import recipe_of
 from twin.commands.arguments import Subparsers, add_measuring, command, measured_folder, one_device
 from twin.commands.output import done, emit, progress, say, warn_if_busy
+from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.override import numbers
 from twin.hardware.types import Device, Node
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         made = measure(node, folder, quick=args.quick)
         emit(args, measured_json(made), measured_text(made))
         return 0
+    check_file(store.fit_file(node.device.name))
     run = measure(node, None, quick=args.quick) if folder is None else store.adopt_run(folder, node.device.name, NAME)
     fit = fit_and_store(node, run)
     emit(args, to_json(node.device, fit), text(node.device, fit))
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`, else among the device's runs."""
     recipe_of(node.device)  # refuses a device that has none before a folder is made for it
+    check_folder(folder or store.runs_folder(node.device.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []
     made: list[store.Run] = []
@@ -79,6 +82,7 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
 def calibrate_host(*, quick: bool) -> Fit:
     """Probe this computer's CPU, and fit."""
     node = load_node("1xhost")
+    check_file(store.fit_file(node.device.name))
     return fit_and_store(node, measure(node, None, quick=quick))
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from twin.calibrate.store import conditions
 from twin.calibrate.validate import Compared, Validation, calibrated_node
-from twin.commands.arguments import Subparsers, command
+from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import calibrate_host
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import check_memory, tokens_per_s
 from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
-from twin.engine.tokenizer import make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights, save_checkpoint
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
@@ -59,7 +59,7 @@ def add(commands: Subparsers) -> None:
         "4. writes a report that opens without a network", examples=EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, default=Path("out"), help="where the checkpoint and the report go (default %(default)s)"
+        "--out", metavar="FOLDER", type=folder_to_write, default="out", help="where the checkpoint and the report go (default %(default)s)"
     )
 
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def make_checkpoint(folder: Path) -> Checkpoint:
     """A real Hugging Face folder of random weights with a byte tokenizer, written once."""
-    if not (folder / "config.json").is_file():
+    if not (folder / TOKENIZER_CONFIG).is_file():  # what is written last: an interrupted demo begins again
         save_checkpoint(folder, random_weights(DEMO, SEED))
         make_byte_tokenizer(folder)
     return open_checkpoint(folder)

@@ -5,22 +5,49 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from twin.errors import ToolchainError
+
 Progress = Callable[[str], None]
+LONGEST_MESSAGE = 2000  # characters: a screen full
+LONGEST_PROGRESS = 150
+# Control characters, marks that turn the direction of text, line separators, and halves of characters that no terminal can show.
+_HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 BUSY = 0.5  # runnable programs per core from which a measurement suffers
+
+
+def harmless(text: str) -> str:
+    """`text` with everything but newlines escaped that could move a terminal's cursor or change what it shows."""
+    return _HARMFUL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(message: str, limit: int = LONGEST_MESSAGE) -> str:
+    """A message as it may stand on a terminal: on one line, bounded, the last character an ellipsis where something is left out."""
+    return _bounded(re.sub(r"\s*\n\s*", " ", message[: 8 * limit].strip()), limit)
+
+
+def error_text(error: Exception) -> str:
+    """The message of an error; what a compiler said keeps its lines."""
+    return _bounded(str(error), LONGEST_MESSAGE) if isinstance(error, ToolchainError) else one_line(str(error))
+
+
+def _bounded(text: str, limit: int) -> str:
+    text = harmless(text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def emit(args: argparse.Namespace, data: dict[str, Any], text: str) -> None:
     """The result of a command: one JSON object with --json, else `text`."""
-    print(json.dumps(data, indent=2) if args.json else text, flush=True)
+    print(json.dumps(data, indent=2) if args.json else harmless(text), flush=True)
 
 
 def say(message: str) -> None:
     """A line for people, on stderr."""
-    print(f"twin: {message}", file=sys.stderr, flush=True)
+    print(f"twin: {one_line(message)}", file=sys.stderr, flush=True)
 
 
 def warn_if_busy() -> None:
@@ -36,7 +63,7 @@ def progress() -> Progress:
         return say
 
     def show(message: str) -> None:
-        print(f"\r\x1b[Ktwin: {message[:150]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[Ktwin: {one_line(message, LONGEST_PROGRESS)}", end="", file=sys.stderr, flush=True)
 
     return show
 

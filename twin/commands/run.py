@@ -19,6 +19,7 @@ from twin.engine.session import Generation, Session
 from twin.engine.tokenizer import TOKENIZER, Stream, Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import ConfigError, EngineError
+from twin.files import read_text
 from twin.hardware.types import Node
 from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
@@ -27,9 +28,13 @@ from twin.plan.shards import Weights
 from twin.plan.types import Plan, Sampling
 from twin.plan.validate import validate
 from twin.report.tables import count
+from twin.text import shown
 from twin.units import format_quantity
 
 DEFAULT_TOKENS = 64
+MOST_PROMPT_BYTES = 16 * 2**20  # of text: more than a million positions hold
+MOST_SEED = 2**63 - 1
+MOST_DIGITS = 18  # of a token id
 INTERRUPTED = 130
 EXAMPLES = """\
   twin run ./my-checkpoint --prompt "Once upon a time"
@@ -119,7 +124,7 @@ class Printer:
 
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
-        raise ConfigError(f"--max-tokens {args.max_tokens}: at least 1")
+        raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     node = chosen_node(args)
     source = open_source(args)
@@ -169,13 +174,15 @@ def open_source(args: argparse.Namespace) -> Source:
     folder = Path(args.model)
     if args.random is None:
         if args.model in model_names() and not folder.exists():
-            raise ConfigError(f"{args.model} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape")
+            raise ConfigError(
+                f"{shown(args.model)} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape"
+            )
         checkpoint = open_checkpoint(folder)
         return Source(
             checkpoint.spec, checkpoint.weights, open_tokenizer(folder) if args.prompt_tokens is None else _tokenizer_if_any(folder)
         )
-    if args.random < 0:
-        raise ConfigError(f"--random {args.random}: a seed is at least 0")
+    if not 0 <= args.random <= MOST_SEED:
+        raise ConfigError(f"--random {shown(args.random)}: a seed is at least 0 and at most {MOST_SEED}")
     spec = load_model(args.model)
     tokenizer = _tokenizer_if_any(folder)
     if tokenizer is None and args.prompt_tokens is None:
@@ -187,13 +194,7 @@ def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:
     """The prompt as token ids. Raises ConfigError."""
     if args.prompt_tokens is not None:
         return _token_ids(args.prompt_tokens, source.spec)
-    if args.prompt_file is not None:
-        try:
-            text = args.prompt_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompt-file {args.prompt_file}: cannot be read as text ({error})") from error
-    else:
-        text = args.prompt
+    text = read_text(args.prompt_file, MOST_PROMPT_BYTES) if args.prompt_file is not None else args.prompt
     assert source.tokenizer is not None
     tokens = source.tokenizer.encode(text)
     if not tokens:
@@ -264,13 +265,18 @@ def to_json(plan: Plan, prompt: list[int], made: Generation, text: str, reason: 
 
 def _stops(args: argparse.Namespace, source: Source) -> tuple[set[int], list[str]]:
     """(token ids, texts) that end the generation."""
-    ids = {int(stop) for stop in args.stop if stop.isdigit()}
-    texts = [stop for stop in args.stop if not stop.isdigit() and stop]
+    numbers = [stop for stop in args.stop if stop.isascii() and stop.isdigit()]  # "²" is a digit, too, but no number
+    texts = [stop for stop in args.stop if stop not in numbers]
+    if "" in texts:
+        raise ConfigError("--stop '': an empty text would end every generation before it begins; give a token id or a text")
     if texts and source.tokenizer is None:
-        raise ConfigError(f"--stop {texts[0]!r}: a text needs a tokenizer; give a token id")
-    known = {token for token in ids if token < source.spec.vocab}
-    if known != ids:
-        raise ConfigError(f"--stop {max(ids)}: {source.spec.name} knows tokens 0 to {source.spec.vocab - 1}")
+        raise ConfigError(f"--stop {shown(texts[0])}: a text needs a tokenizer; give a token id")
+    ids = set()
+    for number in numbers:
+        if len(number) > MOST_DIGITS or int(number) >= source.spec.vocab:
+            said = number if len(number) <= MOST_DIGITS else shown(number)
+            raise ConfigError(f"--stop {said}: {source.spec.name} knows tokens 0 to {source.spec.vocab - 1}")
+        ids.add(int(number))
     if source.tokenizer and not args.ignore_eos:
         ids |= source.tokenizer.stop
     return ids, texts
@@ -280,12 +286,12 @@ def _token_ids(text: str, spec: ModelSpec) -> list[int]:
     try:
         tokens = [int(word) for word in text.replace(",", " ").split()]
     except ValueError as error:
-        raise ConfigError(f"--prompt-tokens {text!r}: write token ids such as 1,2,3") from error
+        raise ConfigError(f"--prompt-tokens {shown(text)}: write token ids such as 1,2,3") from error
     if not tokens:
         raise ConfigError("--prompt-tokens is empty: give at least one token id")
     for token in tokens:
         if not 0 <= token < spec.vocab:
-            raise ConfigError(f"--prompt-tokens: token {token} is unknown, {spec.name} knows 0 to {spec.vocab - 1}")
+            raise ConfigError(f"--prompt-tokens: token {shown(token)} is unknown, {spec.name} knows 0 to {spec.vocab - 1}")
     return tokens
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, file_to_write
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
+from twin.files import write
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.plan.defaults import plan_for
@@ -26,6 +26,9 @@ from twin.sim.routing import read_routing, steps_differ
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines
+from twin.study.grid import MOST_STEPS
+from twin.study.options import check_range
+from twin.text import shown
 from twin.units import format_quantity, parse_quantity
 
 STEPS = 2
@@ -57,8 +60,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--draft-time", metavar="TIME", help="with --draft, instead of a model: of one drafted token, such as 80us")
     parser.add_argument("--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes")
     parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of some blocks for ui.perfetto.dev")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
+    parser.add_argument("--trace", metavar="FILE", type=file_to_write, help="write a trace of some blocks for ui.perfetto.dev")
+    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page")
     add_engine_options(parser, without=("gpus",))
 
 
@@ -66,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
     case = case_of(args)
     plan = case.plan()
     steps = args.steps if args.steps is not None else DRAWN_STEPS if steps_differ(plan) else STEPS
-    if steps < STEPS:
-        raise ConfigError(f"--steps {steps}: at least {STEPS}, the first step starts with cold caches")
+    if not STEPS <= steps <= MOST_STEPS:
+        raise ConfigError(f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, and at most {MOST_STEPS}")
+    check_range("seed", args.seed)
     speculation = speculation_of(args, plan, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
@@ -78,25 +82,24 @@ def run(args: argparse.Namespace) -> int:
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
-    data, shown = to_json(plan, case.node, result), text(plan, case.node, result)
+    data, printed = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
     if prompt:
         data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s}
-        shown += "\n\n" + prompt_text(prompt)
+        printed += "\n\n" + prompt_text(prompt)
     if args.engines:
         show = progress()
         four = compare_engines(case, show)
         done()
         data["engines"] = {name: headline(r) for name, r in four.items()}
-        shown += "\n\n" + engines_text(four)
+        printed += "\n\n" + engines_text(four)
         extra.append(pages.engines(four))
-    emit(args, data, shown)
     if args.trace and result.trace:
-        args.trace.parent.mkdir(parents=True, exist_ok=True)
-        args.trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write({args.trace: result.trace.to_json()})
         say(f"trace: {args.trace} (open it in ui.perfetto.dev)")
     if args.report:
         say(f"report: {pages.simulation_page(plan, case.node, result, *extra).write(args.report)}")
+    emit(args, data, printed)
     return 0
 
 

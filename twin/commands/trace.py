@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from twin.calibrate.validate import calibrated_node
-from twin.commands.arguments import Subparsers, add_node, command
+from twin.commands.arguments import Subparsers, add_node, command, file_to_write
 from twin.commands.output import emit, say
+from twin.files import write
 from twin.report import pages
 from twin.report.recording import load
 from twin.report.side_by_side import side_by_side, text, to_json
@@ -26,16 +27,15 @@ def add(commands: Subparsers) -> None:
     )  # fmt: skip
     parser.add_argument("recording", metavar="RECORDING", type=Path, help="an .npz file that a traced run left")
     add_node(parser)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write both sides as one trace for ui.perfetto.dev")
+    parser.add_argument("--out", metavar="FILE", type=file_to_write, help="write both sides as one trace for ui.perfetto.dev")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="consecutive steps in that trace (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     recording = load(args.recording)
     result = side_by_side(recording, calibrated_node(args.node), shown=pages.traced_blocks(recording.plan), steps=args.steps)
-    emit(args, to_json(result), text(result))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(result.trace.to_json(), encoding="utf-8")
+        write({args.out: result.trace.to_json()})
         say(f"trace: {args.out} (open it in ui.perfetto.dev)")
+    emit(args, to_json(result), text(result))
     return 0

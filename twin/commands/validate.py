@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from twin.calibrate import store
 from twin.calibrate.engine_runs import measure_held_out
 from twin.calibrate.recipe import recipe_of
-from twin.commands.arguments import Subparsers, add_measuring, command, measured_folder, one_device
+from twin.commands.arguments import Subparsers, add_measuring, command, file_to_write, measured_folder, one_device
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
+from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
 from twin.units import format_quantity
@@ -36,7 +37,7 @@ def add(commands: Subparsers) -> None:
         "than any probe. Where runs were traced, each kind of stage is compared too.", examples=EXAMPLES,
     )  # fmt: skip
     parser.add_argument("device", metavar="DEVICE", help="a device that `twin calibrate` has fitted: host, h200 or 1xh200")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="also write a self-contained HTML page")
+    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="also write a self-contained HTML page")
     add_measuring(parser)
 
 
@@ -52,16 +53,17 @@ def run(args: argparse.Namespace) -> int:
         raise CalibrationError(f"no fit of {node.device.name}: run `twin calibrate {node.device.name}` first")
     measured = measure(node, None) if folder is None else store.adopt_run(folder, node.device.name, NAME)
     validation = predict(node, measured)
-    emit(args, validation.to_json(), text(validation))
     if args.report:
         from twin.report.pages import validation_page  # plotly: only for a report
 
         say(f"report: {validation_page(validation).write(args.report)}")
+    emit(args, validation.to_json(), text(validation))
     return 0
 
 
 def measure(node: Node, folder: Path | None) -> store.Run:
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
+    check_folder(folder or store.runs_folder(node.device.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []
     made: list[store.Run] = []

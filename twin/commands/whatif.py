@@ -8,7 +8,16 @@ from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, chosen_options, command, option_value
+from twin.commands.arguments import (
+    Subparsers,
+    add_engine_options,
+    add_model,
+    add_node,
+    chosen_options,
+    command,
+    file_to_write,
+    option_value,
+)
 from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
@@ -53,7 +62,7 @@ def add(commands: Subparsers) -> None:
                         help="several values, separated by commas; may be repeated")  # fmt: skip
     parser.add_argument("--draws", metavar="N", type=int, help="an interval from N draws of the hardware's numbers, for each row")
     parser.add_argument("--ladder", action="store_true", help="also show the steps from launches one by one to the whole monokernel")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="write a self-contained HTML page")
+    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page")
     add_running(parser)
     add_engine_options(parser, without=("gpus",))
 
@@ -88,9 +97,9 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     study = Study("whatif", "projection", f"{grid.models[0].label} on {point.node}", f"What if: {said}?", "", question)
     with running(args, progress()) as runner:
         answer = question.run(runner)
-    emit(args, report.to_json(study, answer), report.text(study, answer))
     if args.report:
         say(f"report: {report.page(study, answer).write(args.report)}")
+    emit(args, report.to_json(study, answer), report.text(study, answer))
     return 0
 
 
@@ -111,11 +120,11 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
         "sensitivity": [asdict(effect) | {"assumed": effect.assumed} for effect in effects],
     }
     shown = [comparison(args.changes, before, after)] if args.changes else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
-    emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     if args.report:
         extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if args.changes else []
         extra += [pages.sensitivity(effects, STEP)] if effects else []
         say(f"report: {pages.simulation_page(case.plan(), case.node, after, *extra).write(args.report)}")
+    emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     return 0
 
 

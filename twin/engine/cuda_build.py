@@ -17,7 +17,7 @@ from twin.plan.layout import layout
 from twin.plan.prompt import check_tensor_cores
 from twin.plan.scan import check_cache_tiles
 from twin.plan.types import Plan
-from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler
+from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
 HELPER_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
@@ -52,23 +52,20 @@ def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False, line
     nvcc = shutil.which("nvcc")
     flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
     version = run_compiler([nvcc, "--version"]) if nvcc else _nvrtc_version()
-    target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}"
+    target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"
 
     def build(folder: Path) -> Path:
         (folder / "plan.h").write_text(text, encoding="utf-8")
         cubin, said = _by_nvcc(nvcc, arch, flags, folder) if nvcc else _by_nvrtc(arch, flags, folder)
         made = folder / "made"
-        made.mkdir()
-        (made / "kernel.cubin").write_bytes(cubin)
-        (made / "report.json").write_text(json.dumps(_read_report(said)), encoding="utf-8")
+        made.write_bytes(json.dumps(_read_report(said)).encode() + b"\n" + cubin)  # one file, so that one digest covers both
         return made
 
-    if not target.exists():
-        cached(target, build)
-    numbers = json.loads((target / "report.json").read_text(encoding="utf-8"))
-    return CompileReport(
-        arch, "nvcc" if nvcc else "NVRTC", **numbers, shared_bytes=shared_bytes(plan), cubin=(target / "kernel.cubin").read_bytes()
-    )
+    kept = unsealed(cached(target, build))
+    if kept is None:
+        raise ToolchainError(f"{target}: another program changed it just now; run the command again")
+    report, _, cubin = kept.partition(b"\n")
+    return CompileReport(arch, "nvcc" if nvcc else "NVRTC", **json.loads(report), shared_bytes=shared_bytes(plan), cubin=cubin)
 
 
 def summary(report: CompileReport) -> dict[str, Any]:

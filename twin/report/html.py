@@ -11,6 +11,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from twin.files import write
+
 WIDE = 7  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
@@ -106,8 +108,7 @@ class Page:
         )
 
     def write(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html(), encoding="utf-8")
+        write({path: self.html()})
         return path
 
 

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from twin.files import write as write_files
 from twin.report import study_figures
 from twin.report.html import Chip, Page, Section, html_table
 from twin.report.tables import count, percent, table
@@ -138,10 +139,12 @@ def _html_cell(column: Column, cell: Cell) -> Chip | str:
 
 
 def write(study: Study, outcome: Outcome, folder: Path) -> list[Path]:
-    """report.html, result.json, tables.md, and NAME.csv for each table."""
-    folder.mkdir(parents=True, exist_ok=True)
-    contents = {"result.json": json.dumps(to_json(study, outcome), indent=1) + "\n", "tables.md": markdown(study, outcome)}
+    """report.html, result.json, tables.md, and NAME.csv for each table: all of them, or none. Raises OutputError."""
+    contents = {
+        "report.html": page(study, outcome).html(),
+        "result.json": json.dumps(to_json(study, outcome), indent=1) + "\n",
+        "tables.md": markdown(study, outcome),
+    }
     contents |= {f"{one.name}.csv": to_csv(one) for one in outcome.tables()}
-    for name, content in contents.items():
-        (folder / name).write_text(content, encoding="utf-8")
-    return [page(study, outcome).write(folder / "report.html"), *(folder / name for name in contents)]
+    write_files({folder / name: content for name, content in contents.items()})
+    return [folder / name for name in contents]

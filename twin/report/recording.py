@@ -6,6 +6,7 @@ import dataclasses
 import json
 import types
 import zipfile
+import zlib
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,8 @@ from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.types import Limits, Options, Plan
 
+# What NumPy, zip files and JSON raise for files that are none, or that somebody has changed.
+DAMAGED = (KeyError, ValueError, TypeError, AttributeError, EOFError, OverflowError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 STEPS = 32  # kept around the context that the plan is timed at
 PLANNED = {"spec": ModelSpec, "options": Options, "limits": Limits}  # what a plan is built from, and rebuilt from
 
@@ -65,7 +68,7 @@ def load(path: Path) -> Recording:
         parts = {name: _decode(kind, identity[name]) for name, kind in PLANNED.items()}
     except OSError as error:
         raise CalibrationError(f"{path}: cannot be read ({error.strerror or error}); record steps first: studies/h200-traces") from error
-    except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise CalibrationError(f"{path}: is no recording of this version ({error}); record the steps again") from error
     plan = build(parts["spec"], parts["options"], parts["limits"])
     wanted = (plan.ranks, plan.blocks, len(plan.stages), 2)

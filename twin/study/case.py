@@ -8,7 +8,7 @@ from typing import Any
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
+from twin.plan.defaults import DEFAULT, plan_for
 from twin.plan.types import Plan
 from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
@@ -23,11 +23,16 @@ class Case:
 
     def plan(self) -> Plan:
         """Planned and proven. Raises PlanError or InvalidPlan."""
-        return planned(self.spec, self.node, **self.chosen)
+        return planned(self.spec, self.node, **self.options())
+
+    def options(self) -> dict[str, Any]:
+        """What was chosen, and a context that fits where none was: no default may exceed the model's positions or the capacity chosen."""
+        room = min(self.spec.context, self.chosen.get("max_context", self.spec.context))
+        return self.chosen if "context" in self.chosen or room >= DEFAULT.context else {"context": max(1, room), **self.chosen}
 
     def check(self) -> None:
         """Refuses what most cells of a study fail on, in a tenth of the time of a proof: parallelism and memory. Raises PlanError."""
-        plan = plan_for(self.spec, self.node, **self.chosen)
+        plan = plan_for(self.spec, self.node, **self.options())
         needed, there = plan.memory_bytes(), plan.limits.memory_bytes
         if needed > there:
             sizes = f"needs {format_quantity(needed, 'B')} of memory per GPU, a {self.node.device.name} has {format_quantity(there, 'B')}"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 
 from distributed import Client, as_completed
 from distributed.client import Future
@@ -11,17 +15,24 @@ from distributed.client import Future
 from twin.errors import ConfigError, EngineError
 from twin.study.local import Batch
 from twin.study.point import Row, code_version, compute
+from twin.text import shown
 
 PATIENCE_S = 15.0  # to find the scheduler, and its first worker
+LOGGERS = ("distributed", "distributed.client")
+LOST = ("cancelled", "lost")  # what a future becomes when nobody knows of it any more
 LOSSES = 10  # workers that may be lost under one batch before it is given up
 
 
 def connect(address: str) -> Client:
     """A client of the scheduler at `address` ("tcp://10.0.0.1:8786"), whose workers run this very code. Raises ConfigError."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # a lost scheduler is said in our words, not in tracebacks
     try:
         client = Client(address, timeout=PATIENCE_S)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"--scheduler {address}: no Dask scheduler answers there ({error}); start one with `dask scheduler`") from error
+        raise ConfigError(
+            f"--scheduler {shown(address)[1:-1]}: no Dask scheduler answers there ({error}); start one with `dask scheduler`"
+        ) from error
     try:
         client.wait_for_workers(1, timeout=PATIENCE_S)
         _same_code(client, address)
@@ -63,11 +74,14 @@ def on_cluster(batches: Sequence[Batch], client: Client) -> Iterator[tuple[int, 
     }
     try:
         for future in as_completed(list(futures)):
+            if future.status in LOST:
+                raise EngineError("the Dask scheduler is gone: what is done is kept, so start it and run the same command again")
             if future.status != "finished":
                 error = future.exception()
                 raise EngineError(f"the cluster gave up a batch ({batches[futures[future]][0]}): {error}; see the workers' logs")
             yield futures[future], future.result()
             future.release()
     except BaseException:
-        client.cancel(list(futures), force=True)
+        with suppress(OSError, CancelledError, asyncio.CancelledError):  # nobody may be there any more
+            client.cancel(list(futures), force=True)
         raise

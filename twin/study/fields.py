@@ -8,8 +8,13 @@ from typing import Any, TypeVar, overload
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError
-from twin.units import parse_quantity, unit_of
+from twin.text import shown
+from twin.units import format_quantity, parse_quantity, unit_of
 
+MOST_WHOLE = 10**12  # of any count; a field may allow less
+MOST_NUMBER = 1e15  # of any plain number or quantity: what is made of it stays finite
+LONGEST_TEXT = 10_000  # characters
+LONGEST_KEY = 80  # characters of a key that stands in a message as it is
 D = TypeVar("D")
 _NEEDED: Any = object()
 
@@ -21,8 +26,11 @@ class Fields:
         self.file = file
         self.where = where
         if not isinstance(data, Mapping):
-            raise self.error("", f"must be a mapping, not {data!r}")
-        self._data = {str(key): value for key, value in data.items()}
+            raise self.error("", f"must be a mapping, not {shown(data)}")
+        for key in data:
+            if not isinstance(key, str):
+                raise self.error("", f"key {shown(key)} must be text; put it in quotes")
+        self._data: dict[str, Any] = dict(data)
         self._known: list[str] = []
 
     def __contains__(self, key: str) -> bool:
@@ -34,7 +42,7 @@ class Fields:
 
     def error(self, key: str, reason: str) -> ConfigError:
         """The refusal of one field, for the caller to raise."""
-        place = ".".join(part for part in (self.where, key) if part) or "top level"
+        place = ".".join(_readable(part) for part in (self.where, key) if part) or "top level"
         return ConfigError(f"{self.file}: {place}: {reason}")
 
     @overload
@@ -53,51 +61,54 @@ class Fields:
     def text(self, key: str, default: str = _NEEDED) -> str:
         value = self.take(key, default)
         if not isinstance(value, str) or (not value.strip() and value != default):
-            raise self.error(key, f"{value!r} must be text, not empty")
+            raise self.error(key, f"{shown(value)} must be text, not empty")
+        if len(value) > LONGEST_TEXT:
+            raise self.error(key, f"{shown(value)} has {len(value):,} characters; at most {LONGEST_TEXT:,}")
         return " ".join(value.split())
 
     def choice(self, key: str, allowed: Sequence[str], default: str = _NEEDED) -> str:
         value = self.take(key, default)
-        if value not in allowed:
-            raise self.error(key, f"{value!r} is unknown; {did_you_mean(str(value), allowed)}")
-        return str(value)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.error(key, f"{shown(value)} is unknown; {did_you_mean(shown(value), allowed)}")
+        return value
 
     def flag(self, key: str, default: bool = _NEEDED) -> bool:
         value = self.take(key, default)
         if not isinstance(value, bool):
-            raise self.error(key, f"{value!r} must be true or false")
+            raise self.error(key, f"{shown(value)} must be true or false")
         return value
 
-    def whole(self, key: str, default: int = _NEEDED, *, low: int = 0, high: int | None = None) -> int:
+    def whole(self, key: str, default: int = _NEEDED, *, low: int = 0, high: int = MOST_WHOLE) -> int:
         value = self.take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            limit = f"at least {low}" if high is None else f"{low} to {high}"
-            raise self.error(key, f"{value!r} must be a whole number, {limit}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(key, f"{shown(value)} must be a whole number, {low} to {high}")
         return value
 
-    def number(self, key: str, default: float = _NEEDED, *, low: float = 0.0, high: float | None = None) -> float:
+    def number(self, key: str, default: float = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER) -> float:
         """A plain number without a unit, or a percentage as text ("36%" is 0.36)."""
         value = self.take(key, default)
         if isinstance(value, str) and value.strip().endswith("%"):
             try:
                 value = float(value.strip()[:-1]) / 100
             except ValueError:
-                raise self.error(key, f"{value!r} is not a percentage; write it as '36%'") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= (high if high is not None else value):
-            limit = f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
-            raise self.error(key, f"{value!r} must be a number, {limit}")
+                raise self.error(key, f"{shown(value)} is not a percentage; write it as '36%'") from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.error(key, f"{shown(value)} must be a number, {low:g} to {high:g}")
         return float(value)
 
-    def quantity(self, key: str, default: str = _NEEDED) -> float:
+    def quantity(self, key: str, default: str = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER) -> float:
         """A quantity with its unit ("4.5 us"); the key's own ending says which: `tool_s`, `link_bytes_per_s`, `board_w`."""
         value = self.take(key, default)
         unit = unit_of(key)
         if not isinstance(value, str):
-            raise self.error(key, f"{value!r} must be text with its unit")
+            raise self.error(key, f"{shown(value)} must be text with its unit")
         try:
-            return parse_quantity(value, unit)
+            found = parse_quantity(value, unit)
         except ConfigError as error:
             raise self.error(key, str(error)) from error
+        if not low <= found <= high:
+            raise self.error(key, f"{shown(value)} is out of range: from {format_quantity(low, unit)} to {format_quantity(high, unit)}")
+        return found
 
     def items(self, key: str, default: Sequence[object] = _NEEDED) -> list[Any]:
         """A list that is not empty (unless that is the default)."""
@@ -105,8 +116,16 @@ class Fields:
         if value is default:
             return list(value)
         if not isinstance(value, list) or not value:
-            raise self.error(key, f"{value!r} must be a list with at least one entry")
+            raise self.error(key, f"{shown(value)} must be a list with at least one entry")
         return list(value)
+
+    def texts(self, key: str, default: Sequence[object] = _NEEDED) -> list[str]:
+        """A list of texts, such as names."""
+        found = self.items(key, default)
+        for index, item in enumerate(found):
+            if not isinstance(item, str) or not item.strip():
+                raise self.error(f"{key}[{index}]", f"{shown(item)} must be text, not empty")
+        return found
 
     def mapping(self, key: str) -> Fields:
         """The mapping under `key`; an empty one when the key is absent."""
@@ -122,3 +141,8 @@ class Fields:
         for key in self._data:
             if key not in self._known:
                 raise self.error(key, f"unknown key; {did_you_mean(key, self._known)}")
+
+
+def _readable(part: str) -> str:
+    """A place in the file as it may stand in a message."""
+    return part if len(part) <= LONGEST_KEY and part.isprintable() else shown(part, LONGEST_KEY)

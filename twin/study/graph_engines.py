@@ -16,6 +16,7 @@ from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series,
 from twin.study.point import Point
 from twin.study.records import OTHER, Record, errors_of, read_records, spread_of
 from twin.study.runner import Runner
+from twin.text import shown
 from twin.units import format_quantity
 
 KINDS = {  # what a kernel does, as people read it
@@ -184,26 +185,26 @@ class GraphEngines:
 
 def read(fields: Fields) -> GraphEngines:
     """Models, nodes, stacks and the files of published times. Raises ConfigError."""
-    stacks = [str(stack) for stack in fields.items("stacks")]
+    stacks = fields.texts("stacks")
     for stack in stacks:
         if stack not in stack_names():
-            raise fields.error("stacks", f"{stack!r} is unknown; known: {', '.join(stack_names())}")
+            raise fields.error("stacks", f"{shown(stack)} is unknown; known: {', '.join(stack_names())}")
     context = fields.whole("context", low=1)
-    models, nodes = [str(m) for m in fields.items("models")], [str(n) for n in fields.items("nodes")]
+    models, nodes = fields.texts("models"), fields.texts("nodes")
     places = tuple(Place(model, node) for model in models for node in nodes if _fits(fields, model, node, context))
     if not places:
         raise fields.error("nodes", "no model fits any of them; add larger nodes")
-    resident = [str(m) for m in fields.items("resident", [])]
+    resident = fields.texts("resident", [])
     for model in resident:
         if model not in models:
-            raise fields.error("resident", f"{model!r} is not among the models; add it there or leave it out")
+            raise fields.error("resident", f"{shown(model)} is not among the models; add it there or leave it out")
     composed, servers, elsewhere = (_records(fields, key) for key in ("composed", "servers", "elsewhere"))
-    shown = tuple(place for place in places if place.model in resident)
-    return GraphEngines(places, tuple(stacks), context, composed, servers, elsewhere, shown)
+    simulated = tuple(place for place in places if place.model in resident)
+    return GraphEngines(places, tuple(stacks), context, composed, servers, elsewhere, simulated)
 
 
 def _records(fields: Fields, key: str) -> tuple[Record, ...]:
-    return tuple(record for name in fields.items(key, []) for record in read_records(fields.file.parent / str(name)))
+    return tuple(record for name in fields.texts(key, []) for record in read_records(fields.file.parent / name))
 
 
 def _fits(fields: Fields, model: str, node: str, context: int) -> bool:
@@ -213,7 +214,7 @@ def _fits(fields: Fields, model: str, node: str, context: int) -> bool:
     except TwinError as error:
         raise fields.error("models", str(error)) from error
     if context > spec.context:
-        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
+        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {shown(model)}")
     try:
         predict(spec, on, IDEAL, Load(context=context))
     except HardwareError:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from twin.errors import TwinError
+from twin.errors import ConfigError, TwinError
 from twin.models.load import load_model
 from twin.study.fields import Fields
 from twin.study.hardware import GPUS, Setting, node_on_file, with_setting
 from twin.study.options import Plain, option_name, plain_option
 from twin.study.point import Point
+from twin.text import shown
 
 MODEL, NODE = "model", "node"
+MOST_STEPS = 1000  # of a simulation: they show how steps differ, not more
+MOST_CELLS = 100_000  # of a study: more would be days of simulation, and gigabytes of questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,15 @@ class Grid:
     settings: tuple[Setting, ...]
     steps: int = 2  # simulated for each cell; more where steps differ by their routing
 
+    def __post_init__(self) -> None:
+        if self.size > MOST_CELLS:
+            raise ConfigError(f"{shown(self.size)} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave values out")
+
+    @property
+    def size(self) -> int:
+        """How many cells it has."""
+        return len(self.models) * len(self.nodes) * math.prod(len(axis.values) for axis in self.axes)
+
     def cells(self) -> Iterator[Cell]:
         """Models slowest, the last axis fastest."""
         for model, node in product(self.models, self.nodes):
@@ -84,6 +97,7 @@ class Grid:
 
 def read_grid(fields: Fields) -> Grid:
     """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Names and values are tried on every node; refusals name the field."""
+    _check_size(fields)
     models = tuple(_model(fields, index, item) for index, item in enumerate(fields.items("models")))
     nodes = tuple(_node(fields, index, item) for index, item in enumerate(fields.items("nodes")))
     _distinct(fields, "models", [model.label for model in models])
@@ -94,7 +108,16 @@ def read_grid(fields: Fields) -> Grid:
     for axis in axes:
         if axis.name in dict(options) or axis.name in dict(settings):
             raise fields.error(f"axes.{axis.name}", "is set for all cells as well; remove one of the two")
-    return Grid(models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=1000))
+    return Grid(models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=MOST_STEPS))
+
+
+def _check_size(fields: Fields) -> None:
+    """Before names and values are tried one by one: a short file can ask for more cells than there is time for."""
+    axes = fields.mapping("axes")
+    counts = [len(fields.items("models")), len(fields.items("nodes")), *(len(axes.items(key)) for key in axes.names())]
+    if math.prod(counts) > MOST_CELLS:
+        product = " x ".join(map(str, counts[:12])) + (" x ..." if len(counts) > 12 else "")
+        raise fields.error("axes", f"{product} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave values out")
 
 
 def _model(fields: Fields, index: int, item: object) -> Model:
@@ -117,7 +140,7 @@ def _model(fields: Fields, index: int, item: object) -> Model:
 
 def _node(fields: Fields, index: int, item: object) -> str:
     if not isinstance(item, str):
-        raise fields.error(f"nodes[{index}]", f"{item!r} must be a node's name, such as 8xh200")
+        raise fields.error(f"nodes[{index}]", f"{shown(item)} must be a node's name, such as 8xh200")
     try:
         node_on_file(item)
     except TwinError as error:
@@ -165,7 +188,7 @@ def _axes(fields: Fields, nodes: Sequence[str]) -> Iterator[Axis]:
 
 def _try_setting(fields: Fields, where: str, name: str, value: Any, nodes: Sequence[str]) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise fields.error(where, f"{value!r} must be a quantity ('5 TB/s'), a change ('x0.5', '+10%') or a number in base units")
+        raise fields.error(where, f"{shown(value)} must be a quantity ('5 TB/s'), a change ('x0.5', '+10%') or a number in base units")
     for node in nodes:
         try:
             with_setting(node_on_file(node), name, value)
@@ -174,6 +197,9 @@ def _try_setting(fields: Fields, where: str, name: str, value: Any, nodes: Seque
 
 
 def _distinct(fields: Fields, key: str, values: Sequence[object]) -> None:
+    seen: set[Plain] = set()
     for value in values:
-        if values.count(value) > 1:
-            raise fields.error(key, f"{value!r} is given twice; remove one")
+        if isinstance(value, str | int | float):  # anything else is refused as what it is
+            if value in seen:
+                raise fields.error(key, f"{shown(value)} is given twice; remove one")
+            seen.add(value)

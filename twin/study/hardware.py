@@ -9,6 +9,7 @@ from twin.calibrate.node import calibrated_node
 from twin.errors import ConfigError, HardwareError
 from twin.hardware.override import numbers, resolve, with_number
 from twin.hardware.types import Node
+from twin.text import shown
 from twin.units import unit_of
 
 Setting = tuple[str, str | float]  # (dotted path or a name below, change: "5 TB/s", "x0.5", "+10%", or a value in base units)
@@ -45,7 +46,8 @@ def setting_path(node: Node, name: str) -> str:
 
 def _other_size(node: Node, value: str | float) -> Node:
     """The same device in another number. Its numbers are those on file: change the number of GPUs before any other."""
-    text = f"{int(value)}" if isinstance(value, int | float) and value == int(value) else str(value)
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    text = shown(int(value)) if whole else str(value)
     return node_on_file(f"{text}x{node.device.name}")
 
 
@@ -72,7 +74,7 @@ def _factor(value: str | float) -> float:
     try:
         factor = 1 + float(text[:-1].replace(" ", "")) / 100 if text.endswith("%") else float(text.lstrip("x*"))
     except ValueError:
-        raise ConfigError(f"clock: {value!r} is not a factor; write 'x0.6' or '-40%'") from None
+        raise ConfigError(f"clock: {shown(value)} is not a factor; write 'x0.6' or '-40%'") from None
     if not 0 < factor <= 10:
         raise HardwareError(f"clock: factor {factor:g} is out of range; at most 10, and greater than 0")
     return factor

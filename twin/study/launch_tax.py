@@ -9,13 +9,15 @@ from twin.errors import TwinError
 from twin.hardware.load import load_device
 from twin.hardware.types import Device
 from twin.models.load import load_model
-from twin.study.fields import Fields
+from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.ladder import rungs
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
+from twin.text import shown
 
 US = 1e6
+LEAST_LAUNCH_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +137,16 @@ class LaunchTax:
 def read(fields: Fields) -> LaunchTax:
     """Raises ConfigError with the field and the reason."""
     kernels = fields.items("kernels")
-    if not all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in kernels) or kernels != sorted(set(kernels)):
-        raise fields.error("kernels", f"{kernels!r} must be ascending whole numbers above 0")
-    launch_s = fields.quantity("launch_s")
-    if launch_s <= 0:
-        raise fields.error("launch_s", "0 s leaves no tax to compute; give the cost of a launch, such as '4.5 us'")
+    if not all(isinstance(k, int) and not isinstance(k, bool) and 0 < k <= MOST_WHOLE for k in kernels) or kernels != sorted(set(kernels)):
+        raise fields.error("kernels", f"{shown(kernels)} must be ascending whole numbers, 1 to {MOST_WHOLE}")
+    launch_s = fields.quantity("launch_s", high=1.0)
+    if launch_s < LEAST_LAUNCH_S:
+        raise fields.error("launch_s", f"{launch_s:g} s leaves no tax to compute; give the cost of a launch, such as '4.5 us'")
     published: dict[int, float] = {}
     for entry in fields.mappings("published", []):
         count = entry.whole("kernels", low=1)
         if count not in kernels:
-            raise entry.error("kernels", f"{count} is not among the study's kernels {kernels}")
+            raise entry.error("kernels", f"{count} is not among the study's kernels {shown(kernels)}")
         published[count] = entry.number("tokens_per_s", low=1)
         entry.done()
     return LaunchTax(
@@ -153,7 +155,7 @@ def read(fields: Fields) -> LaunchTax:
         launch_s=launch_s,
         published=published,
         goal_tokens_per_s=fields.number("goal_tokens_per_s", low=1),
-        devices=tuple(_device(fields, str(name)) for name in fields.items("devices")),
+        devices=tuple(_device(fields, name) for name in fields.texts("devices")),
         points=tuple(_points(fields)),
     )
 

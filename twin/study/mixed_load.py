@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from twin.errors import TwinError
+from twin.errors import OutputError, TwinError
+from twin.files import check_stems
 from twin.hardware.load import load_node
 from twin.hardware.override import interval
 from twin.hardware.schema import number
@@ -20,16 +21,22 @@ from twin.serving.economics import HOUR_S, Bill, Prices
 from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
 from twin.serving.step import IDEAL, predict
 from twin.serving.tables import stack_names
-from twin.study.fields import Fields
+from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
 from twin.study.runner import Runner
 from twin.study.speeds import RESIDENT
+from twin.text import shown
 from twin.units import format_quantity
 
+COST, STEPS, THEORY = "cost", "steps", "theory"  # tables; each class has one as well, by its name
 PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
+MOST_ARRIVALS = 2e6  # of one run: they are all in memory
+LEAST_LOAD, MOST_LOAD = 1e-6, 1e6
+MOST_HOURS = 1e6  # of one run: later the clock would be too coarse for a request of a millisecond
+MOST_NODES = 10_000  # of a group
 SHORTEST_WAIT_S = 1e-3  # below it almost nobody waits and a run sees none of it
 LARGEST_SIMULATED = 16  # a step of more takes minutes to simulate
 LARGEST_BATCH = 128  # kernels were measured up to it
@@ -132,10 +139,14 @@ class MixedLoad:
             lambda sequences: predict(spec, node, group.stack, Load(sequences=sequences, context=self.context)).graph_s
         )
 
-    def _hours(self, load: float) -> float:
+    def run_hours(self, load: float) -> float:
         """Long enough that the rarest class is seen often."""
         rarest = min(traffic.per_s for traffic in self.classes) * load
         return max(self.hours, SEEN / ((COUNTED[1] - COUNTED[0]) * rarest * HOUR_S))
+
+    def arrivals(self, load: float) -> float:
+        """Requests that one run of the queues has to follow, on average."""
+        return sum(traffic.per_s for traffic in self.classes) * load * self.run_hours(load) * HOUR_S
 
     def _traffic(self, group: Group, load: float) -> list[Traffic]:
         return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
@@ -151,7 +162,7 @@ class MixedLoad:
             return Operation(policy, load, used, ())
         served = tuple(
             (group, serve(
-                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self._hours(load), seed=seed
+                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self.run_hours(load), seed=seed
             ))
             for seed in self.seeds for group in policy.groups
         )  # fmt: skip
@@ -180,7 +191,7 @@ class MixedLoad:
                 f"{traffic.name}: {traffic.tokens:,.0f} tokens on average, {traffic.per_s * HOUR_S:,.0f} an hour at load 1",
                 "From arrival to the last token, 95th percentile. A line ends where its policy is overloaded and the queue never empties.",
                 (Lines(self.loads, series, "load", "seconds until done, p95", log_x=True, log_y=True),),
-                (Table(traffic.name.replace(" ", "-").lower(), columns, tuple(rows)),),
+                (Table(_table_of(traffic.name), columns, tuple(rows)),),
             )
 
     def _p95(self, cells: Sequence[Operation], policy: Policy, load: float, traffic: str) -> float | None:
@@ -209,7 +220,7 @@ class MixedLoad:
             "Cost and energy per million tokens",
             "All GPUs are held and paid whether they work or not, so a higher load is cheaper per token until a policy is overloaded.",
             (Lines(self.loads, series, "load", "USD per million tokens", log_x=True, log_y=True),),
-            (Table("cost", columns, tuple(rows)),),
+            (Table(COST, columns, tuple(rows)),),
         )
 
     def _speeds(self, paces: dict[Group, StepTime]) -> Part:
@@ -222,9 +233,7 @@ class MixedLoad:
             for sequences in sorted({1, min(8, group.batch), group.batch}):
                 shown[group.stack, group.node, sequences] = pace(sequences)
         rows = tuple((stack, node, n, step, 1 / step, n / step) for (stack, node, n), step in shown.items())
-        return Part(
-            "How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table("steps", columns, rows, terminal=False),)
-        )
+        return Part("How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table(STEPS, columns, rows, terminal=False),))
 
     def _check(self, cells: Sequence[Operation], paces: dict[Group, StepTime]) -> Part:
         """Where theory has an answer: one class of exponential lengths, one request a node. Longer runs, for waits are alike for long."""
@@ -247,7 +256,7 @@ class MixedLoad:
         return Part(
             "The simulation against queueing theory",
             f"Nodes that serve one request each, one class of exponential lengths: M/M/c has a closed form. {CHECKED:,} arrivals.",
-            tables=(Table("theory", columns, tuple(rows), terminal=False),),
+            tables=(Table(THEORY, columns, tuple(rows), terminal=False),),
         )
 
     def _headline(self, cells: Sequence[Operation]) -> Iterator[tuple[str, str]]:
@@ -274,9 +283,13 @@ def read(fields: Fields) -> MixedLoad:
     except TwinError as error:
         raise fields.error("model", str(error)) from error
     if context > spec.context:
-        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {model}")
+        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {shown(model)}")
     classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
     names = [traffic.name for traffic in classes]
+    try:
+        check_stems([COST, STEPS, THEORY, *map(_table_of, names)])
+    except OutputError as error:
+        raise fields.error("classes", f"each is a table with a file of its name, but {error}") from error
     policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
     for policy in policies:
         for group in policy.groups:
@@ -287,18 +300,31 @@ def read(fields: Fields) -> MixedLoad:
             except TwinError as error:
                 raise fields.error("policies", f"{policy.name}: {error}") from error
     loads = fields.items("loads")
-    if not all(isinstance(load, int | float) and not isinstance(load, bool) and load > 0 for load in loads):
-        raise fields.error("loads", f"{loads!r} must be numbers above 0")
+    if not all(isinstance(load, int | float) and not isinstance(load, bool) and LEAST_LOAD <= load <= MOST_LOAD for load in loads):
+        raise fields.error("loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}")
     seeds = fields.items("seeds")
-    if not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
-        raise fields.error("seeds", f"{seeds!r} must be whole numbers, at least 0")
+    if not all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE for seed in seeds):
+        raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
     prices = fields.mapping("prices")
     kinds = {name: _number(prices, name) for name in PRICES}
     prices.done()
-    return MixedLoad(
+    made = MixedLoad(
         model, context, classes, tuple(map(float, loads)), policies, Prices(**kinds),
         fields.number("hours", low=1e-3), tuple(seeds),
     )  # fmt: skip
+    for load in made.loads:
+        if (hours := made.run_hours(load)) > MOST_HOURS:
+            reason = f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often enough"
+            raise fields.error("classes", f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate")
+        if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
+            reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
+            raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
+    return made
+
+
+def _table_of(traffic: str) -> str:
+    """The name of a class's table."""
+    return traffic.replace(" ", "-").lower()
 
 
 def _traffic(entry: Fields) -> Traffic:
@@ -318,7 +344,7 @@ def _policy(entry: Fields, classes: list[str]) -> Policy:
     entry.done()
     served = [name for group in policy.groups for name in group.serves]
     if sorted(served) != sorted(classes):
-        raise entry.error("groups", f"they serve {served}; each of {classes} must be served by exactly one group")
+        raise entry.error("groups", f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by exactly one group")
     return policy
 
 
@@ -329,11 +355,11 @@ def _group(entry: Fields, classes: list[str]) -> Group:
         raise entry.error(
             "batch", f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; take at most that many"
         )
-    serves = [str(name) for name in entry.items("serves")]
+    serves = entry.texts("serves")
     for name in serves:
         if name not in classes:
-            raise entry.error("serves", f"{name!r} is not a class of this study: {', '.join(classes)}")
-    group = Group(entry.text("node"), entry.whole("nodes", low=1), stack, batch, tuple(serves))
+            raise entry.error("serves", f"{shown(name)} is not a class of this study: {shown(classes, 400)}")
+    group = Group(entry.text("node"), entry.whole("nodes", low=1, high=MOST_NODES), stack, batch, tuple(serves))
     entry.done()
     try:
         load_node(group.node)

@@ -17,13 +17,13 @@ from twin.study.outcome import Column, Part, Shown, Table
 
 def read_machines(fields: Fields) -> tuple[str, ...]:
     """`machines: [groq-lp30, ...]`, each known."""
-    names = fields.items("machines", ())
+    names = fields.texts("machines", ())
     for index, name in enumerate(names):
         try:
-            load_machine(str(name))
+            load_machine(name)
         except TwinError as error:
             raise fields.error(f"machines[{index}]", str(error)) from error
-    return tuple(map(str, names))
+    return tuple(names)
 
 
 def part(names: Sequence[str], models: Sequence[Model], options: dict[str, object]) -> Part:

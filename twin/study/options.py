@@ -10,10 +10,36 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.plan.defaults import FIELDS
-from twin.plan.types import Options
+from twin.plan.types import MOST_STAGGER_NS, Options
+from twin.text import shown
 from twin.units import parse_quantity, unit_of
 
 ALIASES = {"dtype": "weight_dtype", "draft_step": "draft_step_s"}
+# The least and the most of each number: beyond them no plan is made in reasonable time, or none could ever run.
+RANGES: dict[str, tuple[float, float]] = {
+    "gpus": (1, 8),
+    "blocks": (1, 65_536),
+    "slot_bytes": (16, 2**30),
+    "ring_slots": (1, 2**20),
+    "window_slots": (1, 2**20),
+    "tile_rows": (1, 65_536),
+    "delay": (0, 65_536),
+    "context": (1, 2**31 - 1),
+    "max_context": (1, 2**31 - 1),
+    "kv_page": (1, 2**31 - 1),
+    "attention_splits": (1, 65_536),
+    "copies": (1, 1024),
+    "prompt_chunk": (1, 4096),
+    "batch": (1, 1024),
+    "draft": (0, 64),
+    "expert_ranks": (1, 1024),
+    "ahead_slots": (0, 2**20),
+    "lane_stagger_ns": (0, MOST_STAGGER_NS),
+    "seed": (0, 2**63 - 1),
+    "acceptance": (0, 1),
+    "draft_step_s": (0, 1000),
+    "layers": (1, 65_536),
+}
 Plain = str | int | float | bool | None
 # Conditions of a simulation that are no part of the plan.
 CONDITIONS: dict[str, type] = {
@@ -40,8 +66,22 @@ def plain_option(name: str, value: object) -> Plain:
     return found
 
 
+def check_range(name: str, value: object) -> None:
+    """Raises ConfigError for a number that is less or more than any plan could have."""
+    if isinstance(value, int | float):
+        least, most = RANGES[name]
+        if not least <= value <= most:
+            raise ConfigError(f"{name}={shown(value)}: at least {least}, at most {most}")
+
+
 def option_value(name: str, value: object) -> Any:
-    """`value` as the type of the Options field `name`."""
+    """`value` as the type of the Options field or condition `name`, and in its range. Raises ConfigError."""
+    typed = _typed(name, value)
+    check_range(name, typed)
+    return typed
+
+
+def _typed(name: str, value: object) -> Any:
     kinds = _kinds(name)
     if value is None and type(None) in kinds:
         return None
@@ -51,6 +91,7 @@ def option_value(name: str, value: object) -> Any:
         if kind is bool and isinstance(value, bool):
             return value
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            check_range(name, value)  # a double has no room for every integer
             return float(value)
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -60,7 +101,7 @@ def option_value(name: str, value: object) -> Any:
             return _quantity(name, value)
         if kind is str and isinstance(value, str):
             return value
-    raise ConfigError(f"{name}: {value!r} is not {' or '.join(_spoken(kind) for kind in kinds)}")
+    raise ConfigError(f"{name}: {shown(value)} is not {' or '.join(_spoken(kind) for kind in kinds)}")
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +119,7 @@ def _kinds(name: str) -> tuple[type, ...]:
 def _member(name: str, kind: type[Enum], value: str) -> Enum:
     values = [member.value for member in kind]
     if value not in values:
-        raise ConfigError(f"{name}: {value!r} is unknown; {did_you_mean(value, values)}")
+        raise ConfigError(f"{name}: {shown(value)} is unknown; {did_you_mean(value, values)}")
     return kind(value)
 
 
@@ -89,7 +130,7 @@ def text_value(name: str, text: str) -> Plain:
     try:
         return plain_option(name, CONDITIONS[name](text))
     except ValueError:
-        raise ConfigError(f"{name}: {text!r} is not {_spoken(CONDITIONS[name])}") from None
+        raise ConfigError(f"{name}: {shown(text)} is not {_spoken(CONDITIONS[name])}") from None
 
 
 def _quantity(name: str, text: str) -> float:
@@ -102,7 +143,7 @@ def _quantity(name: str, text: str) -> float:
 def _bytes(name: str, text: str) -> int:
     size = _quantity(name, text)
     if size != int(size):
-        raise ConfigError(f"{name}: {text!r} is not a whole number of bytes")
+        raise ConfigError(f"{name}: {shown(text)} is not a whole number of bytes")
     return int(size)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twin.files import check_stems
+
 Cell = str | float | int | None
 
 
@@ -35,7 +37,7 @@ class Column:
 class Table:
     """`rows` has one cell for each column; None is "there is no such number", shown empty."""
 
-    name: str  # of its CSV file: lower case and hyphens
+    name: str  # of its CSV file: an Outcome refuses what cannot be one, and two of the same name
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     terminal: bool = True  # False: in files and in the report only
@@ -106,6 +108,9 @@ class Outcome:
     parts: tuple[Part, ...]
     headline: tuple[tuple[str, str], ...] = ()  # (value, what it is)
     notes: tuple[str, ...] = field(default=())  # conditions and limits that every reader must know
+
+    def __post_init__(self) -> None:
+        check_stems([table.name for table in self.tables()])
 
     def tables(self) -> tuple[Table, ...]:
         return tuple(table for part in self.parts for table in part.tables)

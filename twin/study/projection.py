@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twin.errors import PlanError
+from twin.errors import ConfigError, OutputError, PlanError
+from twin.files import check_stems
 from twin.study import interval, ladder, on_chip, projection_parts
 from twin.study.depth import Depths, times
 from twin.study.fields import Fields
@@ -18,9 +19,11 @@ from twin.study.point import Point, Row
 from twin.study.projection_parts import Answer, Close, Published, Roofline
 from twin.study.runner import Runner
 from twin.study.sensitivity import Trial, effects, trials
+from twin.text import shown
 from twin.units import parse_quantity
 
 REFUSE, SHOW = "refuse", "show"
+MOST_POINTS = 1_000_000  # cells and their draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class Projection:
 
     def run(self, runner: Runner) -> Outcome:
         cells = list(self.grid.cells())
-        self._check(cells, runner)
         close = [cell for cell in cells if (cell.model, cell.node) in self.closely]
+        _check_tables(close)
+        self._check(cells, runner)
         ladders = [ladder.rungs(cell.point) for cell in close]
         tried = [trials(cell.point) for cell in close]
         rows = dict(zip(cells, runner.rows([cell.point for cell in cells], "cells"), strict=True))
@@ -100,14 +104,24 @@ class Projection:
         return Answer(cell, row, drawn, published)
 
 
+def _check_tables(close: Sequence[Cell]) -> None:
+    """Cells that are looked into have tables of their own, and these have files. Raises ConfigError before anything is simulated."""
+    try:
+        check_stems([projection_parts.table_of(what, cell) for what in projection_parts.CLOSELY for cell in close])
+    except OutputError as error:
+        raise ConfigError(f"closely: each cell is a table with a file of its name, but {error} (a model's label is part of it)") from error
+
+
 def read(fields: Fields) -> Projection:
-    grid = read_grid(fields)
+    grid, draws = read_grid(fields), interval.read_draws(fields)
+    if draws and grid.size * draws.count > MOST_POINTS:
+        raise fields.error("intervals.draws", f"{draws.count:,} draws of {grid.size:,} cells: at most {MOST_POINTS:,} together; take fewer")
     axes = [MODEL, NODE, *(axis.name for axis in grid.axes)]
     labels = [model.label for model in grid.models]
     return Projection(
         grid,
         columns=fields.choice("columns", axes, NODE),
-        draws=interval.read_draws(fields),
+        draws=draws,
         roofline=_roofline(fields, grid),
         published=tuple(_published(one, labels, grid) for one in fields.mappings("published", ())),
         closely=tuple(_pair(one, labels, grid.nodes) for one in fields.mappings("closely", ())),
@@ -142,8 +156,8 @@ def _published(one: Fields, models: Sequence[str], grid: Grid) -> Published:
 
 def _place(at: Fields, name: str, values: Sequence[Plain]) -> Plain:
     value: Plain = at.take(name)
-    if value not in values:
-        raise at.error(name, f"{value!r} is not on that axis; it has {', '.join(map(str, values))}")
+    if not isinstance(value, str | int | float | None) or value not in values:
+        raise at.error(name, f"{shown(value)} is not on that axis; it has {shown(values)}")
     return value
 
 
@@ -164,5 +178,5 @@ def _rate(given: Fields, node: str) -> float:
     text = given.text(node)
     try:
         return parse_quantity(text, "B/s")
-    except Exception as error:
+    except ConfigError as error:
         raise given.error(node, str(error)) from error

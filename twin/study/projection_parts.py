@@ -27,6 +27,7 @@ STRONGEST = 15
 WIDE_AXIS = 20  # highest over lowest place from which they are spaced by their ratio
 CURVE = 5  # numeric places on an axis from which a line says more than bars
 JUDGED = (Kind.ASSUMED.value, None, None, "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn")
+LADDER, SENSITIVITY = CLOSELY = "ladder", "sensitivity"  # tables of each cell that is looked into
 CARRIERS = 3  # named for each cell
 
 
@@ -346,7 +347,7 @@ def _ladder(close: Close) -> Part:
         Column("stream fraction", Shown.PERCENT),
         Column("mostly", Shown.TEXT),
     )
-    table = Table(f"ladder-{_slug(close.cell)}", head, tuple(rows))
+    table = Table(table_of(LADDER, close.cell), head, tuple(rows))
     text = "From kernels launched one by one to the whole monokernel, one idea at a time."
     return Part(f"What each idea buys: {close.cell}", text, (Waterfall(names, speeds, "tokens/s, predicted"),), (table,))
 
@@ -359,7 +360,7 @@ def _sensitivity(close: Close) -> Part:
             Column("tokens/s", Shown.CHANGE))  # fmt: skip
     rows = tuple((e.label, e.kind, _quantity(e.name, e.before), _quantity(e.name, e.after), e.effect) for e in strong)
     text = f"Each number and option raised by {STEP:.0%}, one at a time; {len(close.effects) - len(strong)} others do less, or nothing."
-    return Part(f"Sensitivity: {close.cell}", text, (chart,), (Table(f"sensitivity-{_slug(close.cell)}", head, rows),))
+    return Part(f"Sensitivity: {close.cell}", text, (chart,), (Table(table_of(SENSITIVITY, close.cell), head, rows),))
 
 
 def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
@@ -449,6 +450,7 @@ def _spoken(value: Plain) -> str:
     return "the model's own" if value is None else str(value)
 
 
-def _slug(cell: Cell) -> str:
-    words = "".join(letter if letter.isalnum() else "-" for letter in str(cell).lower().replace(" on ", "-"))
-    return "-".join(word for word in words.split("-") if word)
+def table_of(what: str, cell: Cell) -> str:
+    """The name of a cell's own table: letters and digits that every file system tells apart."""
+    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in str(cell).lower().replace(" on ", "-"))
+    return "-".join([what, *(word for word in words.split("-") if word)])

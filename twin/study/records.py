@@ -16,10 +16,12 @@ from twin.models.spec import ModelSpec
 from twin.serving.costs import Load
 from twin.serving.step import IDEAL, Step, predict
 from twin.serving.tables import stack_names
+from twin.text import shown
 
 COLUMNS = ("model", "node", "stack", "weights", "kv", "sequences", "context", "ms", "source")
 OTHER = "other"  # an engine whose kernels nobody tabulated
 MS = 1e-3
+LONGEST_S = 3600.0  # of a step
 FEWEST = 10  # records from which a spread is taken
 
 
@@ -73,18 +75,22 @@ def read_records(file: Path) -> list[Record]:
         with file.open(encoding="utf-8", newline="") as lines:
             reader = csv.DictReader(lines)
             if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise ConfigError(f"{file}: the columns are {', '.join(reader.fieldnames or ())}; write {', '.join(COLUMNS)}")
-            return [_record(line, f"{file}: line {reader.line_num}") for line in reader]
+                raise ConfigError(f"{shown(file)}: the columns are {shown(reader.fieldnames)}; write {', '.join(COLUMNS)}")
+            return [_record(line, f"{shown(file)}: line {reader.line_num}") for line in reader]
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}); check the path") from error
+        raise ConfigError(f"{shown(file)}: cannot be read ({error.strerror}); check the path") from error
+    except (csv.Error, ValueError) as error:
+        raise ConfigError(f"{shown(file)}: not a CSV file in UTF-8 ({error}); write one with the columns {', '.join(COLUMNS)}") from error
 
 
 def _record(line: dict[str, str], where: str) -> Record:
     try:
         load = Load(sequences=int(line["sequences"]), context=int(line["context"]), kv=line["kv"])
         record = Record(line["model"], line["node"], line["stack"], line["weights"], load, float(line["ms"]) * MS, line["source"])
-        if record.seconds <= 0 or record.stack not in (*stack_names(), OTHER):
-            raise ConfigError(f"ms {line['ms']} must be positive, and stack {record.stack!r} one of {', '.join((*stack_names(), OTHER))}")
+        stacks = (*stack_names(), OTHER)
+        if not 0 < record.seconds <= LONGEST_S or record.stack not in stacks:
+            limits = f"must be positive and at most {LONGEST_S / MS:g}, and stack {shown(record.stack)} one of {', '.join(stacks)}"
+            raise ConfigError(f"ms {line['ms'][:20]} {limits}")
         _ = record.spec, record.on
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {error}; sequences, context and ms are numbers") from error

@@ -15,6 +15,7 @@ from twin.serving.tables import stack_names
 from twin.study.fields import Fields
 from twin.study.point import Point
 from twin.study.runner import Runner
+from twin.text import shown
 
 RESIDENT = "resident"
 PREDICTED = "predicted"
@@ -97,6 +98,6 @@ def _engine(entry: Fields, context: int) -> Engine:
         raise entry.error("", str(error)) from error
     if context > spec.context:
         raise entry.error(
-            "model", f"{engine.model} reaches {spec.context} positions, the study asks for {context}; choose another or fewer"
+            "model", f"{shown(engine.model)} reaches {spec.context} positions, the study asks for {context}; choose another or fewer"
         )
     return engine

@@ -6,7 +6,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
-from twin.errors import ConfigError
+from twin.errors import ConfigError, OutputError
+from twin.files import check_folder
 from twin.study.point import Point, Row, code_version
+from twin.text import shown
 from twin.toolchain import cache_dir
 
 VARIABLE = "MONOTWIN_POINTS"
+ABANDONED_S = 3600.0  # writing a file takes less than a second
 NESTED = ("attribution", "kinds", "assumed", "step_times_s")  # JSON in their column
 SCHEMA = pa.schema(
     [
@@ -61,26 +66,27 @@ class Store:
     """One writer: rows are gathered in memory and become a file when `flush` is called, whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # Arrow would take a leading "~" for somebody's home, and "s3:" for a computer elsewhere
         self._waiting: list[dict[str, Any]] = []
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{folder}: results cannot be kept there ({error.strerror}); name another folder with --store") from error
+            check_folder(self.folder).mkdir(parents=True, exist_ok=True)
+        except (OSError, OutputError) as error:
+            raise ConfigError(f"{error}: results cannot be kept there; name another folder with --store") from error
+        self._remove_abandoned()
 
     def find(self, keys: Collection[str]) -> dict[str, Row]:
         """The rows that are there, by key."""
-        if not keys or not any(self.folder.glob("*.parquet")):
+        if not keys or not self.files():
             return {}
         try:
-            table = ds.dataset(self.folder, format="parquet", schema=SCHEMA).to_table(
+            table = ds.dataset(str(self.folder), format="parquet", schema=SCHEMA, filesystem=LocalFileSystem()).to_table(
                 columns=list(RESULT), filter=ds.field("key").isin(sorted(keys))
             )
-        except (OSError, pa.ArrowException) as error:
+            return {row["key"]: _row(row) for row in table.to_pylist()}
+        except (OSError, pa.ArrowException, ValueError, TypeError) as error:  # also other values than we wrote, in files of our columns
             raise ConfigError(
-                f"{self.folder}: results cannot be read ({error}); remove the broken file, or name another --store"
+                f"{shown(self.folder, 200)}: results cannot be read ({error}); remove the broken file, or name another --store"
             ) from error
-        return {row["key"]: _row(row) for row in table.to_pylist()}
 
     def add(self, point: Point, row: Row) -> None:
         record = asdict(row) | {name: json.dumps(getattr(row, name)) for name in NESTED}
@@ -93,14 +99,32 @@ class Store:
             return
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:12]}.parquet"
         hidden = self.folder / f".{name}"
-        pq.write_table(pa.Table.from_pylist(self._waiting, schema=SCHEMA), hidden)
-        hidden.rename(self.folder / name)
+        try:
+            with hidden.open("xb") as file:
+                pq.write_table(pa.Table.from_pylist(self._waiting, schema=SCHEMA), file)
+            hidden.rename(self.folder / name)
+        except OSError as error:
+            raise OutputError(
+                f"{shown(self.folder, 200)}: results cannot be kept ({error.strerror or error}); make room, or name another --store"
+            ) from error
+        finally:
+            hidden.unlink(missing_ok=True)
         self._waiting.clear()
+
+    def _remove_abandoned(self) -> None:
+        """What a killed program was writing; another program's is younger."""
+        for hidden in self.folder.glob(".*.parquet"):
+            with suppress(OSError):
+                if time.time() - hidden.stat().st_mtime > ABANDONED_S:
+                    hidden.unlink()
 
     def count(self) -> int:
         """Rows on disk."""
-        files: Sequence[Path] = sorted(self.folder.glob("*.parquet"))
-        return sum(int(pq.read_metadata(file).num_rows) for file in files)
+        return sum(int(pq.read_metadata(file).num_rows) for file in self.files())
+
+    def files(self) -> list[Path]:
+        """Whole files of results; those that are being written, or were when their program was killed, begin with a dot."""
+        return sorted(file for file in self.folder.glob("*.parquet") if not file.name.startswith("."))
 
 
 def _row(record: dict[str, Any]) -> Row:

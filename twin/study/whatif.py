@@ -12,6 +12,7 @@ from twin.study.grid import Axis, Grid, Model
 from twin.study.hardware import GPUS, Setting, setting_path, with_setting
 from twin.study.options import CONDITIONS, Plain, option_name, text_value
 from twin.study.point import Point
+from twin.text import shown
 
 ReadOption = Callable[[str, str], object]  # (field of Options, text) -> its value; raises ConfigError
 
@@ -58,14 +59,14 @@ def _axis(text: str, node: Node, read_option: ReadOption) -> Axis:
     name, values = _split("--sweep", text, "context=0,1024,8192 or link.hop=x0.5,x1,x2")
     changes = [_change(name, value.strip(), node, read_option) for value in values.split(",")]
     if len({change.value for change in changes}) < len(changes):
-        raise ConfigError(f"--sweep {text!r}: a value is given twice; remove one")
+        raise ConfigError(f"--sweep {shown(text)}: a value is given twice; remove one")
     return Axis(changes[0].name, tuple(change.value for change in changes), changes[0].option)
 
 
 def _split(flag: str, text: str, example: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not name or not value:
-        raise ConfigError(f"{flag} {text!r}: write name=value, such as {example}")
+        raise ConfigError(f"{flag} {shown(text)}: write name=value, such as {example}")
     return name, value
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from twin.data import data_dir
+from twin.errors import ToolchainError
 from twin.sim.compiled.state import State, header
-from twin.toolchain import cache_dir, cached, compiler_version, content_key, host_compiler, run_compiler
+from twin.toolchain import cache_dir, cached, compiler_version, content_key, host_compiler, own_folder, run_compiler
 
 FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared")
 
@@ -35,9 +36,7 @@ def _library() -> Any:
 def build(instead: Path) -> Path:
     """The shared library for the present sources and compiler: from the cache, or made there, or else in `instead`."""
     kept = target()
-    if kept.exists():
-        return kept
-    return cached(kept if _writable(kept.parent) else instead / kept.name, _compile_into)
+    return cached(kept if _usable(kept.parent) else instead / kept.name, _compile_into)
 
 
 def target() -> Path:
@@ -50,12 +49,12 @@ def _sources() -> Path:
     return data_dir("native") / "simulator"
 
 
-def _writable(folder: Path) -> bool:
+def _usable(folder: Path) -> bool:
+    """Can this user write there, and nobody else?"""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        return os.access(own_folder(folder), os.W_OK)
+    except ToolchainError:
         return False
-    return os.access(folder, os.W_OK)
 
 
 def _compile_into(work: Path) -> Path:

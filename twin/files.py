@@ -1,0 +1,143 @@
+"""Files that users name: looked at before the work, read within a bound, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from stat import S_IMODE
+from uuid import uuid4
+
+from twin.errors import ConfigError, OutputError
+from twin.text import shown
+
+BESIDE = ".twin-"  # begins the name of what is being written, beside the file that it becomes
+LONGEST_NAME = 255  # bytes of a name in a folder, where the file system does not say
+LONGEST_STEM = 200  # characters of a name that we make a file name of
+_STEM = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")
+
+
+# ---- before the work -------------------------------------------------------------------------------------------
+
+
+def check_file(path: Path) -> Path:
+    """`path`, where a file can be written: a new one, or over an ordinary one. Parents may be missing. Raises OutputError."""
+    standing = _standing(path)
+    if standing == path:
+        if path.is_dir():
+            raise OutputError(f"{shown(path)} is a folder: name a file")
+        if not path.is_file():
+            raise OutputError(f"{shown(path)} is no ordinary file: name another one, devices and pipes are not written to")
+        standing = path.resolve().parent
+    return _writable(path, standing)
+
+
+def check_folder(path: Path) -> Path:
+    """`path`, a folder in which files can be written; it may be missing. Raises OutputError."""
+    return _writable(path, _standing(path))
+
+
+def _standing(path: Path) -> Path:
+    """`path` itself, or the nearest of its parents that is there. Raises OutputError for names that cannot be."""
+    try:
+        for place in (path, *path.parents):
+            if place.is_symlink() or place.exists():
+                return place
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from error
+    return Path(".")
+
+
+def _writable(path: Path, standing: Path) -> Path:
+    """Tries it: permissions alone do not tell of read-only and full disks, and they never refuse root."""
+    try:
+        if not standing.is_dir():
+            raise OutputError(f"{shown(path)}: {shown(standing)} is no folder; name a place in one")
+        longest = os.pathconf(standing, "PC_NAME_MAX") if hasattr(os, "pathconf") else LONGEST_NAME
+        for name in path.parts:
+            if len(os.fsencode(name)) > longest:
+                raise OutputError(f"{shown(path)}: a name of {len(os.fsencode(name))} bytes; at most {longest}, choose a shorter one")
+        with tempfile.TemporaryFile(dir=standing, prefix=BESIDE) as probe:
+            probe.write(b"\0")
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from error
+    return path
+
+
+def _refused(path: Path, error: Exception) -> OutputError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return OutputError(f"{shown(path)}: cannot be written ({why}); make room, or name another place")
+
+
+# ---- names -----------------------------------------------------------------------------------------------------
+
+
+def check_stems(names: Collection[str]) -> None:
+    """Names that become files of one folder: each is one plain name, and no two are the same on any file system. Raises OutputError.
+
+    Small ASCII letters, so that names that differ do so where capitals and accents do not count.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if not _STEM.match(name):
+            raise OutputError(f"{shown(name)} cannot be a file's name: use letters a to z, digits, '-', '_', and dots between them")
+        if len(name) > LONGEST_STEM:
+            raise OutputError(f"{shown(name)} is a file's name of {len(name)} characters: at most {LONGEST_STEM}")
+        if name in seen:
+            raise OutputError(f"{shown(name)} would name two files: choose another name for one of them")
+        seen.add(name)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------
+
+
+def write(contents: Mapping[Path, str]) -> None:
+    """Files with their parents: all are written beside their places, then renamed. Raises OutputError; then nothing of them is there.
+
+    What UTF-8 cannot hold (undecodable bytes of a path) is escaped.
+    """
+    made: dict[Path, Path] = {}
+    try:
+        for path, text in contents.items():
+            path = path.resolve() if path.is_symlink() else path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made[path] = path.parent / f"{BESIDE}{uuid4().hex}"
+            _write(made[path], text, path)
+        for path, beside in made.items():
+            beside.replace(path)
+    except OSError as error:
+        raise _refused(next(reversed(made), next(iter(contents))), error) from error
+    finally:
+        for beside in made.values():
+            beside.unlink(missing_ok=True)
+
+
+def _write(beside: Path, text: str, place: Path) -> None:
+    """On disk before it gets its name: after a crash there is the old file or the new one."""
+    with beside.open("xb") as file:
+        if place.exists():
+            os.fchmod(file.fileno(), S_IMODE(place.stat().st_mode))
+        file.write(text.encode("utf-8", "backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """A text file of at most `most_bytes`; more is not read, so a device without end is refused as well. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{shown(path)}: cannot be read ({why}); check the path") from error
+    if len(data) > most_bytes:
+        raise ConfigError(f"{shown(path)}: more than {most_bytes:,} bytes; give a shorter file")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown(path)}: cannot be read as text (byte {error.start} is not UTF-8); save it as UTF-8") from error
