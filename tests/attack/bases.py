@@ -43,7 +43,7 @@ def some_spec(chance: random.Random) -> ModelSpec:
     if chance.random() < 0.7:
         return chance.choice(DENSE)
     count = chance.choice((2, 4))
-    return replace(LANED, lanes=Lanes(count, chance.choice((0, 1, 2, 3)), chance.choice(list(LaneHead)), chance.random() < 0.3))
+    return replace(LANED, lanes=Lanes(count, chance.choice((0, 1, 2, 3, 5)), chance.choice(list(LaneHead)), chance.random() < 0.3))
 
 
 def some_options(chance: random.Random, spec: ModelSpec) -> Options:

@@ -15,7 +15,7 @@ from tests.attack.bases import LANED, LIMITS, LLAMA
 from twin.errors import InvalidPlan, PlanError
 from twin.models.formats import Format
 from twin.models.load import load_model
-from twin.models.spec import DType, Lanes
+from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind
@@ -176,13 +176,27 @@ def test_a_vocabulary_that_fp32_cannot_number_is_refused() -> None:
     refused(replace(plan, shard=replace(plan.shard, vocab=2**24 + 8)), "exact up to 16777216")
 
 
-@pytest.mark.parametrize("delay", [4, 6, -1])
-def test_a_delay_beyond_half_of_the_layers_is_refused_by_its_number(delay: int) -> None:
+@pytest.mark.parametrize("delay", [6, 7, -1])
+def test_a_delay_that_no_later_layer_waits_for_is_refused_by_its_number(delay: int) -> None:
     """Also where the model says it itself."""
     laned = replace(LANED, lanes=Lanes(4, delay))
     for model, chosen in ((laned, None), (LANED, delay)):
-        with pytest.raises(PlanError, match=f"delay={delay}: must lie between 0 and half of the 6 layers"):
+        with pytest.raises(PlanError, match=f"delay={delay}: .* has 6 layers, choose 0 to 5"):
             build(model, Options(blocks=4, max_context=64, collective=CollectiveKind.PUSH, delay=chosen), LIMITS)
+
+
+@pytest.mark.parametrize("delay", [3, 4, 5])
+@pytest.mark.parametrize("head", list(LaneHead))
+def test_any_delay_below_the_layers_can_be_planned(delay: int, head: LaneHead) -> None:
+    """Where lanes share the vocabulary's head, resets need counters from half of the layers on."""
+    laned = replace(LANED, lanes=Lanes(4, delay, head))
+    options = Options(blocks=8, context=8, max_context=64, collective=CollectiveKind.PUSH)
+    validate(build(laned, replace(options, handoff=HandOffKind.COUNTER), LIMITS))
+    if head is LaneHead.VOCABULARY:
+        with pytest.raises(PlanError, match="use counters"):
+            build(laned, options, LIMITS)
+    else:
+        validate(build(laned, options, LIMITS))
 
 
 PROBES: list[tuple[str, Callable[[], Plan], str]] = [

@@ -124,8 +124,9 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.delay and not spec.lanes:
         raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
     delay = options.delay if options.delay is not None else spec.lanes.delay if spec.lanes else 0
-    if not 0 <= 2 * delay <= spec.layers:
-        raise PlanError(f"delay={delay}: must lie between 0 and half of the {spec.layers} layers")
+    if not 0 <= delay < spec.layers:
+        message = f"delay={delay}: a later layer must hear of this one's output; {spec.name} has {spec.layers} layers"
+        raise PlanError(f"{message}, choose 0 to {spec.layers - 1}")
     if not 1 <= options.context < options.max_context + 1:
         raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
     if spec.vocab > MOST_INDEX and spec.runnable_reason() is None:
@@ -166,7 +167,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
     if options.lane_stagger_ns and options.execution is not Execution.RESIDENT:
         raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; use 0 or execution=resident")
     late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
-    if late and 0 < 2 * delay == spec.layers:
+    if late and 0 < spec.layers <= 2 * delay:
         raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")
 
 
