@@ -1,0 +1,64 @@
+"""Values that somebody else wrote, as they may stand in a message: short, on one line, without control characters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Set
+from datetime import date, time
+from enum import Enum
+from itertools import islice
+from pathlib import PurePath
+
+LONGEST = 4096  # bits of an integer that is written: Python itself refuses 4,300 digits
+DEEPEST = 100  # levels of nesting that are written, whatever the limit
+_SHORT = (bool, float, complex, Enum, date, time, type(None))  # types whose repr is short, whatever the value
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """`value` as repr writes it, at most `limit` characters, the last an ellipsis where something is left out.
+
+    Takes no longer for nested, shared or endless data: what would be left out is never written. Control characters, terminal escapes,
+    marks that turn the direction of text and lone surrogates come as escapes.
+    """
+    text = ""
+    for piece in _pieces(value, limit):
+        text += piece
+        if len(text) > limit:
+            return text[: limit - 1] + "…"
+    return text
+
+
+def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
+    """The text in parts. A level of nesting writes a character before the next one begins."""
+    if isinstance(value, _SHORT):
+        yield repr(value)
+    elif isinstance(value, int):
+        bits = value.bit_length()
+        yield repr(value) if bits <= min(4 * limit, LONGEST) else f"<integer of {bits} bits>"  # 4 bits make more than a digit
+    elif isinstance(value, (str, bytes, bytearray)):
+        yield repr(value[: limit + 1])
+    elif isinstance(value, PurePath):
+        yield repr(str(value)[: limit + 1])
+    elif depth == DEEPEST:
+        yield "…"
+    elif isinstance(value, Mapping):
+        yield "{"
+        yield from _joined(value, limit, depth + 1, value)
+        yield "}"
+    elif isinstance(value, (list, tuple, Set)):
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")") if isinstance(value, tuple) else ("{", "}")
+        yield opening
+        yield from _joined(value, limit, depth + 1)
+        yield closing
+    else:
+        yield f"<{type(value).__name__}>"
+
+
+def _joined(items: Collection[object], limit: int, depth: int, means: Mapping[object, object] | None = None) -> Iterator[str]:
+    """Items separated by commas, each with what it means. More than `limit` of them have no room."""
+    for number, item in enumerate(islice(items, limit + 1)):
+        if number:
+            yield ", "
+        yield from _pieces(item, limit, depth)
+        if means is not None:
+            yield ": "
+            yield from _pieces(means[item], limit, depth)
