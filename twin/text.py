@@ -27,6 +27,13 @@ def shown(value: object, limit: int = 80) -> str:
     return text
 
 
+def said(text: str, limit: int = 200) -> str:
+    """Somebody else's words without quotes, as `shown` otherwise: one line, no control characters, at most `limit` characters."""
+    line = " ".join(text[: 4 * limit].split())
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
 def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
     """The text in parts. A level of nesting writes a character before the next one begins."""
     if isinstance(value, _SHORT):
