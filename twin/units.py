@@ -83,9 +83,10 @@ def stem(field: str) -> str:
 
 def picoseconds(seconds: float) -> int:
     """The nearest whole picosecond."""
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ConfigError(f"{seconds} s is not a time: it must be finite and not negative")
-    return round(seconds * 1e12)
+    ps = seconds * 1e12
+    if not math.isfinite(ps) or seconds < 0:
+        raise ConfigError(f"{seconds} s is not a time: it must be finite, in picoseconds too, and not negative")
+    return round(ps)
 
 
 def cycles_to_ps(cycles: int, hz: int) -> int:

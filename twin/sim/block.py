@@ -10,7 +10,7 @@ import simpy
 
 from twin.plan.types import StageKind
 from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, LAUNCH, OTHER, ROUTING, SAMPLING, STREAMING
-from twin.sim.clock import Clock
+from twin.sim.clock import Clock, in_time
 from twin.sim.handoff import Binder
 from twin.sim.program import ReadWork, StageWork
 from twin.sim.ring import Ring
@@ -229,7 +229,7 @@ class Block:
         loads = read.rounds + (self.machine.program.fetch_ps > 0)
         fetching = timing.fetching(self.package, env.now) if loads else 0
         now = max(env.now, looked) + self.machine.program.fetch_ps
-        done = now + read.cost_ps + loads * fetching
+        done = now + read.cost_ps + in_time(loads * fetching)
         for pipe in self.exchange:
             through = pipe.share(now, read.size)
             if through > done:

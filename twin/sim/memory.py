@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twin.errors import HardwareError
 from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
+from twin.sim.clock import FASTEST, LAST_PS, beyond, cost_in_time, in_time
 from twin.sim.cost import PS, kept_share
 from twin.units import picoseconds
 
@@ -31,6 +33,10 @@ class Pipe:
         self.name = name
         self.numerator = PS * share
         self.denominator = max(1, int(bytes_per_s))
+        if self.denominator > FASTEST:
+            raise HardwareError(
+                f"{name}: {bytes_per_s:.6g} bytes/s are more than {FASTEST:.6g}, the fastest that is simulated: lower the rate"
+            )
         self.free = 0  # ps; when the streamed requests taken so far are done
         self.small_free = 0
         self.bytes = 0
@@ -40,13 +46,14 @@ class Pipe:
         """Service time, rounded up: never faster than the rate."""
         known = self.costs.get(size)
         if known is None:
-            known = self.costs[size] = -(-size * self.numerator // self.denominator)
+            known = -(-size * self.numerator // self.denominator)
+            self.costs[size] = cost_in_time(f"{self.name}: a transfer of {size} bytes", known)
         return known
 
     def reserve(self, now: int, size: int) -> int:
         """Queue behind everything streamed; when the last byte is through."""
         free = self.free
-        self.free = done = (free if free > now else now) + self.cost(size)
+        self.free = done = in_time((free if free > now else now) + self.cost(size))
         self.bytes += size
         return done
 
@@ -55,8 +62,8 @@ class Pipe:
         start = self.small_free if self.small_free > now else now
         cost = self.cost(size)
         backlog = self.free - start
-        self.small_free = done = start + cost + (min(backlog, cost) if backlog > 0 else 0)
-        self.free = (self.free if self.free > now else now) + cost
+        self.small_free = done = in_time(start + cost + (min(backlog, cost) if backlog > 0 else 0))
+        self.free = in_time((self.free if self.free > now else now) + cost)
         self.bytes += size
         return done
 
@@ -81,6 +88,8 @@ class Path:
                 through = now
             known = pipe.costs.get(size)
             through += pipe.cost(size) if known is None else known
+            if through > LAST_PS:
+                raise beyond(through)
             pipe.free = through
             pipe.bytes += size
             if through > done:
