@@ -15,6 +15,7 @@ MOST_BYTES = 10**6  # of a YAML file; the longest of ours has 31 kB
 MOST_NODES = 50_000  # of its scalars, lists and mappings; the most of ours has some 3,000
 MOST_DEPTH = 50
 WIDEST = 2**63  # whole numbers are smaller
+MOST_NAMES = 24  # in a message
 LONGEST_NAME = 100  # of which a resemblance is looked for
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -56,11 +57,14 @@ def read_yaml(path: Path) -> dict[str, object]:
 
 
 def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
-    """The end of an error message: the closest allowed names, then all of them (if they are few)."""
+    """The end of an error message: the closest allowed names, then all of them (if they are few), or some where none is close."""
     names = list(allowed)
     close = get_close_matches(wrong, names, n=3, cutoff=0.5) if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else []
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}allowed: {', '.join(names)}" if len(names) <= 24 or not close else hint.rstrip()
+    if close and len(names) > MOST_NAMES:
+        return hint.rstrip()
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{hint}allowed: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 class _StrictLoader(yaml.SafeLoader):

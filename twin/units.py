@@ -30,7 +30,10 @@ _SHOWN = {  # descending; what people read, not everything that is accepted
     "": ("",),
 }
 _SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), ("w", "W"))
-_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*\Z")
+LONGEST = 100  # characters of a quantity: matching takes the square of them
+UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = rf"[+-]?{UNSIGNED}"
+_NUMBER = re.compile(rf"\s*({NUMBER})\s*(\S*)\s*\Z")
 
 
 def parse_quantity(text: str, unit: str) -> float:
@@ -39,7 +42,7 @@ def parse_quantity(text: str, unit: str) -> float:
     Never negative. GB is 1e9 bytes, GiB is 2**30. Raises ConfigError.
     """
     spellings = _spellings(unit)
-    match = _NUMBER.match(text)
+    match = _NUMBER.match(text) if len(text) <= LONGEST else None
     if not match:
         raise ConfigError(f"{shown(text)} is not a quantity: write a finite number and its unit, such as {example(unit)!r}")
     number, spelling = float(match[1]), match[2]

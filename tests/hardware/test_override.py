@@ -23,7 +23,7 @@ def test_one_number_changes_and_nothing_else_but_what_is_behind_it(path: str, fa
     value = max(1.0, round(numbers(NODE)[path].value * factor)) if ".structure." in path else numbers(NODE)[path].value * factor
     changed = numbers(with_number(NODE, path, value, Kind.FITTED, "test"))
     assert changed.pop(path) == Number(value, Kind.FITTED, "test")
-    follows = {f"device.{loaded}" for loaded, idle in IDLE.items() if f"device.{idle}" == path}
+    follows = {f"device.{loaded}" for loaded, idle in IDLE.items() if f"device.{idle}" == path} | {"device.block.load_latency_s"}
     assert {p: n for p, n in changed.items() if p not in follows} == {p: n for p, n in numbers(NODE).items() if p not in {path, *follows}}
 
 
@@ -38,6 +38,14 @@ def test_a_better_idle_time_leaves_the_wait_behind_the_stream(loaded: str, idle:
     assert low is not None
     assert high is not None
     assert low <= value <= high
+
+
+def test_a_better_latency_leaves_the_bytes_in_flight() -> None:
+    """They are what a block streams alone times the latency, and say what it can stream from a cache that is closer."""
+    changed = with_number(with_number(DEVICE, "memory.latency", "x0.5"), "memory.latency", "x0.5")
+    assert changed.block.load_latency_s is not None
+    assert changed.block.load_latency_s.value == DEVICE.memory.latency_s.value
+    assert changed.memory.latency_s.value == DEVICE.memory.latency_s.value / 4
 
 
 def test_a_loaded_time_that_is_set_as_well_is_what_it_is_said_to_be() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from twin.data import did_you_mean
@@ -12,12 +12,12 @@ from twin.errors import ConfigError, HardwareError
 from twin.hardware.schema import check_blocks, check_number
 from twin.hardware.types import Device, Kind, Node, Number
 from twin.text import shown
-from twin.units import example, parse_quantity, stem, unit_of
+from twin.units import LONGEST, NUMBER, UNSIGNED, example, parse_quantity, stem, unit_of
 
 T = TypeVar("T", Device, Node)
-_FACTOR = re.compile(r"\s*[x*]\s*(\S+)\s*\Z")
-_DIGITS = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\Z")
-_PERCENT = re.compile(r"\s*([+-]\s*\S+?)\s*%\s*\Z")
+_FACTOR = re.compile(rf"\s*[x*]\s*({NUMBER})\s*\Z")
+_PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
+_A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
 
 IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
 
@@ -51,8 +51,10 @@ def interval(number: Number) -> tuple[float, float]:
 
 
 def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
-    """A copy with one number replaced, and with an idle time what takes longer behind the stream (IDLE): the wait there stays the same.
+    """A copy with one number replaced, and what would otherwise change against it.
 
+    The wait behind the stream stays the same when an idle time changes (IDLE), and so do the bytes that a block keeps in flight when
+    memory's latency does.
     `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in
     base units, or a factor of the present value ("x1.1", "+10%"), which scales the range too.
     """
@@ -71,7 +73,20 @@ def with_numbers(target: T, changes: Iterable[tuple[str, str | float]], kind: Ki
     for loaded, idle in _pairs(before):
         if idle in named and loaded not in named:
             known[loaded] = _behind_the_stream(before[loaded], before[idle].value, known[idle].value, kind, source)
-    return apply_fit(target, {path: number for path, number in known.items() if number is not before[path]})
+    target = apply_fit(target, {path: number for path, number in known.items() if number is not before[path]})
+    return _in_flight(target, before, named)
+
+
+def _in_flight(target: T, before: Mapping[str, Number], named: Collection[str]) -> T:
+    """The same bytes in flight to each block behind another latency: with fewer behind a better one, what lies in a cache came slower."""
+    for prefix in ("", "device."):
+        latency, behind = f"{prefix}memory.latency_s", f"{prefix}block.load_latency_s"
+        if latency in named and behind not in before:
+            old = before[latency]
+            target = _replace(
+                target, behind.split("."), Number(old.value, old.kind, f"memory.latency_s: {old.source}", old.value, old.value)
+            )
+    return target
 
 
 def scaled(number: Number, factor: float, kind: Kind, source: str) -> Number:
@@ -144,23 +159,15 @@ def _behind_the_stream(loaded: Number, before_s: float, after_s: float, kind: Ki
 
 
 def _factor(value: str | float, path: str) -> float | None:
-    if not isinstance(value, str):
+    """Of "x1.1" or "+10%"; None where the value is no change of the present one."""
+    if not isinstance(value, str) or not _A_FACTOR.match(value):
         return None
-    try:
+    if len(value) <= LONGEST:
         if match := _FACTOR.match(value):
-            return _parsed(match[1])
+            return float(match[1])
         if match := _PERCENT.match(value):
-            return 1 + _parsed(match[1].replace(" ", "")) / 100
-    except ValueError as error:
-        raise HardwareError(f"{path}: factor {shown(value)} is not a number; write 'x1.1' or '+10%'") from error
-    return None
-
-
-def _parsed(text: str) -> float:
-    """Of digits, a point and an exponent; float() also reads digits of other scripts, underscores and names."""
-    if not _DIGITS.match(text):
-        raise ValueError(text)
-    return float(text)
+            return 1 + float(match[1] + match[2]) / 100
+    raise HardwareError(f"{path}: factor {shown(value)} is not a number; write 'x1.1' or '+10%'")
 
 
 def _value(value: str | float, path: str) -> float:

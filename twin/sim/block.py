@@ -128,6 +128,14 @@ class Block:
         """Weights, and caches read and written, since the start."""
         return self.consumed + self.ring.consumed_bytes()
 
+    def kept_bytes(self, step: int) -> int:
+        """What a cache serves of a step: of its weights, and of its cached keys and values."""
+        if not step or not self.ring.kept:
+            return 0
+        requests = (request for work in self.works(step) for request in enumerate(work.kv))
+        served = sum(size for number, (size, _) in requests if self.ring.path_of(number, warm=True) is self.ring.cached)
+        return self.ring.kept_bytes(step) + served
+
     def works(self, step: int) -> tuple[StageWork, ...]:
         return self.machine.program.variant(step, self.rank).stages[self.index]
 

@@ -124,6 +124,14 @@ class Machine:
         """Bytes that one package reads per step."""
         return self.program.step_bytes(0) // len(self.packages)
 
+    def floor_s(self, step: int) -> float:
+        """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling of the memory, or of the cache that
+        serves them since the step before, whichever takes longer."""
+        moved = self.program.step_bytes(step)
+        kept = sum(block.kept_bytes(step) for block in self.blocks)
+        memory_s = (moved - kept) / (len(self.packages) * self.node.device.memory.stream_bytes_per_s.value)
+        return max(memory_s, kept / (len(self.packages) * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
+
     def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
         """All GPUs meet before a library collective; else each for itself."""
         scope = -1 if library else block.gpu

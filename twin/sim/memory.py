@@ -148,10 +148,18 @@ class Package:
         pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, self.device.llc)]
         return Path(tuple(pipes), picoseconds(self.device.llc.latency_s.value) + self._hops_ps(die)), share
 
+    def cache_bytes_per_s(self, footprint: int) -> float:
+        """The ceiling of what cached_path is made of, all dies together."""
+        device = self.device
+        if device.llc is None or kept_share(footprint, device.l2, self.dies) == 1:
+            return self.dies * device.l2.bytes_per_s.value
+        return device.llc.bytes_per_s.value
+
     def _nearer(self, port: Pipe, cache: Cache) -> Pipe:
         """What a block loads from a cache: it keeps the same bytes in flight as from memory, each for a shorter time."""
         latency = cache.latency_s.value
-        closer = self.device.memory.latency_s.value / latency if latency else 1.0
+        behind = self.device.block.load_latency_s or self.device.memory.latency_s
+        closer = behind.value / latency if latency else 1.0
         near = Pipe(f"{port.name}.cached", self.device.block.load_bytes_per_s.value * max(1.0, closer))
         self.near.append(near)
         return near
