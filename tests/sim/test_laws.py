@@ -124,9 +124,10 @@ def test_a_floor_leaves_out_what_a_cache_serves() -> None:
 
 def test_no_answer_comes_before_the_memory_has_served_it() -> None:
     """An answer may be sooner than the mean one by up to the latency: by more, a step was shorter than its bytes take."""
-    costs = dict.fromkeys(WARP_COSTS, 0.0) | {"jitter_s": 1e-4}
+    costs = dict.fromkeys(WARP_COSTS, 0.0) | {"jitter_s": 5e-7}
     device = replace(ideal(stream=1e9), warps=Warps(**made(**dict.fromkeys(WARP_RATES, FAST), **costs)))
-    plan = stream_probe(Options(blocks=4, slot_bytes=512, ring_slots=2, window_slots=2), limits_of(device), rows=64, cols=64)
+    device = apply_fit(device, {"structure.blocks_per_die": number(1)})
+    plan = stream_probe(Options(blocks=1, slot_bytes=512, ring_slots=2, window_slots=2), limits_of(device), rows=8, cols=64)
     result = simulate(plan, node_of(device), steps=3)
     for step, end in enumerate(result.step_ends_ps):
         assert end + 1 >= (step + 1) * result.floor_s * 1e12
