@@ -46,6 +46,7 @@ Setting = tuple[str, str | float]
 
 SHIPPED = ("llama-3.2-1b", "laneformer-2b", "gpt-oss-20b", "qwen3-coder-next")
 NOT_THE_PLANS = ("capacity_bytes", "on_chip_bytes", "peak_bytes_per_s")  # larger is another plan, or only a denominator
+MORE_IS_BETTER = ("load_latency_s",)  # more bytes in flight
 UNUSED = ("power.", "device.power.")
 NUMBERS = (
     "0", "1", "-1", "1.5", "²", "٣", "1_0", "nan", "inf", "-inf", "1e999", "-1e999", "1e-999", "9" * 5000, "0." + "0" * 5000 + "1", "1e",
@@ -236,7 +237,8 @@ def _improve(chance: random.Random, plan: Plan, node: Node, case: Case, before: 
     possible = [path for path in sorted(numbers(node)) if _improvable(path)]
     for path in chance.sample(possible, IMPROVEMENTS):
         better = chance.choice((2.0, 4.0, 10.0))
-        factor = 1 / better if unit_of(path.rsplit(".", 1)[-1]) == "s" else better
+        leaf = path.rsplit(".", 1)[-1]
+        factor = 1 / better if unit_of(leaf) == "s" and leaf not in MORE_IS_BETTER else better
         try:
             improved = with_number(node, path, f"x{factor:g}")
             after = simulate(plan, improved, steps=STEPS, executor=Executor.COMPILED)

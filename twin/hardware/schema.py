@@ -20,12 +20,14 @@ _LEAF = ("value", "kind", "source", "low", "high")
 
 # What a number may be: far beyond any part that was or will be built, and still so that sums of times fit the simulator's clock
 # (twin.sim.clock) and that the structures made of counts and sizes are made in seconds. By unit, then by name where that says more.
-RANGES = {"B/s": (1e6, 1e18), "B": (1.0, 1e18), "Hz": (1e6, 1e12), "s": (0.0, 1.0), "W": (1e-3, 1e9), "": (1.0, 4096.0)}
+RANGES = {"B/s": (1e6, 1e18), "B": (1.0, 1e18), "Hz": (1e6, 1e12), "s": (0.0, 1.0), "W": (1e-3, 1e9), "": (1.0, 1e6)}
 _OF_ONE_ELEMENT = (0.0, 1e-3)
 RANGES_BY_NAME = {
     "on_chip_bytes": (1.0, 1e9),
     "dies": (1.0, 64.0),
     "io_dies": (1.0, 64.0),
+    "blocks_per_die": (1.0, 4096.0),
+    "stacks": (1.0, 4096.0),
     "row_s": _OF_ONE_ELEMENT,
     "element_s": _OF_ONE_ELEMENT,
     "sample_element_s": _OF_ONE_ELEMENT,

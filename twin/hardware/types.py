@@ -73,7 +73,7 @@ class BlockUnit:
     kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
     sample_element_s: Number  # one logit examined by the sampling block
     loading: str = "ahead"
-    load_latency_s: Number | None = None  # behind which load_bytes_per_s was measured, which says the bytes in flight; None: memory's
+    load_latency_s: Number | None = None  # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
 
 
 @dataclass(frozen=True, slots=True)
