@@ -6,6 +6,7 @@ import math
 import re
 
 from twin.errors import ConfigError
+from twin.text import shown
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -29,7 +30,10 @@ _SHOWN = {  # descending; what people read, not everything that is accepted
     "": ("",),
 }
 _SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), ("w", "W"))
-_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
+LONGEST = 100  # characters of a quantity: matching takes the square of them
+UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = rf"[+-]?{UNSIGNED}"
+_NUMBER = re.compile(rf"\s*({NUMBER})\s*(\S*)\s*\Z")
 
 
 def parse_quantity(text: str, unit: str) -> float:
@@ -38,16 +42,16 @@ def parse_quantity(text: str, unit: str) -> float:
     Never negative. GB is 1e9 bytes, GiB is 2**30. Raises ConfigError.
     """
     spellings = _spellings(unit)
-    match = _NUMBER.match(text)
+    match = _NUMBER.match(text) if len(text) <= LONGEST else None
     if not match:
-        raise ConfigError(f"{text!r} is not a quantity: write a finite number and its unit, such as {example(unit)!r}")
+        raise ConfigError(f"{shown(text)} is not a quantity: write a finite number and its unit, such as {example(unit)!r}")
     number, spelling = float(match[1]), match[2]
     if spelling not in spellings:
         allowed = ", ".join(s for s in spellings) or "no unit (a plain count)"
-        raise ConfigError(f"unit {spelling!r} of {text!r} is unknown here; allowed: {allowed}")
+        raise ConfigError(f"unit {shown(spelling)} of {shown(text)} is unknown here; allowed: {allowed}")
     value = number * spellings[spelling]
     if value < 0 or not math.isfinite(value):
-        raise ConfigError(f"{text!r} is out of range: a quantity is finite and not negative")
+        raise ConfigError(f"{shown(text)} is out of range: a quantity is finite and not negative")
     return value
 
 
@@ -82,9 +86,10 @@ def stem(field: str) -> str:
 
 def picoseconds(seconds: float) -> int:
     """The nearest whole picosecond."""
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ConfigError(f"{seconds} s is not a time: it must be finite and not negative")
-    return round(seconds * 1e12)
+    ps = seconds * 1e12
+    if not math.isfinite(ps) or seconds < 0:
+        raise ConfigError(f"{seconds} s is not a time: it must be finite, in picoseconds too, and not negative")
+    return round(ps)
 
 
 def cycles_to_ps(cycles: int, hz: int) -> int:

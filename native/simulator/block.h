@@ -138,8 +138,7 @@ inline Int wait_for_request(State& s, Int b, Int place) {
   Machine& m = *s.machine;
   const Int time = wait_time(s, b);
   if (time) return wait(s, b, place, m.now + time);
-  if (m.error == FINISHED) m.stuck = b;  // the first one is reported
-  m.error = STARVED;
+  fail(m, STARVED, b, 0);
   return NONE;
 }
 
@@ -204,7 +203,8 @@ inline Int gather(State& s, Int b) {
   Block& block = s.blocks[b];
   const Read& read = s.reads[block.read];
   const Int start = std::max(m.now, block.looked) + m.fetch;
-  const Int loads = read.rounds + (m.fetch > 0), late = loads ? loads * fetching(s, block.package, m.now) : 0;
+  const Int loads = read.rounds + (m.fetch > 0);
+  const Int late = loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
   block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }

@@ -12,7 +12,25 @@ namespace twin {
 constexpr Int NONE = -1;
 
 // Python's division of integers: rounds down, also below zero.
-inline Int floor_div(Int a, Int b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+template <class Number>
+Number floor_div(Number a, Number b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+// The run ends with the first error; what is left of the present event goes on with values that fit.
+inline void fail(Machine& m, Int error, Int stuck, __int128 beyond) {
+  if (m.error != FINISHED) return;
+  m.error = error;
+  m.stuck = stuck;
+  m.beyond = static_cast<Int>(beyond);
+  m.beyond_high = static_cast<Int>(beyond >> 64);
+}
+
+// A time itself, up to where the clock ends: every time is at most LAST and every single cost at most LONGEST, so sums of a few of them
+// fit 64 bits, and what may be longer comes here in 128. As in_time of twin/sim/clock.py.
+inline Int in_time(State& s, __int128 time) {
+  if (time <= LAST) return static_cast<Int>(time);
+  fail(*s.machine, BEYOND, NONE, time);
+  return LAST;
+}
 
 // Time, then sequence, as one number: compared without a branch.
 inline unsigned __int128 key_of(const Event& event) {
@@ -28,6 +46,7 @@ constexpr Int CHILDREN = 4;  // take() compares them two by two
 
 inline void schedule(State& s, Int time, Int kind, Int target) {
   Machine& m = *s.machine;
+  time = in_time(s, time);
   Int hole = m.queued++;
   while (hole > 0) {
     const Int above = (hole - 1) / CHILDREN;

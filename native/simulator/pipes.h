@@ -5,19 +5,26 @@
 
 namespace twin {
 
+// Pipe.cost
+inline Int cost_of(State& s, Int p, Int size) {
+  const Int cost = s.costs[s.pipes[p].rate * s.machine->sizes + size];
+  if (cost > LONGEST) fail(*s.machine, SLOW, p, size);
+  return cost;
+}
+
 inline Int reserve(State& s, Int p, Int now, Int size) {
   Pipe& pipe = s.pipes[p];
-  pipe.free = std::max(pipe.free, now) + s.costs[pipe.rate * s.machine->sizes + size];
+  pipe.free = in_time(s, std::max(pipe.free, now) + cost_of(s, p, size));
   pipe.bytes += s.sizes[size];
   return pipe.free;
 }
 
 inline Int share(State& s, Int p, Int now, Int size) {
   Pipe& pipe = s.pipes[p];
-  const Int start = std::max(pipe.small_free, now), cost = s.costs[pipe.rate * s.machine->sizes + size];
+  const Int start = std::max(pipe.small_free, now), cost = cost_of(s, p, size);
   const Int backlog = pipe.free - start;
-  pipe.small_free = start + cost + (backlog > 0 ? std::min(backlog, cost) : 0);
-  pipe.free = std::max(pipe.free, now) + cost;
+  pipe.small_free = in_time(s, start + cost + (backlog > 0 ? std::min(backlog, cost) : 0));
+  pipe.free = in_time(s, std::max(pipe.free, now) + cost);
   pipe.bytes += s.sizes[size];
   return pipe.small_free;
 }
@@ -56,11 +63,11 @@ inline Int load(State& s, Int p, Int now, Int window) {
   Load& known = s.loads[p];
   if (now - known.marked >= std::max<Int>(1, window)) {
     const Package& package = s.packages[p];
-    Int spent = 0;
+    __int128 spent = 0;
     for (Int i = package.start; i < package.end; ++i) spent += busy(s.pipes[s.package_pipes[i]], now);
-    known.load = std::min<Int>(1000, floor_div(1000 * (spent - known.before), (now - known.marked) * package.domains));
+    known.load = static_cast<Int>(std::min<__int128>(1000, floor_div(1000 * (spent - known.before), static_cast<__int128>(now - known.marked) * package.domains)));
     known.marked = now;
-    known.before = spent;
+    known.before = static_cast<Int>(spent);
   }
   return known.load;
 }
@@ -68,29 +75,29 @@ inline Int load(State& s, Int p, Int now, Int window) {
 // Package.queue
 inline Int queue(const State& s, Int p, Int now) {
   const Package& package = s.packages[p];
-  Int waiting = 0;
+  __int128 waiting = 0;
   for (Int i = package.start; i < package.end; ++i) waiting += std::max<Int>(0, s.pipes[s.package_pipes[i]].free - now);
-  return waiting / package.domains;
+  return static_cast<Int>(waiting / package.domains);
 }
 
 // Timing.queueing and Timing.fetching, whose growths refer to a queue of QUEUE
-inline Int queueing(const State& s, Int package, Int now) {
+inline Int queueing(State& s, Int package, Int now) {
   const Int growth = s.machine->growth;
-  return growth ? growth * queue(s, package, now) / QUEUE : 0;
+  return growth ? in_time(s, static_cast<__int128>(growth) * queue(s, package, now) / QUEUE) : 0;
 }
 
-inline Int fetching(const State& s, Int package, Int now) {
+inline Int fetching(State& s, Int package, Int now) {
   const Int growth = s.machine->fetch_growth;
-  return growth ? growth * queue(s, package, now) / QUEUE : 0;
+  return growth ? in_time(s, static_cast<__int128>(growth) * queue(s, package, now) / QUEUE) : 0;
 }
 
-inline Int reading(const State& s, Int package, Int now) { return s.machine->fetch_growth ? queue(s, package, now) : 0; }
+inline Int reading(State& s, Int package, Int now) { return s.machine->fetch_growth ? in_time(s, queue(s, package, now)) : 0; }
 
 // Links.hop_between, of packages.
 inline Int hop_between(State& s, Int source, Int target, Int now) {
   const Machine& m = *s.machine;
   const Int here = load(s, source, now, m.link_window), there = load(s, target, now, m.link_window);
-  return m.link_hop + floor_div(m.link_growth * std::min(here, there), 1000);
+  return m.link_hop + floor_div(m.link_growth * std::min(here, there), Int(1000));
 }
 
 // Links.send, between GPUs.

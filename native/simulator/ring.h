@@ -36,7 +36,8 @@ inline Int request_slot(State& s, Int b, Int slot, Int size, bool warm) {
   Block& block = s.blocks[b];
   const Int path = path_of(block, slot, warm);
   Int arrived = request(s, path, m.now, size);
-  if (m.answers && path == block.memory) arrived = std::max(m.now, arrived + s.answers[(block.first_answer + block.issued) % m.answers]);
+  if (m.answers && path == block.memory)  // never before the slowest pipe has let it through
+    arrived += std::max(s.answers[(block.first_answer + block.issued) % m.answers], -s.paths[path].latency);
   if (block.issued) arrived = std::max(arrived, arrival_of(s, b, block.issued - 1));
   arrival_of(s, b, block.issued) = arrived;
   if (m.pace) block.copied = m.now + m.pace;

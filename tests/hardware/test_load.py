@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from twin.data import data_dir, read_yaml
-from twin.errors import ConfigError, HardwareError
+from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import device_names, load_device, load_node, node_names, read_device, read_family
 from twin.hardware.override import assumed, numbers
 from twin.hardware.types import Kind
@@ -134,6 +135,18 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
         ("block.stage_s.low", None, "needs low and high"),
         ("name", "h300", "must be the file's name"),
         ("nmae", "x", "did you mean name"),
+        ("block.loading", "later", "block.loading: 'later' is unknown"),
+        ("l2.retention", "most", "l2.retention: 'most' is unknown"),
+        ("title", "red\x1b[31m", "must be a line of text"),
+        ("structure.dies.value", 10**18, "structure.dies: value 1e+18 is out of range"),
+        ("structure.dies.value", "1e999", "out of range"),
+        ("memory.stream_bytes_per_s.high", "1e19 B/s", "high 1e+19 B/s is out of range"),
+        ("memory.latency_s.value", "9" * 5000 + " s", "is not a quantity"),
+        ("memory.latency_s.value", "² s", "is not a quantity"),
+        ("memory.latency_s.value", [["x"] * 9] * 9, "must be text with its unit"),
+        ("memory.latency_s.kind", ["measured"], "is not a kind"),
+        ("handoff.loaded_hop_s.value", "0.2 us", "low <= value <= high"),
+        ("handoff.loaded_hop_s", {"value": "0.2 us", "kind": "vendor", "source": "x"}, "is less than handoff.hop_s, 300 ns"),
     ],
 )
 def test_a_wrong_file_names_the_file_and_the_key(h200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str) -> None:
@@ -169,6 +182,9 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     [
         ("gpus", [1, 3], "out of 1, 2, 4, 8"),
         ("gpus", [], "out of 1, 2, 4, 8"),
+        ("gpus", [1.0], "out of 1, 2, 4, 8"),
+        ("link.topology", ["mesh"], "allowed: mesh, switch, memory"),
+        ("link.loaded_hop_s", {"value": "0.5 us", "kind": "vendor", "source": "x"}, "link.loaded_hop_s: 500 ns is less than"),
         ("aliases", "h200", "list of names"),
         ("device", "h100-sxm", "must be the file's name"),
         ("link.topology", "ring", "allowed: mesh, switch, memory"),
@@ -189,6 +205,72 @@ def test_a_wrong_node_file_names_the_key(tmp_path: Path, key: str, value: object
     with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         read_family(path)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["9" * 5000 + "xh200", "²xh200", "8xh\x1b[2J", "x" * 10**6, "٨xh200"])
+def test_a_hostile_node_name_is_refused_in_a_line(name: str) -> None:
+    for load in (load_node, load_device):
+        with pytest.raises(HardwareError, match="unknown") as error:
+            load(name)
+        assert len(str(error.value)) < 3000
+        assert str(error.value).isprintable()
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+HOSTILE = {
+    "a list as a key": ("? [a, b]\n: c\n", "a key must be a name"),
+    "a mapping as a key": ("{{a: b}: c}\n", "a key must be a name"),
+    "aliases of aliases": (BOMB, "behind aliases counted"),
+    "an alias of itself": ("a: &a [*a]\n", "inside of what it means"),
+    "brackets without end": ("a: " + "[" * 100_000, "nested more than"),
+    "dashes without end": ("- " * 1000 + "a\n", "nested more than"),
+    "a million entries": ("a: [" + "a," * 400_000 + "]\n", "more than 50000 entries"),
+    "a long file": ("# " + "x" * 10**6 + "\n", "more than 1000000 bytes"),
+    "a whole number of thousands of digits": ("a: " + "9" * 5000 + "\n", "no whole number"),
+    "a whole number of 64 bits": ("a: 9223372036854775808\n", "no whole number"),
+    "a prefix without digits": ("a: 0b_\n", "no whole number"),
+    "another type": ("a: !!python/object:os.system x\n", "only plain data"),
+    "a truth value that is none": ("a: !!bool maybe\n", "only plain data"),
+    "a date that is none": ("a: !!timestamp x\n", "only plain data"),
+    "a merge of no mapping": ("a: {<<: b}\n", "not valid YAML"),
+    "an unknown alias": ("a: *" + "b" * 5000 + "\n", "not valid YAML"),
+    "a control character": ("a: \x1b[2J\n", "not valid YAML"),
+    "a control character as a key twice": ('"\\e[2J": 1\n"\\e[2J": 2\n', "given twice"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_in_a_line(tmp_path: Path, name: str) -> None:
+    text, told = HOSTILE[name]
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    for read in (read_yaml, read_device, read_family):
+        with pytest.raises(TwinError, match=r"x\.yaml") as error:
+            read(path)
+        assert told in str(error.value)
+        assert len(str(error.value)) < 400
+        assert str(error.value).isprintable()
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(ConfigError, match="save it as UTF-8"):
+        read_yaml(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_yaml(Path("a\0b"))
+
+
+def test_a_date_is_text_even_where_there_is_no_such_day(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("day: 2026-02-31\nother: 2026-02-28\n")
+    assert read_yaml(path) == {"day": "2026-02-31", "other": "2026-02-28"}
+
+
+def test_a_part_is_like_one_on_file_only(h200: dict[str, Any], tmp_path: Path) -> None:
+    h200["like"] = {"device": "../nodes/h200-sxm", "low": "x0.5", "high": "x2"}
+    with pytest.raises(HardwareError, match="unknown device"):
+        _read(h200, tmp_path)
 
 
 def test_missing_data_says_where_it_looked() -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.sim.machines import LANES, MODEL, ideal, limits_of, node_of, nodes, number, numbers, plan_for, plans, usual
 from tests.sim.test_families import cases as families
-from twin.errors import PlanError, ToolchainError
+from twin.errors import HardwareError, PlanError, ToolchainError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, with_number
 from twin.hardware.override import numbers as numbers_of
-from twin.hardware.types import Cache, Device, Link, Node, Sharing, Warps
+from twin.hardware.types import Cache, Device, Link, Node, Number, Sharing, Warps
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
@@ -31,7 +31,7 @@ from twin.sim import executor as executors
 from twin.sim import wiring
 from twin.sim.batch import planned, simulate_many
 from twin.sim.clock import SimulationError
-from twin.sim.compiled import library
+from twin.sim.compiled import library, state
 from twin.sim.compiled.lower import Unsupported
 from twin.sim.compiled.state import RECORDS, State, header
 from twin.sim.executor import Executor
@@ -41,6 +41,7 @@ from twin.sim.program import Program, compile_plan
 from twin.sim.routing import Routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
+from twin.units import unit_of
 
 
 def equal(examples: int):  # type: ignore[no-untyped-def]
@@ -265,13 +266,80 @@ def test_without_a_compiler_simpy_does_it_and_the_result_says_why() -> None:
         simulate(plan, node, executor=Executor.COMPILED)
 
 
-def test_what_does_not_fit_64_bits_is_left_to_simpy() -> None:
+def test_more_waits_than_an_event_can_name_are_left_to_simpy(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, node = small()
-    fast = with_number(node, "memory.stream_bytes_per_s", 1e19)
-    assert simulate(plan, fast).executor == "simpy"
-    assert "use the SimPy executor" in simulate(plan, fast).why_simpy
-    with pytest.raises(Unsupported, match="10000000000000000000 bytes/s"):
-        simulate(plan, fast, executor=Executor.COMPILED)
+    monkeypatch.setattr(state, "TARGET_BITS", 3)
+    assert simulate(plan, node).executor == "simpy"
+    assert "use the SimPy executor" in simulate(plan, node).why_simpy
+    with pytest.raises(Unsupported, match="more than compiled code can number"):
+        simulate(plan, node, executor=Executor.COMPILED)
+
+
+def _with(node: Node, **values: float) -> Node:
+    """Numbers put in place past every check of their ranges: `memory__latency_s` is memory.latency_s."""
+    device = node.device
+    for path, value in values.items():
+        part, leaf = path.split("__")
+        device = replace(device, **{part: replace(getattr(device, part), **{leaf: number(value)})})
+    return replace(node, device=device)
+
+
+BEYOND = {  # (numbers, what the refusal says)
+    "a rate of which a step takes years": ({"memory__stream_bytes_per_s": 1e-6}, "Memory.*a transfer of .* takes .* more than 4503.6 s"),
+    "a slow port": ({"block__load_bytes_per_s": 2.0}, "load: a transfer of .* takes .* more than 4503.6 s"),
+    "a stage of days": ({"block__stage_s": 1e6}, r"block.stage_s takes 1e\+06 s, more than"),
+    "a stage of an age": ({"block__stage_s": 1e280}, r"block.stage_s takes 1e\+280 s"),
+    "a hop of days": ({"handoff__hop_s": 1e6}, r"handoff.hop_s takes 1e\+06 s"),
+    "an element of minutes": ({"block__element_s": 1e3}, "stage .*: a piece of a block's work takes"),
+    "an hour in many stages": ({"block__stage_s": 4e3}, "simulated time would be needed, and the clock ends at 36028.8 s"),
+    "an hour in many hops": ({"handoff__hop_s": 4e3}, "simulated time would be needed"),
+    "a wait behind a long queue": ({"handoff__loaded_hop_s": 1e3, "memory__stream_bytes_per_s": 1e4}, "simulated time would be needed"),
+    "a load behind a long queue": ({"l2__loaded_latency_s": 4e3, "memory__stream_bytes_per_s": 1e3}, "simulated time would be needed"),
+    "a far memory": ({"memory__latency_s": 4e3, "memory__stream_bytes_per_s": 1e3}, "simulated time would be needed"),
+    "a pipe that is too fast": ({"memory__stream_bytes_per_s": 1e19}, r"Memory.*: 1e\+19 bytes/s are more than 4.61169e\+18"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
+    """By both executors in the same words: the one wrapped round, the other said 1e19 ps or ended in an error of Python's."""
+    _, node = small()
+    options = Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.COUNTER)
+    plan = plan_for(node, options)
+    if "transfer" in BEYOND[name][1]:
+        plan = stream_probe(replace(options, slot_bytes=16384), limits_of(node.device), rows=64, cols=2048)
+    values, told = BEYOND[name]
+    said = []
+    for executor in Executor:
+        with pytest.raises(HardwareError, match=told) as error:
+            simulate(plan, _with(node, **values), executor=executor)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "\n" not in said[0]
+
+
+@equal(60)
+@given(st.data(), cases())
+def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, Plan]) -> None:
+    """Numbers of any size, so that some sum or product leaves the clock here or there, or none does."""
+    node, plan = case
+    for path, value in numbers_of(node).items():
+        unit = unit_of(path.rsplit(".", 1)[-1])
+        if unit in ("s", "B/s") and data.draw(st.integers(0, 5)) == 0:
+            factor = 10.0 ** data.draw(st.integers(3, 12))
+            node = _put(node, path.split("."), number((value.value or 1e-9) * factor if unit == "s" else value.value / factor))
+    said = []
+    for executor in Executor:
+        try:
+            said.append(outcome(plan, node, executor))
+        except HardwareError as error:
+            said.append((str(error), ""))
+    assert said[0] == said[1]
+
+
+def _put(item: Any, keys: list[str], value: Number) -> Any:
+    key, *rest = keys
+    return replace(item, **{key: _put(getattr(item, key), rest, value) if rest else value})
 
 
 @pytest.mark.parametrize("executor", list(Executor))

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sim.machines import FAST, LANES, MODEL, devices, ideal, limits_of, node_of, nodes, number, plan_for, plans
-from twin.hardware.override import apply_fit, numbers
-from twin.hardware.types import Device, Node
+from tests.sim.machines import FAST, LANES, MODEL, devices, ideal, limits_of, node_of, nodes, number, plan_for, plans, usual
+from tests.sim.machines import numbers as made
+from tests.sim.test_executors import WARP_COSTS, WARP_RATES, variations
+from twin.calibrate.node import calibrated_node
+from twin.hardware.override import apply_fit, numbers, with_number, with_numbers
+from twin.hardware.types import Device, Node, Warps
+from twin.models.load import load_model
 from twin.plan.build import build
+from twin.plan.defaults import plan_for as default_plan
 from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan
 from twin.sim.machine import Machine
@@ -92,6 +97,40 @@ def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> Non
     rings = plan.ranks * plan.blocks * plan.options.ring_slots * plan.options.slot_bytes
     if all(stage.kind.value != "stream" for stage in plan.stages):  # blocks of a stream probe drift apart
         assert result.step_ps + 1 >= (result.floor_s - rings / result.stream_bytes_per_s) * 1e12
+
+
+@law(100)
+@given(st.data(), nodes(caches=True), st.sampled_from((1.0, 0.01, 1e-4)))
+def test_never_faster_than_the_floor_whatever_caches_and_answers_do(data: st.DataObject, node: Node, slower: float) -> None:
+    """Blocks of warps whose answers come sooner or later, caches that keep all of a step or a share, memory that is slow beside them."""
+    node = data.draw(variations(node))
+    plan = data.draw(plans(node))
+    node = with_number(node, "memory.stream", f"x{slower}")
+    result = simulate(plan, node, steps=3)
+    for step, end in enumerate(result.step_ends_ps):
+        assert end + 1 >= (step + 1) * result.floor_s * 1e12
+
+
+def test_a_floor_leaves_out_what_a_cache_serves() -> None:
+    """Weights that the L2 holds after a step do not come from memory again: the floor was 1,000 times the step."""
+    device = apply_fit(usual(), {"l2.capacity_bytes": number(1e9), "memory.stream_bytes_per_s": number(1e7)})
+    plan = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    result = simulate(plan, node_of(device))
+    assert result.floor_s == plan.bytes_per_step() / device.l2.bytes_per_s.value
+    assert result.floor_s <= result.step_s < 0.1 * plan.bytes_per_step() / result.stream_bytes_per_s
+    cold = simulate(plan, node_of(device), steps=1)
+    assert cold.floor_s == plan.bytes_per_step() / cold.stream_bytes_per_s <= cold.step_s
+
+
+def test_no_answer_comes_before_the_memory_has_served_it() -> None:
+    """An answer may be sooner than the mean one by up to the latency: by more, a step was shorter than its bytes take."""
+    costs = dict.fromkeys(WARP_COSTS, 0.0) | {"jitter_s": 5e-7}
+    device = replace(ideal(stream=1e9), warps=Warps(**made(**dict.fromkeys(WARP_RATES, FAST), **costs)))
+    device = apply_fit(device, {"structure.blocks_per_die": number(1)})
+    plan = stream_probe(Options(blocks=1, slot_bytes=512, ring_slots=2, window_slots=2), limits_of(device), rows=8, cols=64)
+    result = simulate(plan, node_of(device), steps=3)
+    for step, end in enumerate(result.step_ends_ps):
+        assert end + 1 >= (step + 1) * result.floor_s * 1e12
 
 
 @law(100)
@@ -204,6 +243,30 @@ def _improved(data: st.DataObject, path: str, *, contended: bool) -> tuple[int, 
         return 0, 0
     better = apply_fit(node, {full: number(known[full].value * BETTER[path])})
     return simulate(plan, node).step_ends_ps[-1], simulate(plan, better).step_ends_ps[-1]
+
+
+SLOW_STREAM = [("memory.stream", "x0.1")]
+
+
+@pytest.mark.parametrize("factor", ["x0.5", "x0.1", "x0"])
+@pytest.mark.parametrize("path", ["handoff.hop", "l2.latency", "handoff.loaded_hop", "l2.loaded_latency", "link.hop", "link.loaded_hop"])
+def test_a_better_hop_or_latency_behind_a_long_queue_is_never_slower(path: str, factor: str) -> None:
+    """A queue of many QUEUE_S, where a lower idle hop once meant a longer wait: 12 % of the step."""
+    node = with_numbers(calibrated_node("8xh200"), SLOW_STREAM)
+    spec = replace(load_model("llama-3.2-1b"), layers=2, windows=(0, 0))
+    plan = default_plan(spec, node)
+    before, after = (simulate(plan, one).step_ends_ps[-1] for one in (node, with_number(node, path, factor)))
+    assert after <= before * ANOMALY
+
+
+@pytest.mark.parametrize("factor", ["x0.5", "x0.1"])
+def test_a_better_memory_latency_does_not_slow_what_comes_from_a_cache(factor: str) -> None:
+    """A block loads from a cache what it keeps in flight over the cache's latency; half of memory's latency once meant half of that."""
+    node = with_number(calibrated_node("4xmi300x"), "l2.capacity", "x100")
+    spec = replace(load_model("llama-3.2-1b"), layers=2, windows=(0, 0))
+    plan = default_plan(spec, node, blocks=2)
+    before, after = (simulate(plan, one).step_ends_ps[-1] for one in (node, with_number(node, "memory.latency", factor)))
+    assert after <= before * ANOMALY
 
 
 @law(60)

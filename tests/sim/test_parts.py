@@ -181,7 +181,8 @@ def test_later_steps_stream_from_the_cache_that_holds_them() -> None:
     device = replace(ideal(stream=1e10), llc=Cache(number(1e6), number(1e12), number(0)))
     plan = stream_probe(Options(blocks=4, slot_bytes=512), limits_of(device), rows=64, cols=64)
     result = simulate(plan, node_of(device), steps=3)
-    assert result.step_ends_ps[0] == pytest.approx(result.floor_s * 1e12, rel=0.01)
+    assert result.step_ends_ps[0] == pytest.approx(simulate(plan, node_of(device), steps=1).floor_s * 1e12, rel=0.01)
+    assert result.floor_s == result.bytes_per_step / 1e12
     assert result.step_ps < result.step_ends_ps[0] / 50
 
 

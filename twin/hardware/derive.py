@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from twin.errors import HardwareError
+from twin.hardware.override import IDLE as IDLE
 from twin.hardware.override import apply_fit, numbers
-from twin.hardware.schema import check_keys
+from twin.hardware.schema import check_keys, text
 from twin.hardware.types import Device, Kind, Like, Number
+from twin.text import shown
 from twin.units import unit_of
 
 
@@ -66,7 +68,6 @@ FOLLOWS = {
     "l2.loaded_latency_s": QUEUE,
     "handoff.loaded_hop_s": QUEUE,
 }  # fmt: skip
-IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,13 @@ def read_kinship(data: object, file: Path) -> Kinship:
     """Raises HardwareError with the key and the limit."""
     like = check_keys(data, file, "like", required=["device", "low", "high"], allowed=["device", "low", "high", "without"])
     without = like.get("without", [])
-    unknown = [path for path in without if path not in FOLLOWS] if isinstance(without, list) else [without]
+    unknown = [path for path in without if not isinstance(path, str) or path not in FOLLOWS] if isinstance(without, list) else [without]
     if unknown:
-        raise HardwareError(f"{file}: like.without: {unknown[0]!r} follows nothing; name some of {', '.join(FOLLOWS)}")
+        raise HardwareError(f"{file}: like.without: {shown(unknown[0])} follows nothing; name some of {', '.join(FOLLOWS)}")
     low, high = (_factor(like[end], file, f"like.{end}") for end in ("low", "high"))
     if not 0 < low <= 1 <= high:
         raise HardwareError(f"{file}: like: low x{low:g} and high x{high:g} are factors of a cost: 0 < low <= 1 <= high")
-    return Kinship(str(like["device"]), low, high, tuple(without))
+    return Kinship(text(like["device"], file, "like.device"), low, high, tuple(without))
 
 
 def with_followers(data: Mapping[str, Any], kinship: Kinship, reference: Device) -> dict[str, Any]:
@@ -155,4 +156,4 @@ def _factor(data: object, file: Path, path: str) -> float:
             return float(data[1:])
     except ValueError:
         pass
-    raise HardwareError(f"{file}: {path}: {data!r} must be a factor, such as 'x0.7'")
+    raise HardwareError(f"{file}: {path}: {shown(data)} must be a factor, such as 'x0.7'")

@@ -11,12 +11,17 @@ from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
-from twin.hardware.schema import build, check_keys
-from twin.hardware.types import Device, Link, Node
+from twin.hardware.override import IDLE, numbers
+from twin.hardware.schema import build, check_blocks, check_keys
+from twin.hardware.types import Device, Link, Node, Number
+from twin.text import shown
+from twin.units import format_quantity
 
 HOST = "host"
+LOADING = ("ahead", "on-demand")
+RETENTION = ("whole", "random")
 TOPOLOGIES = ("mesh", "switch", "memory")
-_NODE = re.compile(r"(?:(\d+)x)?(.+)\Z")
+_NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def load_device(name: str) -> Device:
     known = _aliases()
     canonical = name if name in device_names() else known.get(name)
     if canonical is None:
-        raise HardwareError(f"unknown device {name!r}; {did_you_mean(name, [*device_names(), *known])}")
+        raise HardwareError(f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}")
     if canonical == HOST:
         return detect_host()
     return read_device(data_dir("hwmodels") / "devices" / f"{canonical}.yaml")
@@ -58,7 +63,7 @@ def load_node(name: str) -> Node:
     gpus = int(count) if count else 1
     if family is None or gpus not in family.links:
         close = [*node_names(), *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links)]
-        raise HardwareError(f"unknown node {name!r}; {did_you_mean(name, close)}")
+        raise HardwareError(f"unknown node {shown(name)}; {did_you_mean(name, close)}")
     return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])
 
 
@@ -76,11 +81,34 @@ def read_device(path: Path) -> Device:
         reference = _reference(kinship.device, path)
         device = follow(build(Device, with_followers(data, kinship, reference), path), reference, reference)
     if device.name != path.stem:
-        raise HardwareError(f"{path}: name: {device.name!r} must be the file's name {path.stem!r}")
+        raise HardwareError(f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}")
+    check_blocks(device)
+    _check_words(device, path)
     memory = device.memory
     if memory.stream_bytes_per_s.value > memory.peak_bytes_per_s.value:
         raise HardwareError(f"{path}: memory.stream_bytes_per_s: exceeds memory.peak_bytes_per_s; a stream cannot beat the datasheet")
+    known = numbers(device)
+    for loaded, idle in IDLE.items():
+        if loaded in known:
+            _check_queue(loaded, known[loaded], idle, known[idle], path)
     return device
+
+
+def _check_words(device: Device, path: Path) -> None:
+    """Capabilities are words, and a word that nobody looks for would be a capability left out in silence."""
+    words = {"block.loading": (device.block.loading, LOADING), "l2.retention": (device.l2.retention, RETENTION)}
+    if device.llc is not None:
+        words["llc.retention"] = (device.llc.retention, RETENTION)
+    for name, (word, known) in words.items():
+        if word not in known:
+            raise HardwareError(f"{path}: {name}: {shown(word)} is unknown; {did_you_mean(word, known)}")
+
+
+def _check_queue(loaded: str, behind_stream: Number, idle: str, alone: Number, path: Path) -> None:
+    """What waits behind the stream is not there sooner than what does not."""
+    if behind_stream.value < alone.value:
+        times = [format_quantity(number.value, "s") for number in (behind_stream, alone)]
+        raise HardwareError(f"{path}: {loaded}: {times[0]} is less than {idle}, {times[1]}; give at least the idle time")
 
 
 def read_family(path: Path) -> Family:
@@ -89,11 +117,11 @@ def read_family(path: Path) -> Family:
     data = check_keys(_yaml(path), path, "", required=keys, allowed=[*keys, "aliases"])
     gpus, aliases, device = data["gpus"], data.get("aliases", []), data["device"]
     if device != path.stem:
-        raise HardwareError(f"{path}: device: {device!r} must be the file's name {path.stem!r}")
-    if not isinstance(gpus, list) or not gpus or any(g not in (1, 2, 4, 8) or isinstance(g, bool) for g in gpus):
-        raise HardwareError(f"{path}: gpus: {gpus!r} must be a list out of 1, 2, 4, 8")
+        raise HardwareError(f"{path}: device: {shown(device)} must be the file's name {path.stem!r}")
+    if not isinstance(gpus, list) or not gpus or any(type(g) is not int or g not in (1, 2, 4, 8) for g in gpus):
+        raise HardwareError(f"{path}: gpus: {shown(gpus)} must be a list out of 1, 2, 4, 8")
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
-        raise HardwareError(f"{path}: aliases: {aliases!r} must be a list of names")
+        raise HardwareError(f"{path}: aliases: {shown(aliases)} must be a list of names")
     links = {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
     return Family(device, tuple(aliases), links)
 
@@ -106,18 +134,20 @@ def _link(data: object, gpus: int, path: Path) -> Link:
     if not isinstance(reduce, dict) or gpus not in reduce:
         raise HardwareError(f"{path}: link.library_allreduce_s: needs one number per count of GPUs, {gpus} is missing")
     if link["topology"] not in TOPOLOGIES:
-        raise HardwareError(f"{path}: link.topology: {link['topology']!r}; {did_you_mean(str(link['topology']), TOPOLOGIES)}")
-    return build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
+        raise HardwareError(f"{path}: link.topology: {shown(link['topology'])}; {did_you_mean(link['topology'], TOPOLOGIES)}")
+    made = build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
+    _check_queue("link.loaded_hop_s", made.loaded_hop_s, "link.hop_s", made.hop_s, path)
+    return made
 
 
 def _reference(name: str, path: Path) -> Device:
     """The part that a file's numbers are like, as published."""
     canonical = _aliases().get(name, name)
+    if canonical not in device_names()[1:]:
+        raise HardwareError(f"{path}: like.device: unknown device {shown(name)}; {did_you_mean(name, device_names()[1:])}")
     file = data_dir("hwmodels") / "devices" / f"{canonical}.yaml"
-    if not file.is_file():
-        raise HardwareError(f"{path}: like.device: unknown device {name!r}; {did_you_mean(name, device_names()[1:])}")
     if "like" in _yaml(file):
-        raise HardwareError(f"{path}: like.device: {name!r} is itself like another part; name that one")
+        raise HardwareError(f"{path}: like.device: {shown(name)} is itself like another part; name that one")
     return read_device(file)
 
 

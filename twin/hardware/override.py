@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError, HardwareError
-from twin.hardware.schema import check_number
+from twin.hardware.schema import check_blocks, check_number
 from twin.hardware.types import Device, Kind, Node, Number
-from twin.units import example, parse_quantity, stem, unit_of
+from twin.text import shown
+from twin.units import LONGEST, NUMBER, UNSIGNED, example, parse_quantity, stem, unit_of
 
 T = TypeVar("T", Device, Node)
-_FACTOR = re.compile(r"\s*[x*]\s*(\S+)\s*\Z")
-_PERCENT = re.compile(r"\s*([+-]\s*\S+?)\s*%\s*\Z")
+_FACTOR = re.compile(rf"\s*[x*]\s*({NUMBER})\s*\Z")
+_PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
+_A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
+
+IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
 
 # Half-width of the interval of a number that states none, relative to its value.
 SPREAD = {
@@ -47,21 +51,48 @@ def interval(number: Number) -> tuple[float, float]:
 
 
 def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
-    """A copy with one number replaced.
+    """A copy with one number replaced, and what would otherwise change against it.
 
+    The wait behind the stream stays the same when an idle time changes (IDLE), and so do the bytes that a block keeps in flight when
+    memory's latency does.
     `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in
     base units, or a factor of the present value ("x1.1", "+10%"), which scales the range too.
     """
-    known = numbers(target)
-    full = _resolved(target.name, known, path)
-    old = known[full]
-    factor = _factor(value, full)
-    if factor is None:
-        new = Number(_value(value, full), _kind(kind), source)
-    else:
-        low, high = (None if end is None else end * factor for end in (old.low, old.high))
-        new = Number(old.value * factor, _kind(kind), source, low, high, old.like)
-    return apply_fit(target, {full: new})
+    return with_numbers(target, [(path, value)], kind, source)
+
+
+def with_numbers(target: T, changes: Iterable[tuple[str, str | float]], kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
+    """A copy with several numbers replaced, in order. A loaded time that is named itself is what it is said to be."""
+    before, kind = numbers(target), _kind(kind)
+    known, named = dict(before), set()
+    for path, value in changes:
+        full = _resolved(target.name, known, path)
+        known[full] = _changed(known[full], value, full, kind, source)
+        check_number(full, known[full])  # by the name that was given, before anything follows from it
+        named.add(full)
+    for loaded, idle in _pairs(before):
+        if idle in named and loaded not in named:
+            known[loaded] = _behind_the_stream(before[loaded], before[idle].value, known[idle].value, kind, source)
+    target = apply_fit(target, {path: number for path, number in known.items() if number is not before[path]})
+    return _in_flight(target, before, named)
+
+
+def _in_flight(target: T, before: Mapping[str, Number], named: Collection[str]) -> T:
+    """The same bytes in flight to each block behind another latency: with fewer behind a better one, what lies in a cache came slower."""
+    for prefix in ("", "device."):
+        latency, behind = f"{prefix}memory.latency_s", f"{prefix}block.load_latency_s"
+        if latency in named and behind not in before:
+            old = before[latency]
+            target = _replace(
+                target, behind.split("."), Number(old.value, old.kind, f"memory.latency_s: {old.source}", old.value, old.value)
+            )
+    return target
+
+
+def scaled(number: Number, factor: float, kind: Kind, source: str) -> Number:
+    """The number and its range times a factor."""
+    low, high = (None if end is None else end * factor for end in (number.low, number.high))
+    return Number(number.value * factor, kind, source, low, high, number.like)
 
 
 def apply_fit(target: T, fit: Mapping[str, Number]) -> T:
@@ -71,6 +102,7 @@ def apply_fit(target: T, fit: Mapping[str, Number]) -> T:
         full = _resolved(target.name, known, path)
         check_number(full, number)
         target = _replace(target, full.split("."), number)
+    check_blocks(target.device if isinstance(target, Node) else target)
     return target
 
 
@@ -86,7 +118,7 @@ def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
         short = [p for p in known if _short(p) == candidate]
         if len(short) == 1:
             return short[0]
-    raise HardwareError(f"{name} has no number {path!r}; {did_you_mean(path, known)}")
+    raise HardwareError(f"{name} has no number {shown(path)}; {did_you_mean(path, known)}")
 
 
 def _walk(item: object, path: str) -> Iterator[tuple[str, Number]]:
@@ -104,17 +136,38 @@ def _replace(item: Any, keys: list[str], number: Number) -> Any:
     return dataclasses.replace(item, **{key: inner})
 
 
+def _changed(old: Number, value: str | float, path: str, kind: Kind, source: str) -> Number:
+    factor = _factor(value, path)
+    return Number(_value(value, path), kind, source) if factor is None else scaled(old, factor, kind, source)
+
+
+def _pairs(known: Mapping[str, Number]) -> Iterator[tuple[str, str]]:
+    """Paths of each loaded time and its idle one."""
+    for prefix in ("", "device."):
+        yield from ((prefix + loaded, prefix + idle) for loaded, idle in IDLE.items() if prefix + loaded in known)
+
+
+def _behind_the_stream(loaded: Number, before_s: float, after_s: float, kind: Kind, source: str) -> Number:
+    """The same wait behind the same queue after the idle time has changed: bytes in flight do not know what comes behind them.
+
+    A loaded time that stayed would mean a longer wait after each improvement of the idle one, and behind a queue longer than QUEUE_S a
+    slower hand-off: 12 % of a step were lost so.
+    """
+    change = after_s - min(before_s, loaded.value)
+    low, high = (None if end is None else max(0.0, end + change) for end in (loaded.low, loaded.high))
+    return Number(loaded.value + change, kind, f"{source}: the same wait behind the stream", low, high, loaded.like)
+
+
 def _factor(value: str | float, path: str) -> float | None:
-    if not isinstance(value, str):
+    """Of "x1.1" or "+10%"; None where the value is no change of the present one."""
+    if not isinstance(value, str) or not _A_FACTOR.match(value):
         return None
-    try:
+    if len(value) <= LONGEST:
         if match := _FACTOR.match(value):
             return float(match[1])
         if match := _PERCENT.match(value):
-            return 1 + float(match[1].replace(" ", "")) / 100
-    except ValueError as error:
-        raise HardwareError(f"{path}: factor {value!r} is not a number; write 'x1.1' or '+10%'") from error
-    return None
+            return 1 + float(match[1] + match[2]) / 100
+    raise HardwareError(f"{path}: factor {shown(value)} is not a number; write 'x1.1' or '+10%'")
 
 
 def _value(value: str | float, path: str) -> float:
@@ -132,7 +185,7 @@ def _kind(kind: Kind | str) -> Kind:
         return kind
     names = [k.value for k in Kind]
     if kind not in names:
-        raise HardwareError(f"{kind!r} is not a kind; {did_you_mean(kind, names)}")
+        raise HardwareError(f"{shown(kind)} is not a kind; {did_you_mean(kind, names)}")
     return Kind(kind)
 
 

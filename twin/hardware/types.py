@@ -73,6 +73,7 @@ class BlockUnit:
     kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
     sample_element_s: Number  # one logit examined by the sampling block
     loading: str = "ahead"
+    load_latency_s: Number | None = None  # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Cache:
     bytes_per_s: Number  # likewise
     latency_s: Number
     retention: str = "whole"
-    loaded_latency_s: Number | None = None  # the latency of a hit behind QUEUE_S of the stream; None: it does not grow
+    loaded_latency_s: Number | None = None  # of a hit behind QUEUE_S of the stream, or latency_s if that is more; None: it does not grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class HandOff:
     cross_die_s: Number  # added one way between dies
     atomic_s: Number  # service time of one arrival at a counter: arrivals at one counter queue
     poll_s: Number  # period of a poll, paid half on average
-    loaded_hop_s: Number | None = None  # the hop behind QUEUE_S of the stream, at least hop_s; None: it does not grow
+    loaded_hop_s: Number | None = None  # the hop behind QUEUE_S of the stream, or hop_s if that is more; None: it does not grow
     fence_s: Number | None = None  # before an arrival at a counter: what the block has written must be visible; None: nothing
 
 
@@ -212,7 +213,7 @@ class Link:
     topology: str  # "mesh": a link per pair; "switch": one port per GPU shared by all peers; "memory": emulated
     bytes_per_s: Number  # per direction: per pair in a mesh, per GPU behind a switch
     hop_s: Number  # store to remote poll, one way, idle
-    loaded_hop_s: Number  # the same while both ends stream
+    loaded_hop_s: Number  # the same while both ends stream, or hop_s if that is more
     library_allreduce_s: Number  # a vendor library's small all-reduce inside a graph, all GPUs of the node
 
 

@@ -10,7 +10,7 @@ import simpy
 
 from twin.plan.types import StageKind
 from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, LAUNCH, OTHER, ROUTING, SAMPLING, STREAMING
-from twin.sim.clock import Clock
+from twin.sim.clock import Clock, in_time
 from twin.sim.handoff import Binder
 from twin.sim.program import ReadWork, StageWork
 from twin.sim.ring import Ring
@@ -128,6 +128,14 @@ class Block:
         """Weights, and caches read and written, since the start."""
         return self.consumed + self.ring.consumed_bytes()
 
+    def kept_bytes(self, step: int) -> int:
+        """What a cache serves of a step: of its weights, and of its cached keys and values."""
+        if not step or not self.ring.kept:
+            return 0
+        requests = (request for work in self.works(step) for request in enumerate(work.kv))
+        served = sum(size for number, (size, _) in requests if self.ring.path_of(number, warm=True) is self.ring.cached)
+        return self.ring.kept_bytes(step) + served
+
     def works(self, step: int) -> tuple[StageWork, ...]:
         return self.machine.program.variant(step, self.rank).stages[self.index]
 
@@ -229,7 +237,7 @@ class Block:
         loads = read.rounds + (self.machine.program.fetch_ps > 0)
         fetching = timing.fetching(self.package, env.now) if loads else 0
         now = max(env.now, looked) + self.machine.program.fetch_ps
-        done = now + read.cost_ps + loads * fetching
+        done = now + read.cost_ps + in_time(loads * fetching)
         for pipe in self.exchange:
             through = pipe.share(now, read.size)
             if through > done:

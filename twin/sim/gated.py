@@ -70,6 +70,9 @@ class GatedRing(Ring):
     def first_slot(self, step: int) -> int:
         return self.starts[step]
 
+    def _sizes(self, step: int) -> Sequence[int]:
+        return self.slots[self.starts[step] : self.starts[step + 1]]
+
     def finish(self, step: int, stage: int) -> None:
         self.finished[step, stage] = self.env.now
         self.pump()

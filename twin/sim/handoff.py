@@ -8,7 +8,7 @@ import simpy
 
 from twin.hardware.types import QUEUE_S, Device, Number
 from twin.sim.causes import COLLECTIVE, HAND_OFF
-from twin.sim.clock import Clock
+from twin.sim.clock import Clock, in_time
 from twin.sim.links import Links
 from twin.sim.memory import Package
 from twin.sim.program import Program, Publication
@@ -40,7 +40,7 @@ class Timing:
 
     def queueing(self, package: Package, now: int) -> int:
         """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
-        return self.growth * package.queue(now) // QUEUE if self.growth else 0
+        return in_time(self.growth * package.queue(now) // QUEUE) if self.growth else 0
 
     def fencing(self, package: Package, now: int) -> int:
         """What a fence loses to the stream: the block's stores go there, and their answers come back."""
@@ -48,11 +48,11 @@ class Timing:
 
     def fetching(self, package: Package, now: int) -> int:
         """What a load that somebody waits for loses to the stream."""
-        return self.fetch_growth * package.queue(now) // QUEUE if self.fetch_growth else 0
+        return in_time(self.fetch_growth * package.queue(now) // QUEUE) if self.fetch_growth else 0
 
     def reading(self, package: Package, now: int) -> int:
         """What a load from memory loses to the stream: it comes behind all that is in flight."""
-        return package.queue(now) if self.fetch_growth else 0
+        return in_time(package.queue(now)) if self.fetch_growth else 0
 
 
 def _growth(idle: Number, loaded: Number | None) -> int:

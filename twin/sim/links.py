@@ -28,7 +28,7 @@ class Links:
         gpus = range(len(packages))
         self.packages = packages
         self.hop = picoseconds(link.hop_s.value)
-        self.loaded_hop = picoseconds(link.loaded_hop_s.value)
+        self.loaded_hop = max(self.hop, picoseconds(link.loaded_hop_s.value))
         self.library = picoseconds(link.library_allreduce_s.value)
         self.routes: dict[tuple[int, int], tuple[Pipe, ...]] = {}
         if link.topology == "mesh":

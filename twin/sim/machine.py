@@ -9,18 +9,19 @@ import simpy
 from numpy.typing import NDArray
 
 from twin.errors import HardwareError
+from twin.hardware.override import numbers
 from twin.hardware.types import Device, Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim import cost
 from twin.sim.block import Block, Core
-from twin.sim.clock import Clock, SimulationError
+from twin.sim.clock import Clock, SimulationError, cost_in_time
 from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
 from twin.sim.links import Links
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.program import Program, compile_plan
 from twin.sim.ring import Ring
-from twin.units import picoseconds
+from twin.units import picoseconds, unit_of
 
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
 APART = 491  # copies between the places where two blocks begin among them: more than a stage of a layer has
@@ -122,6 +123,14 @@ class Machine:
     def footprint(self) -> int:
         """Bytes that one package reads per step."""
         return self.program.step_bytes(0) // len(self.packages)
+
+    def floor_s(self, step: int) -> float:
+        """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling of the memory, or of the cache that
+        serves them since the step before, whichever takes longer."""
+        moved = self.program.step_bytes(step)
+        kept = sum(block.kept_bytes(step) for block in self.blocks)
+        memory_s = (moved - kept) / (len(self.packages) * self.node.device.memory.stream_bytes_per_s.value)
+        return max(memory_s, kept / (len(self.packages) * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
 
     def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
         """All GPUs meet before a library collective; else each for itself."""
@@ -244,7 +253,10 @@ def _answers(device: Device) -> NDArray[np.int64] | None:
 
 
 def check(plan: Plan, node: Node) -> None:
-    """Raises HardwareError if the plan was made for other hardware than the node."""
+    """Raises HardwareError if the plan was made for other hardware than the node, or a time of it is no single cost."""
+    for path, number in numbers(node).items():
+        if unit_of(path.rsplit(".", 1)[-1]) == "s":
+            cost_in_time(path, picoseconds(number.value))
     device, options = node.device, plan.options
     dies = int(device.structure.dies.value)
     if options.gpus > node.gpus:

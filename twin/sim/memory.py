@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twin.errors import HardwareError
 from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
+from twin.sim.clock import FASTEST, LAST_PS, beyond, cost_in_time, in_time
 from twin.sim.cost import PS, kept_share
 from twin.units import picoseconds
 
@@ -31,6 +33,10 @@ class Pipe:
         self.name = name
         self.numerator = PS * share
         self.denominator = max(1, int(bytes_per_s))
+        if self.denominator > FASTEST:
+            raise HardwareError(
+                f"{name}: {bytes_per_s:.6g} bytes/s are more than {FASTEST:.6g}, the fastest that is simulated: lower the rate"
+            )
         self.free = 0  # ps; when the streamed requests taken so far are done
         self.small_free = 0
         self.bytes = 0
@@ -40,13 +46,14 @@ class Pipe:
         """Service time, rounded up: never faster than the rate."""
         known = self.costs.get(size)
         if known is None:
-            known = self.costs[size] = -(-size * self.numerator // self.denominator)
+            known = -(-size * self.numerator // self.denominator)
+            self.costs[size] = cost_in_time(f"{self.name}: a transfer of {size} bytes", known)
         return known
 
     def reserve(self, now: int, size: int) -> int:
         """Queue behind everything streamed; when the last byte is through."""
         free = self.free
-        self.free = done = (free if free > now else now) + self.cost(size)
+        self.free = done = in_time((free if free > now else now) + self.cost(size))
         self.bytes += size
         return done
 
@@ -55,8 +62,8 @@ class Pipe:
         start = self.small_free if self.small_free > now else now
         cost = self.cost(size)
         backlog = self.free - start
-        self.small_free = done = start + cost + (min(backlog, cost) if backlog > 0 else 0)
-        self.free = (self.free if self.free > now else now) + cost
+        self.small_free = done = in_time(start + cost + (min(backlog, cost) if backlog > 0 else 0))
+        self.free = in_time((self.free if self.free > now else now) + cost)
         self.bytes += size
         return done
 
@@ -81,6 +88,8 @@ class Path:
                 through = now
             known = pipe.costs.get(size)
             through += pipe.cost(size) if known is None else known
+            if through > LAST_PS:
+                raise beyond(through)
             pipe.free = through
             pipe.bytes += size
             if through > done:
@@ -139,10 +148,18 @@ class Package:
         pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, self.device.llc)]
         return Path(tuple(pipes), picoseconds(self.device.llc.latency_s.value) + self._hops_ps(die)), share
 
+    def cache_bytes_per_s(self, footprint: int) -> float:
+        """The ceiling of what cached_path is made of, all dies together."""
+        device = self.device
+        if device.llc is None or kept_share(footprint, device.l2, self.dies) == 1:
+            return self.dies * device.l2.bytes_per_s.value
+        return device.llc.bytes_per_s.value
+
     def _nearer(self, port: Pipe, cache: Cache) -> Pipe:
         """What a block loads from a cache: it keeps the same bytes in flight as from memory, each for a shorter time."""
         latency = cache.latency_s.value
-        closer = self.device.memory.latency_s.value / latency if latency else 1.0
+        behind = self.device.block.load_latency_s or self.device.memory.latency_s
+        closer = behind.value / latency if latency else 1.0
         near = Pipe(f"{port.name}.cached", self.device.block.load_bytes_per_s.value * max(1.0, closer))
         self.near.append(near)
         return near

@@ -19,7 +19,7 @@ TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compil
     "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "l2.loaded_latency_s",
     "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
     "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
-    "block.on_chip_bytes", "block.load_bytes_per_s", "warps.copy_s", "warps.watch_s", "warps.pair_bytes_per_s",
+    "block.on_chip_bytes", "block.load_bytes_per_s", "block.load_latency_s", "warps.copy_s", "warps.watch_s", "warps.pair_bytes_per_s",
     "warps.jitter_s", "warps.leave_s", "launch.restart_s",
 )  # fmt: skip
 

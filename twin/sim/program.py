@@ -30,6 +30,7 @@ from twin.plan.types import (
 )
 from twin.sim import consume, cost
 from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, OTHER, ROUTING, SAMPLING
+from twin.sim.clock import cost_in_time
 from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.sim.wiring import Channel, Wiring, part_count, reset_words, wire
 from twin.units import picoseconds
@@ -267,6 +268,7 @@ class _Lowering:
             asks=self._asks(stage),
         )
         self.works[key] = work
+        _check(stage, work)
         return work
 
     # ---- reads and publications -----------------------------------------------------------------------------
@@ -543,6 +545,13 @@ def _shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tu
 
 def _length(span: Span) -> int:
     return span[1] - span[0]
+
+
+def _check(stage: Stage, work: StageWork) -> None:
+    """Raises HardwareError for a cost that no executor's clock is made for."""
+    single = (work.fixed_ps, work.sample_ps, work.fence_ps, work.launch_ps, sum(work.ahead))
+    longest = max(*single, *work.slots, *(ps for _, ps in work.kv), *(read.cost_ps for read in work.reads))
+    cost_in_time(f"stage {stage.name}: a piece of a block's work", longest)
 
 
 def _fixed_cause(stage: Stage) -> int:

@@ -116,14 +116,27 @@ class Ring:
         return self.cached if hit else self.loaded
 
     def answered(self, path: Path, now: int, size: int) -> int:
-        """Arrival of a slot that is requested now. Memory takes longer for one than for another: a block's stream is a random walk."""
+        """Arrival of a slot that is requested now. Memory takes longer for one than for another: a block's stream is a random walk, but
+        nothing is there before the slowest pipe has let it through."""
         arrived = path.request(now, size)
         if self.answers is None or path is not self.loaded:
             return arrived
-        return max(now, arrived + int(self.answers[(self.first_answer + self.issued) % len(self.answers)]))
+        answer = int(self.answers[(self.first_answer + self.issued) % len(self.answers)])
+        return arrived + max(answer, -path.latency)
 
     def first_slot(self, step: int) -> int:
         return step * self.per_step
+
+    def kept_bytes(self, step: int) -> int:
+        """Of a step's slots, those that a cache serves."""
+        if not step or not self.kept:
+            return 0
+        numbers = np.arange(self.first_slot(step), self.first_slot(step + 1))
+        hits = (numbers + 1) * self.kept // SHARES > numbers * self.kept // SHARES
+        return int(np.asarray(self._sizes(step), np.int64)[hits].sum())
+
+    def _sizes(self, step: int) -> Sequence[int]:
+        return self.sizes
 
     def finish(self, step: int, stage: int) -> None:
         """The block is done with a stage behind which other slots may be requested: here all may be anyway."""

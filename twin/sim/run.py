@@ -50,7 +50,7 @@ class Result:
     plan: str
     node: str
     step_ps: int
-    floor_s: float  # bytes per step / (packages x stream ceiling)
+    floor_s: float  # bytes per step / (packages x stream ceiling), without what caches serve, or that at their ceiling if it takes longer
     bytes_per_step: int
     stream_bytes_per_s: float  # ceiling of all packages together
     peak_bytes_per_s: float  # datasheet, all packages together
@@ -187,7 +187,7 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
         plan=plan.name,
         node=machine.node.name,
         step_ps=ends[step] - (ends[step - 1] if step else 0),
-        floor_s=moved / ceiling,
+        floor_s=machine.floor_s(step),
         bytes_per_step=moved,
         stream_bytes_per_s=ceiling,
         peak_bytes_per_s=len(machine.packages) * device.memory.peak_bytes_per_s.value,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from twin.calibrate.node import calibrated_node
 from twin.errors import ConfigError, HardwareError
-from twin.hardware.override import numbers, resolve, with_number
+from twin.hardware.override import apply_fit, numbers, resolve, scaled, with_number, with_numbers
 from twin.hardware.types import Node
 from twin.text import shown
 from twin.units import unit_of
@@ -25,8 +26,12 @@ UNCLOCKED = ("on_chip_bytes", "capacity_bytes")
 
 def with_settings(node: Node, settings: Sequence[Setting]) -> Node:
     """The node with all changes made, in order. Raises HardwareError or ConfigError for a name or a value that cannot be."""
-    for name, value in settings:
-        node = with_setting(node, name, value)
+    for together, group in groupby(settings, key=lambda setting: setting[0] in TOGETHER):
+        if together:
+            for name, value in group:
+                node = with_setting(node, name, value)
+        else:  # at once: an idle time takes the loaded one along unless that is set as well
+            node = with_numbers(node, [(name.removeprefix(HARDWARE), value) for name, value in group])
     return node
 
 
@@ -58,14 +63,15 @@ def node_on_file(name: str) -> Node:
 
 
 def _clocked(node: Node, factor: float) -> Node:
+    changed = {}
     for path, number in numbers(node).items():
         leaf = path.rsplit(".", 1)[-1]
         unit = unit_of(leaf)
         if not path.startswith(CLOCKED) or leaf in UNCLOCKED or unit not in ("s", "B/s", "Hz") or not number.value:
             continue
         change = 1 / factor if unit == "s" else factor
-        node = with_number(node, path, f"x{change!r}", number.kind, f"{number.source}; clock x{factor:g}")
-    return node
+        changed[path] = scaled(number, change, number.kind, f"{number.source}; clock x{factor:g}")
+    return apply_fit(node, changed)
 
 
 def _factor(value: str | float) -> float:

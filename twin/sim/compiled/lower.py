@@ -11,6 +11,7 @@ import numpy as np
 
 from twin.errors import TwinError
 from twin.plan.types import StageKind
+from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
 from twin.sim.compiled.state import PLACES, Array, State
 from twin.sim.gated import GatedRing
@@ -20,8 +21,6 @@ from twin.sim.memory import Path, Pipe
 from twin.sim.program import Program, StageWork, Variant
 
 END_OF_TIME = 2**63 - 1
-FASTEST = 2**62  # bytes/s
-LONGEST = 2**62  # ps
 ROUTE = 2  # pipes at most between two GPUs
 SEGMENTS = 11  # at most in a stage, besides its slots and GATHERS for each read
 GATHERS = 3
@@ -170,8 +169,13 @@ class Lowered:
 
 
 def lower(machine: Machine, flat: FlatProgram) -> Lowered:
-    """Raises Unsupported for rates and sizes that 64 bits cannot hold."""
+    """Raises Unsupported where an event cannot name what it is for."""
     plan, steps = machine.plan, machine.steps
+    sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.timing.dies
+    if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
+        raise Unsupported(
+            f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use the SimPy executor, or fewer steps"
+        )
     pipes = _Pipes(machine)
     kept = steps if machine.keep_all else 1
     count, ranks = len(machine.blocks), plan.ranks
@@ -323,9 +327,6 @@ class _Pipes:
         self.pipes = list({id(pipe): pipe for pipe in chain(machine.pipes(), links)}.values())
         self.number = {id(pipe): number for number, pipe in enumerate(self.pipes)}
         self.rates = {rate: number for number, rate in enumerate(dict.fromkeys(_rate(pipe) for pipe in self.pipes))}
-        for _, denominator in self.rates:
-            if denominator > FASTEST:
-                raise Unsupported(f"a pipe of {denominator} bytes/s: compiled code knows up to {FASTEST}; use the SimPy executor")
         self.paths: list[Path] = []
         self.known: dict[tuple[int, ...], int] = {}
 
@@ -347,11 +348,8 @@ class _Pipes:
         return table
 
     def costs(self, sizes: Sequence[int]) -> Array:
-        """[rates][sizes], as Pipe.cost."""
-        costs = [[-(-size * numerator // denominator) for size in sizes] for numerator, denominator in self.rates]
-        longest = max(chain.from_iterable(costs), default=0)
-        if longest > LONGEST:
-            raise Unsupported(f"a transfer of {longest} ps: compiled code knows up to {LONGEST} ps; use the SimPy executor")
+        """[rates][sizes], as Pipe.cost; what that refuses is refused where it is asked for, and here a picosecond more than the longest."""
+        costs = [[min(-(-size * numerator // denominator), LONGEST_PS + 1) for size in sizes] for numerator, denominator in self.rates]
         return np.array(costs, np.int64).reshape(len(costs), len(sizes))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, overload
 
 from twin.sim.block import Block, Segment
+from twin.sim.clock import beyond
 from twin.sim.compiled import library
 from twin.sim.compiled.lower import FlatProgram, Lowered, lower
 from twin.sim.compiled.state import ERRORS, State
@@ -21,10 +22,17 @@ def run(machine: Machine, flat: FlatProgram) -> None:
     library.run(lowered.state)
     _put_back(machine, lowered)
     error, stuck = (int(lowered.state.machine[name][0]) for name in ("error", "stuck"))
-    if ERRORS[error] == "DEADLOCK":
-        raise machine.deadlock()
-    if ERRORS[error] == "STARVED":
-        raise machine.blocks[stuck].ring.starved()
+    low, high = (int(lowered.state.machine[name][0]) for name in ("beyond", "beyond_high"))
+    match ERRORS[error]:
+        case "DEADLOCK":
+            raise machine.deadlock()
+        case "STARVED":
+            raise machine.blocks[stuck].ring.starved()
+        case "BEYOND":
+            raise beyond((high << 64) + low % 2**64)
+        case "SLOW":
+            lowered.pipes[stuck].cost(flat.sizes[low])
+            raise AssertionError("compiled code refused a transfer that its pipe knows")
 
 
 def _put_back(machine: Machine, lowered: Lowered) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.sim.causes import CAUSES
+from twin.sim.clock import LAST_PS, LONGEST_PS
 from twin.sim.handoff import QUEUE
 from twin.sim.ring import SHARES
 
@@ -26,7 +27,7 @@ def _names(field: str | tuple[str, np.dtype[Any]]) -> list[str]:
 
 BINDER = _record("block stage at")  # who published last, in which stage, when
 MACHINE = _record(
-    "now sequence queued segments ended error stuck",  # the run so far
+    "now sequence queued segments ended error stuck beyond beyond_high",  # the run so far; of an error, see ERRORS
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace leave answers kv_arrivals gated ahead gates helped",
@@ -73,7 +74,12 @@ RECORDS = {
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
 KIND_BITS = 3
 TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
-ERRORS = ("FINISHED", "DEADLOCK", "STARVED")  # why the run came back
+ERRORS = (  # why the run came back; the first error counts
+    "FINISHED", "DEADLOCK",
+    "STARVED",  # `stuck` is the block
+    "BEYOND",  # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was asked for
+    "SLOW",  # a transfer takes too long; `stuck` is the pipe, `beyond` the place of the size
+)  # fmt: skip
 PLACES = (  # where a block goes on when it runs next
     "ENTER", "AT_BORDER", "ENTERED", "TAKE", "LEAVE_AHEAD", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND",
     "ITEM", "ITEM_DONE", "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
@@ -139,6 +145,7 @@ def header() -> str:
         "namespace twin {",
         "using Int = int64_t;",
         f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS}, QUEUE = {QUEUE};",
+        f"constexpr Int LAST = {LAST_PS}, LONGEST = {LONGEST_PS};",
     ]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
