@@ -148,7 +148,7 @@ def test_bad_options_are_refused_with_the_next_step(options: dict[str, Any], mes
     [
         (Lanes(3, 0), {"gpus": 2}, "3 lanes, which do not divide over 2 GPUs"),
         (Lanes(4, 0), {"gpus": 2, "blocks": 3}, "blocks=3: 2 lanes per GPU need a multiple"),
-        (Lanes(2, 1), {"gpus": 2, "delay": 2}, "delay=2: must lie between 0 and half of the 2 layers"),
+        (Lanes(2, 1), {"gpus": 2, "delay": 2}, "has 2 layers, choose 0 to 1"),
         (Lanes(1, 0), {"gpus": 1}, "1 lane: a model of one lane is an ordinary one"),
         (Lanes(2, 1, LaneHead.VOCABULARY), {"gpus": 2}, "half of the 2 layers leaves no time for resets"),
         (None, {"lane_stagger_ns": 7000}, "lane_stagger_ns=7000: tiny has no lanes"),

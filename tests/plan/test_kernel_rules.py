@@ -13,12 +13,14 @@ import pytest
 
 from tests.attack.bases import LANED, LIMITS, LLAMA
 from twin.errors import InvalidPlan, PlanError
-from twin.models.formats import Format
+from twin.hardware.load import load_node
+from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import build
+from twin.plan.defaults import plan_for
 from twin.plan.probe import exchange_probe, hop_probe, sample_probe, stream_probe
-from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind
+from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind, rows_bytes
 from twin.plan.validate import validate, violations
 
 
@@ -197,6 +199,26 @@ def test_any_delay_below_the_layers_can_be_planned(delay: int, head: LaneHead) -
             build(laned, options, LIMITS)
     else:
         validate(build(laned, options, LIMITS))
+
+
+@pytest.mark.parametrize("chosen", [{"slot_bytes": 0}, {"max_context": 0}, {"gpus": 0}, {"kv_page": -1}], ids=str)
+def test_defaults_refuse_sizes_that_are_none(chosen: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match=f"{next(iter(chosen))}=.*: must be at least 1"):
+        plan_for(LLAMA, load_node("1xh200"), **chosen)
+
+
+def test_a_model_of_few_positions_is_planned_by_default() -> None:
+    plan = plan_for(LLAMA, load_node("1xh200"), blocks=8)
+    assert (plan.options.context, plan.options.max_context) == (64, 64)
+    assert plan_for(LLAMA, load_node("1xh200"), blocks=8, max_context=16).options.context == 16
+
+
+@pytest.mark.parametrize("shape", [(8, 64, 8, 64), (8, 64, 13, 200), (16, 32, 5, 24), (3, 40, 31, 120)])
+@pytest.mark.parametrize("format", [FP8_BLOCK, BF16, MXFP4], ids=lambda f: f.name)
+def test_stored_bytes_are_those_of_the_tiles_one_by_one(format: Format, shape: tuple[int, int, int, int]) -> None:
+    tile_rows, tile_cols, rows, cols = shape
+    tiles = [(min(tile_rows, rows - r), min(tile_cols, cols - c)) for r in range(0, rows, tile_rows) for c in range(0, cols, tile_cols)]
+    assert rows_bytes(format, tile_rows, tile_cols, rows, cols) == sum(format.bytes(high, wide) for high, wide in tiles)
 
 
 PROBES: list[tuple[str, Callable[[], Plan], str]] = [

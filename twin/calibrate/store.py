@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from twin.data import data_dir
-from twin.errors import CalibrationError
-from twin.files import write
+from twin.errors import CalibrationError, ConfigError
+from twin.files import read_text, write
 from twin.hardware.types import Kind, Number
 from twin.text import shown
 
@@ -29,6 +29,7 @@ STAGES = "stages.csv"
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
+MOST_YAML_BYTES = 4 << 20  # the H200's fit has 40 kB
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a fit is read in 10 ms instead of 100, where PyYAML has its C parser
 
 Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
@@ -259,7 +260,9 @@ def _said(error: Exception) -> str:
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
     """One of our own YAML files, in their fast form. Raises CalibrationError for one that is damaged."""
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
+        content = yaml.load(read_text(file, MOST_YAML_BYTES), LOADER)
+    except ConfigError as error:
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({error}); {advice}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({' '.join(str(error).split())}); {advice}") from error
     if not isinstance(content, dict):

@@ -122,7 +122,7 @@ class Session(ABC):
         request, pass_stamps = self._read_request(prompt, max_tokens, stop)
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
-        request.top_k, request.top_p = min(sampling.top_k, 2**31 - 1), sampling.top_p
+        request.top_k, request.top_p = sampling.top_k, sampling.top_p
         tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
         request.tokens, request.stamps = address(tokens), address(stamps)
         trace = self._trace_memory(request, steps)

@@ -32,6 +32,9 @@ from twin.plan.types import (
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
 POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
 MOST_INDEX = 2**24  # of a token: candidates publish it as an FP32
+SIZES = (  # options that count things or bytes
+    "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
+)  # fmt: skip
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 # In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 % slower with one token, 0.5, 5 and 90 %
 # faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384 elements) 16 % faster.
@@ -135,15 +138,20 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         )
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
-    for name in ("slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk"):
-        if getattr(options, name) < 1:
-            raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
+    check_sizes(options)
     if spec.head_dim % HEAD_STEP:
         raise PlanError(f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} elements at a time")
     if options.slot_bytes % 16:
         raise PlanError(f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain")
     if options.tile_rows % 2:
         raise PlanError(f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together")
+
+
+def check_sizes(options: Options) -> None:
+    """Raises PlanError for what cannot be a number of things or bytes."""
+    for name in SIZES:
+        if getattr(options, name) < 1:
+            raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
 
 
 def _check_lanes(spec: ModelSpec, options: Options) -> None:

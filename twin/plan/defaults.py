@@ -10,7 +10,7 @@ from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.plan.budget import on_chip_bytes
-from twin.plan.build import build, shard_of
+from twin.plan.build import build, check_sizes, shard_of
 from twin.plan.prompt import TILE_ROWS, TOKENS, fitting_chunk
 from twin.plan.teams import WARPS
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
@@ -57,8 +57,10 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
 
     `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond the model's.
     """
-    options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus)
+    reaches = min(spec.context, chosen.get("max_context", spec.context))
+    options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus, context=max(1, min(DEFAULT.context, reaches)))
     options = dataclasses.replace(options, **chosen)
+    check_sizes(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus
     settled: dict[str, Any] = {
         "max_context": _max_context(spec, options),

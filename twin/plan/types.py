@@ -509,10 +509,9 @@ def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
 @lru_cache(maxsize=4096)
 def rows_bytes(format: Format, tile_rows: int, tile_cols: int, rows: int, cols: int) -> int:
     """Stored bytes of [rows, cols] when every tile brings its own scales."""
-    sizes = 0
-    for high in (min(tile_rows, rows - row) for row in range(0, rows, tile_rows)):
-        sizes += sum(format.bytes(high, min(tile_cols, cols - col)) for col in range(0, cols, tile_cols))
-    return sizes
+    high = ((rows // tile_rows, tile_rows), (1, rows % tile_rows))  # (row groups, rows of each); the last one may be shorter
+    wide = ((cols // tile_cols, tile_cols), (1, cols % tile_cols))
+    return sum(groups * slices * format.bytes(h, w) for groups, h in high for slices, w in wide if h and w)
 
 
 def expected_experts(routed: Routed, tokens: int) -> float:

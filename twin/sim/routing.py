@@ -11,8 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.errors import PlanError
+from twin.errors import PlanError, TwinError
+from twin.files import read_text
 from twin.plan.types import Plan, StageKind
+from twin.text import said, shown
+
+MOST_EXPONENT = 100.0  # one expert takes all long before
+MOST_COUNT = 1e18
+MOST_HISTOGRAM_BYTES = 16 << 20  # 256 layers of 512 experts take 2 MB
 
 Chosen = tuple[int, ...]  # of the experts used on a rank, in their order: how many tokens chose each
 Draw = tuple[Chosen, ...]  # of the routed layers, in their order
@@ -34,13 +40,15 @@ class Routing:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.exponent < 0:
-            raise PlanError(f"zipf exponent {self.exponent}: must be at least 0, which is uniform")
+        if not 0 <= self.exponent <= MOST_EXPONENT:
+            raise PlanError(f"zipf exponent {self.exponent}: must lie between 0, which is uniform, and {MOST_EXPONENT:g}")
         if (self.kind is RoutingKind.HISTOGRAM) != bool(self.histogram):
             raise PlanError("routing=histogram and a histogram belong together: give both, or neither")
         for layer in self.histogram:
-            if min(layer) < 0 or not sum(layer) > 0:
-                raise PlanError(f"a histogram of {len(layer)} experts: counts must not be negative, and one must be positive")
+            if not layer or not all(0 <= count <= MOST_COUNT for count in layer) or not sum(layer) > 0:
+                raise PlanError(
+                    f"a histogram of {len(layer)} experts: counts must lie between 0 and {MOST_COUNT:g}, and one must be positive"
+                )
 
     def __str__(self) -> str:
         detail = f" {self.exponent:g}" if self.kind is RoutingKind.ZIPF else ""
@@ -67,13 +75,13 @@ def read_routing(text: str, seed: int) -> Routing:
         try:
             return Routing(RoutingKind.ZIPF, exponent=float(rest), seed=seed)
         except ValueError:
-            raise PlanError(f"routing {text!r}: give an exponent, such as zipf:1.0") from None
+            raise PlanError(f"routing {shown(text)}: give an exponent, such as zipf:1.0") from None
     try:
-        counts = json.loads(Path(text).read_text(encoding="utf-8"))
+        counts = json.loads(read_text(Path(text), MOST_HISTOGRAM_BYTES))
         rows = counts if isinstance(counts[0], list) else [counts]
         histogram = tuple(tuple(float(count) for count in row) for row in rows)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise PlanError(f"routing {text!r}: uniform, zipf:EXPONENT, or a JSON file of counts by expert ({error})") from None
+    except (TwinError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+        raise PlanError(f"routing {shown(text)}: uniform, zipf:EXPONENT, or a JSON file of counts by expert ({said(str(error))})") from None
     return Routing(RoutingKind.HISTOGRAM, histogram=histogram, seed=seed)
 
 
