@@ -206,7 +206,8 @@ def shallow(model: str, layers: int = 2) -> ModelSpec:
     spec = load_model(model)
     kept = [0, *range(spec.layers - layers + 1, spec.layers)]
     layout = tuple(spec.layout[layer] for layer in kept) if spec.layout else ()
-    return replace(spec, layers=layers, windows=tuple(spec.windows[layer] for layer in kept), layout=layout)
+    lanes = replace(spec.lanes, delay=min(spec.lanes.delay, layers - 1)) if spec.lanes else None
+    return replace(spec, layers=layers, windows=tuple(spec.windows[layer] for layer in kept), layout=layout, lanes=lanes)
 
 
 SHIPPED = {

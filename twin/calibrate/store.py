@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from twin.data import data_dir
-from twin.errors import CalibrationError, ConfigError
-from twin.files import read_text, write
+from twin.errors import CalibrationError
+from twin.files import write
 from twin.hardware.types import Kind, Number
 from twin.text import shown
 
@@ -260,9 +260,9 @@ def _said(error: Exception) -> str:
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
     """One of our own YAML files, in their fast form. Raises CalibrationError for one that is damaged."""
     try:
-        content = yaml.load(read_text(file, MOST_YAML_BYTES), LOADER)
-    except ConfigError as error:
-        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({error}); {advice}") from error
+        if file.stat().st_size > MOST_YAML_BYTES:
+            raise CalibrationError(f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}")
+        content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({' '.join(str(error).split())}); {advice}") from error
     if not isinstance(content, dict):
