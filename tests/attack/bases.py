@@ -20,7 +20,7 @@ from twin.plan.shards import Weights
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
 
 SEED = 3
-LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**26, memory_bytes=2**28, oversubscribe=True)
+LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**26, memory_bytes=2**26, oversubscribe=True)
 TOKENS = (5, 74, 0, 33, 100, 2, 61)
 LLAMA = ModelSpec(
     name="llama", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=101, context=64, norm_eps=1e-5,

@@ -218,13 +218,21 @@ def _swapped(chance: random.Random, config: dict[str, Any]) -> object:
     return config
 
 
+def _real(number: float) -> float:
+    """The same number with a point, where there is one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return 1e308
+
+
 def _scaled(chance: random.Random, config: dict[str, Any]) -> object:
     place = _target(chance, config)
     numbers = [key for key, each in place.items() if isinstance(each, int | float) and not isinstance(each, bool)]
     if numbers:
         key = chance.choice(numbers)
         place[key] = chance.choice(
-            (place[key] * 3, place[key] * -1, place[key] + 1, place[key] - 1, float(place[key]), str(place[key]), place[key] * 10**6)
+            (place[key] * 3, place[key] * -1, place[key] + 1, place[key] - 1, _real(place[key]), str(place[key]), place[key] * 10**6)
         )
     return config
 

@@ -123,7 +123,7 @@ class _Worker:
     def __init__(self, case: Case) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs,))  # not a daemon: those may have no children
         self.process.start()
         theirs.close()
         self.alive = True

@@ -119,7 +119,7 @@ def _agent(chance: random.Random) -> dict[str, Any]:
 
 def _mixed_load(chance: random.Random) -> dict[str, Any]:
     return {
-        "kind": "mixed-load", "model": "llama-3.2-1b", "context": 512, "loads": [1, 400], "hours": 0.05, "seeds": [1], "prices": PRICES,
+        "kind": "mixed-load", "model": "llama-3.2-1b", "context": 512, "loads": [1, 400], "hours": 0.002, "seeds": [1], "prices": PRICES,
         "classes": [
             {"name": "long jobs", "tokens": 2000, "per_hour": 400, "distribution": chance.choice(("fixed", "fixed", "exponential"))},
             {"name": "short", "tokens": 100, "per_hour": 800, "distribution": "fixed"},

@@ -177,6 +177,17 @@ PANICS: list[tuple[str, object]] = [
 ]
 
 
+@pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_ch\\u0061rsmap"])
+def test_a_character_map_that_lies_about_its_length_does_not_end_the_process(key: str, tmp_path: Path) -> None:
+    """The library would take 8 GB first, and abort where they cannot be had."""
+    make_byte_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Precompiled", "KEY": "/////wA="}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content).replace("KEY", key))
+    with pytest.raises(CheckpointError, match="its trie has 4294967295 bytes; it has 1"):
+        open_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(("part", "value"), PANICS)
 def test_a_panic_of_the_library_is_a_refusal_and_writes_nothing(
     tmp_path: Path, part: str, value: object, capfd: pytest.CaptureFixture[str]

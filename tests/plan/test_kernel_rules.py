@@ -221,6 +221,14 @@ def test_stored_bytes_are_those_of_the_tiles_one_by_one(format: Format, shape: t
     assert rows_bytes(format, tile_rows, tile_cols, rows, cols) == sum(format.bytes(high, wide) for high, wide in tiles)
 
 
+def test_what_the_engine_holds_beside_weights_counts_as_memory() -> None:
+    """Exchanged words lie on lines of their own: a value of one word takes 128 bytes, and so does its counter."""
+    plan = planned(sampling=Sampling.FULL)
+    validate(plan)
+    tight = replace(plan, limits=replace(plan.limits, memory_bytes=plan.memory_bytes() + 1))
+    refused(tight, "the engine holds")
+
+
 PROBES: list[tuple[str, Callable[[], Plan], str]] = [
     ("a stream without weights", lambda: _stream(matrix=None), "lacks a matrix"),
     ("a stream that publishes nothing it makes", lambda: _stream(publishes=0), ""),
@@ -256,9 +264,10 @@ def test_a_cpu_is_not_held_to_the_teams_of_a_gpu(chosen: dict[str, int]) -> None
     """A GPU's warps take so many rows and columns at once, a CPU any: `twin plan` and `twin run` say the same."""
     wide = replace(LLAMA, hidden=2048, heads=16, head_dim=128, ffn=8192, vocab=256)
     options = Options(blocks=2, context=8, max_context=64, **chosen)
-    cpu = build(wide, options, LIMITS)
+    roomy = replace(LIMITS, memory_bytes=2**32)
+    cpu = build(wide, options, roomy)
     validate(cpu)
-    gpu = build(wide, options, replace(LIMITS, teams=True))
+    gpu = build(wide, options, replace(roomy, teams=True))
     assert any(violation.rule == "kernel" for violation in violations(gpu))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ from twin.text import shown
 TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 MOST_STOPS = 64  # tokens that end a generation; every block compares each of them in every step
 MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22  # of tokenizer.json: twice to three times the largest published
+CHARACTER_MAP, TRIE_LENGTH = "precompiled_charsmap", 4  # of SentencePiece; it begins with the trie's bytes as 32 bits
+ESCAPED = re.compile(rb"\\u00[2-7][0-9a-fA-F]")  # a letter written so that a search does not find it
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
 CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
 _QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
@@ -89,6 +93,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     if content.count(b":") > MOST_COLONS or content.count(b",") > MOST_COMMAS:  # its library took 65 s and 1.3 GB for 4 million tokens
         limit = f"{MOST_COLONS} colons and {MOST_COMMAS} commas, several times what the largest published vocabularies need"
         raise CheckpointError(f"{file}: has too many parts; allowed: up to {limit}; download it again")
+    _check_tries(file, content)
     with _refused(f"{file}: cannot be used", "download it again, or give token ids with --prompt-tokens", CheckpointError):
         backend = tokenizers.Tokenizer.from_buffer(content)
         # What was set when the file was saved would cut or fill up every prompt in silence.
@@ -100,6 +105,42 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     vocabulary = _vocabulary(model)
     bos = _named(path, backend, config.get("bos_token"), vocabulary) if config.get("add_bos_token") is True else None
     return Tokenizer(backend, bos, _stop_tokens(path, backend, config, vocabulary))
+
+
+def _check_tries(file: Path, content: bytes) -> None:
+    """The library takes memory for as many bytes as a character map says that its trie has, before it looks whether they are there: up to
+    8 GB, and where they cannot be had it ends the process. Raises CheckpointError."""
+    if CHARACTER_MAP.encode() not in content and not ESCAPED.search(content):
+        return
+    for text in _values_of(CHARACTER_MAP, _parsed(content)):
+        try:
+            trie = base64.b64decode(text, validate=True)
+        except (ValueError, TypeError):
+            continue  # the library says so itself
+        said = int.from_bytes(trie[:TRIE_LENGTH], "little")
+        if said > len(trie) - TRIE_LENGTH:
+            limit = f"it has {max(0, len(trie) - TRIE_LENGTH)}"
+            raise CheckpointError(f"{file}: a character map says that its trie has {said} bytes; {limit}; download it again")
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None  # the library says so itself
+
+
+def _values_of(key: str, data: Any) -> Iterator[Any]:
+    """Every value of a key, however deep it lies."""
+    left = [data]
+    while left:
+        found = left.pop()
+        if isinstance(found, dict):
+            if key in found:
+                yield found[key]
+            left += found.values()
+        elif isinstance(found, list):
+            left += found
 
 
 def make_byte_tokenizer(path: Path) -> None:

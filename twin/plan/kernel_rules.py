@@ -5,10 +5,10 @@ A plan that breaks such a rule is refused before the kernel computes something e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
-from twin.plan.layout import FLOATS, UNIT_BYTES, layout
+from twin.plan.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
 from twin.plan.prompt import check_tensor_cores
 from twin.plan.scan import check_cache_tiles
 from twin.plan.types import MOST_BATCH_ROWS, Matrix, Plan, Sampling, Span, Stage, StageKind
@@ -116,6 +116,14 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
         yield Violation("kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token")
 
 
+def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
+    """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters, tables, what prompts and samplers need."""
+    words = sum(buffer.elements * buffer.copies * buffer.parts for buffer in plan.buffers)
+    floats = sizes["exchange_floats"] - words + LINE_FLOATS * sizes["counters"] + sizes["prompt_floats"] + sizes["constant_floats"]
+    sampled = 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
+    return int(4 * (floats + sampled)) + PAGE_BYTES * plan.blocks
+
+
 def _laid_out(plan: Plan) -> Iterator[Violation]:
     try:
         made = layout(plan)
@@ -125,6 +133,10 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
     except PlanError as error:
         yield Violation("kernel", THE_PLAN, str(error))
         return
+    needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
+    held = needed + plan.ranks_per_gpu * _beside(plan, made.sizes)
+    if needed <= limit < held:  # more is refused elsewhere
+        yield Violation("budget", THE_PLAN, f"the engine holds {held} bytes of memory per GPU, the limit is {limit}")
     columns = [(name, value) for name, value in made.sizes.items() if name not in FLOATS]
     for name, table in made.tables.items():
         widest = max((max(abs(field) for field in row) for row in table), default=0)
