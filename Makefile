@@ -1,6 +1,7 @@
 # make demo   first result: probe this CPU, fit, predict, run, compare
 # make test   everything that needs no GPU
 # make check  the one gate: lint, types, tests, generated files
+# make attack SECONDS=3600  broken plans, machines, files and command lines, drawn at random: is any law broken?
 # make venv   .venv with everything the above need
 
 VENV := .venv
@@ -9,7 +10,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv compiler demo test check lint types generated clean
+.PHONY: help venv compiler demo test check attack lint types generated clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -45,6 +46,11 @@ generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 
 check: lint types test
+
+SECONDS ?= 60
+
+attack: $(STAMP) compiler
+	@$(BIN)/python -m tests.attack --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache
