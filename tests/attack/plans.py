@@ -130,7 +130,10 @@ def edited(plan: Plan, chance: random.Random) -> tuple[str, Plan]:
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
         if chance.random() < 0.5:
             mutation = chance.choice(MUTATIONS)
-            name, changed = mutation.__name__, mutation(plan, chance)
+            try:
+                name, changed = mutation.__name__, mutation(plan, chance)
+            except (ValueError, LookupError, ArithmeticError):  # an edit before took what this one changes
+                continue
         else:
             name, changed = any_field(plan, chance)
         if changed is not None:

@@ -148,7 +148,7 @@ def test_rows_make_elements_one_or_two_at_a_time(unit: int) -> None:
     "changes",
     [
         {"prompt_chunk": 0}, {"copies": 0}, {"max_context": 0}, {"draft": -1}, {"ahead_slots": -1}, {"delay": -1}, {"delay": 5},
-        {"ring_slots": 2**31}, {"expert_ranks": 3}, {"lane_stagger_ns": -1}, {"slot_bytes": 2**40},
+        {"ring_slots": 2**31}, {"expert_ranks": 3}, {"lane_stagger_ns": -1}, {"lane_stagger_ns": 2**30}, {"slot_bytes": 2**40},
     ],
     ids=str,
 )  # fmt: skip
@@ -252,6 +252,12 @@ def _sized(plan: Plan, **sizes: int) -> Plan:
 @pytest.mark.parametrize(("make", "words"), [case[1:] for case in PROBES], ids=[case[0] for case in PROBES])
 def test_probes_are_held_to_what_the_kernel_does(make: Callable[[], Plan], words: str) -> None:
     refused(make(), words)
+
+
+@pytest.mark.parametrize("changes", [{"draft": 1}, {"batch": 2}, {"ahead_slots": 1}], ids=str)
+def test_a_probe_without_weights_is_examined_whatever_its_options(changes: dict[str, int]) -> None:
+    """What lies on the chip is the widest of no matrices."""
+    violations(with_options(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), **changes))
 
 
 def test_a_pair_that_is_all_blocks_leaves_none_to_stream() -> None:

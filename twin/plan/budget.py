@@ -28,7 +28,7 @@ def _activation_bytes(plan: Plan) -> int:
     residual = streams * plan.shard.hidden
     if plan.options.residual is Residual.SLICED:
         residual = -(-residual // plan.blocks)
-    widest = max(plan.shard.hidden, *(m.cols for s in plan.stages for m in s.matrices))
+    widest = max([plan.shard.hidden, *(m.cols for s in plan.stages for m in s.matrices)])
     held = SCRATCH_BYTES if plan.limits.teams else min(4 * plan.tokens * widest, plan.limits.on_chip_bytes // INPUT_SHARE)
     return 4 * plan.tokens * residual + held
 

@@ -16,6 +16,7 @@ from twin.plan.dataflow import check_data_flow
 from twin.plan.happens_before import prove_reuse
 from twin.plan.kernel_rules import MOST_NUMBER, check_kernel, check_layout
 from twin.plan.types import (
+    MOST_STAGGER_NS,
     CollectiveKind,
     Execution,
     HandOffKind,
@@ -92,8 +93,9 @@ def _structure(plan: Plan) -> Iterator[Violation]:
 
     options = plan.options
     for name, least in OPTION_MINIMUM.items():
-        if not least <= getattr(options, name) <= MOST_NUMBER:
-            yield wrong(f"{name}={getattr(options, name)} is not between {least} and {MOST_NUMBER}")
+        most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
+        if not least <= getattr(options, name) <= most:
+            yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
     kv = plan.kv
     if min(kv.splits, kv.page, kv.item_positions) < 1:
         yield wrong(f"{kv.splits} splits of {kv.item_positions} positions in pages of {kv.page}")
