@@ -20,11 +20,11 @@ from twin.commands.arguments import option_value
 from twin.commands.reference import subparsers
 from twin.commands.run import Printer
 from twin.hardware.load import load_node
+from twin.kernel.budget import on_chip_bytes
+from twin.kernel.defaults import SETTLED, default_options, limits_of, plan_for
 from twin.models.load import load_model
-from twin.plan.budget import on_chip_bytes
-from twin.plan.defaults import SETTLED, default_options, limits_of, plan_for
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.study.engines import ENGINES
 from twin.study.sensitivity import OPTIONS, sensitivity
 

@@ -119,7 +119,7 @@ struct Units {
   int oldest;      // first token whose key and value they need: all before are seen, unless they only append
 };
 
-// On the chip while a block attends; attention_bytes in twin/plan/prompt.py counts the same.
+// On the chip while a block attends; attention_bytes in twin/kernel/prompt.py counts the same.
 struct Attending {
   static constexpr int PITCH = 2 * ROW + 64;  // bytes of a position's key and value; neighbours begin in other banks
   static constexpr int TILE = 64 / type_bytes(KV);  // cached positions that come together

@@ -13,8 +13,8 @@ from pathlib import Path
 from twin.data import data_dir
 from twin.errors import TwinError
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
-from twin.plan.defaults import plan_for
 from twin.plan.types import Execution, HandOffKind, Plan
 from twin.sim.executor import Executor
 from twin.sim.run import simulate

@@ -14,7 +14,7 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import EngineError, TwinError
 from twin.plan.types import Execution, Plan, Stage, StageKind
-from twin.plan.validate import violations
+from twin.proof.validate import violations
 
 WATCHDOG_S = 1.0
 SLACK_S = 8.0  # launches, and the host's look at the end

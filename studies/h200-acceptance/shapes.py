@@ -17,13 +17,13 @@ from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.build import build
-from twin.plan.defaults import plan_for
 from twin.plan.types import CollectiveKind, Limits, Options, Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.study.parallel import each
 
 NODE = "1xh200"

@@ -13,7 +13,7 @@ from shapes import Bench, fitting_slots
 
 from twin.plan.build import build
 from twin.plan.types import Execution, HandOffKind, Options, Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 
 MODELS = ("llama-3.2-1b", "laneformer-2b")
 PROMPT, TOKENS = 32, 320

@@ -22,11 +22,11 @@ import numpy as np
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.cuda_build import compile_cubin, shared_bytes
 from twin.engine.weights import NUMPY
+from twin.kernel.marks import of_consumers
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
-from twin.plan.marks import of_consumers
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 

@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT / "studies" / "h200-acceptance"))
 from shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, prompt_of  # noqa: E402  # found by the lines above
 
 from twin.engine.weights import random_weights  # noqa: E402
+from twin.kernel.defaults import plan_for  # noqa: E402
+from twin.kernel.prompt import pass_weight_bytes, passes  # noqa: E402
 from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeStyle  # noqa: E402
-from twin.plan.defaults import plan_for  # noqa: E402
-from twin.plan.prompt import pass_weight_bytes, passes  # noqa: E402
-from twin.plan.reference import Reference  # noqa: E402
 from twin.plan.types import Execution, Plan  # noqa: E402
+from twin.reference.step import Reference  # noqa: E402
 
 PROMPT, REPEATS, CEILING = 512, 5, 4.61e12  # tokens; runs; bytes a second that an H200 streams
 LENGTHS = (5, 31, 32, 33, 70)  # tokens before those whose logits are compared, around the borders of a pass

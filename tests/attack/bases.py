@@ -15,9 +15,9 @@ from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe, turns_probe
-from twin.plan.reference import Reference
 from twin.plan.shards import Weights
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
+from twin.reference.step import Reference
 
 SEED = 3
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**26, memory_bytes=2**26, oversubscribe=True)

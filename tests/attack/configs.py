@@ -20,11 +20,11 @@ from tests.attack.hostile import INTEGERS, TEXTS, Pairs, Raw, check_refusal, nea
 from twin.data import data_dir, read_yaml
 from twin.errors import TwinError
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.bounds import FIELDS
 from twin.models.load import load_model, model_names
 from twin.models.mixers import CompressedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
 from twin.plan.shards import rope_table
 
 NAME = "configs"

@@ -26,11 +26,11 @@ from twin.hardware.load import node_names, read_device, read_family
 from twin.hardware.override import numbers, with_number, with_numbers
 from twin.hardware.schema import limits
 from twin.hardware.types import Node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
 from twin.plan.types import Execution, HandOffKind, Placement, Plan, Sampling
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.units import unit_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.attack.bases import some_plan
 from tests.attack.defect import Defect
 from tests.attack.plans import describe, run
-from twin.plan.validate import violations
+from twin.proof.validate import violations
 
 NAME = "option mixes"
 SPARE_COPIES = 3  # with fewer, reuse may come too early, and is refused

@@ -1,6 +1,6 @@
 """Edited plans on the CPU engine: what the validator accepts computes the reference's tokens, however long a block may stop.
 
-A plan of the builder's gets one to three mistakes, of those that a builder could make (tests/plan/mutations.py) and of any field
+A plan of the builder's gets one to three mistakes, of those that a builder could make (tests/proof/mutations.py) and of any field
 set to anything. `validate` may raise nothing but its own error, what it accepts runs twice, once with blocks that nap at random,
 and both runs give the reference's logits and greedy tokens.
 """
@@ -20,12 +20,12 @@ import numpy as np
 
 from tests.attack.bases import TOKENS, computed, some_plan, some_probe, tolerance, weights_of
 from tests.attack.defect import Defect
-from tests.plan.mutations import MUTATIONS
+from tests.proof.mutations import MUTATIONS
 from twin.engine import host
 from twin.errors import InvalidPlan, TwinError
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.toolchain import build_host
 
 NAME = "plans"

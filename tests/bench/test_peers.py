@@ -17,8 +17,8 @@ from twin.bench.peers import Decoder
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, ToolchainError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
-from twin.plan.reference import Reference
 from twin.plan.types import Sampling
+from twin.reference.step import Reference
 
 TOLERANCE = 2e-5  # as hf_cases
 

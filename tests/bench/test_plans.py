@@ -15,9 +15,9 @@ from twin.bench.source import find_source, hold_random, make_prompts
 from twin.engine.weights import random_weights
 from twin.errors import ConfigError, TwinError
 from twin.hardware.load import load_node
+from twin.kernel.budget import shared_bytes
 from twin.models.load import load_model, tensors
 from twin.models.spec import DType, RopeStyle
-from twin.plan.budget import shared_bytes
 from twin.plan.types import Execution
 
 NODE = load_node("1xh200")

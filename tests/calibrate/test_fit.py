@@ -16,8 +16,8 @@ from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Kind, Number
-from twin.plan.defaults import limits_of
-from twin.plan.validate import violations
+from twin.kernel.defaults import limits_of
+from twin.proof.validate import violations
 
 TRUE = {
     "block.bf16_bytes_per_s": 20e9,

@@ -33,11 +33,11 @@ from twin.engine.cuda_build import shared_bytes
 from twin.errors import CalibrationError, EngineError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
+from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
-from twin.plan.defaults import default_options, limits_of
 from twin.plan.probe import stream_probe
 from twin.plan.types import Options
-from twin.plan.validate import violations
+from twin.proof.validate import violations
 from twin.sim.run import simulate
 
 SETTLED = (  # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither a tile nor a hop

@@ -17,13 +17,13 @@ from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
+from twin.kernel.layout import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
-from twin.plan.layout import layout
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
-from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
+from twin.reference.step import Reference
 
 H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
 LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))

@@ -27,8 +27,8 @@ from twin.errors import EngineError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
-from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
+from twin.reference.step import Reference
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
 LLAMA = ModelSpec(
@@ -418,7 +418,7 @@ def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks
 
 
 def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from twin.plan import layout
+    from twin.kernel import layout
 
     monkeypatch.setattr(layout, "_scratch_floats", lambda plan: 64)
     with engine(planned(LLAMA, blocks=1)) as running, pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"):
@@ -428,7 +428,7 @@ def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.Mo
 def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sums(tmp_path: Path) -> None:
     script = (
         "from tests_engine import *\n"
-        "from twin.plan import layout\n"
+        "from twin.kernel import layout\n"
         "layout._half_floats = lambda plan: 32\n"
         "engine(planned(blocks=1)).logits(TOKENS[:2])\n"
     )

@@ -14,9 +14,9 @@ from tests.engine.hf_cases import CASES, PLANS, TOLERANCE, Table, plan, tokens, 
 from twin.engine.weights import open_checkpoint
 from twin.models.load import from_config, tensors
 from twin.models.spec import ModelSpec
-from twin.plan.reference import Reference
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Sampling
+from twin.reference.step import Reference
 
 GOLDENS = Path(__file__).parent.parent / "data" / "hf"
 

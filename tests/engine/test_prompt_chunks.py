@@ -22,13 +22,13 @@ from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
+from twin.kernel.prompt import pass_weight_bytes, passes
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
 from twin.plan.build import build
-from twin.plan.defaults import plan_for
-from twin.plan.prompt import pass_weight_bytes, passes
-from twin.plan.reference import Reference
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
+from twin.reference.step import Reference
 from twin.sim.prompt import prompt_time
 
 CHUNK = 16

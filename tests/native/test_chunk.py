@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from twin import toolchain
+from twin.kernel.layout import _tile
 from twin.models.spec import DType
-from twin.plan.layout import _tile
 from twin.plan.types import Matrix
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from twin.data import data_dir
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
+from twin.kernel.header import Control, RankMemory, Request, Status, header
+from twin.kernel.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.kernel.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
+from twin.kernel.scan import check_cache_tiles
+from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
-from twin.plan.header import Control, RankMemory, Request, Status, header
-from twin.plan.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
-from twin.plan.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
-from twin.plan.scan import check_cache_tiles
 from twin.plan.shards import stage_matrix
-from twin.plan.teams import ROWS_AT_ONCE
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
 from twin.toolchain import build_host
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from twin import toolchain
+from twin.kernel.scan import TENSOR_WARPS
 from twin.plan.build import SPLITS_AT_ONCE
-from twin.plan.scan import TENSOR_HEADS, TENSOR_POSITIONS, TENSOR_WARPS
+from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.sim.cost import PARTS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
+from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
+from twin.kernel.layout import tile_inverse
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
-from twin.plan.layout import tile_inverse
 from twin.plan.partition import MOST_ROWS, cut, scatter, spread
 from twin.plan.probe import exchange_probe, sample_probe
 from twin.plan.types import (
@@ -30,7 +30,7 @@ from twin.plan.types import (
     StageKind,
     tiles,
 )
-from twin.plan.validate import validate, violations
+from twin.proof.validate import validate, violations
 
 SEEDS = st.integers(0, 2**32 - 1)
 

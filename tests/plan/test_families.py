@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.family_models import CHOSEN, DELTA, DENSE, EXPERTS, FEEDS, GROUPED, HASHED, LATENT, MIXERS, PACKED, SHARED, family
-from tests.plan.mutations import mutants
-from tests.plan.oracle import find_fault, meaning, schedules
-from tests.plan.tiny import LIMITS, plan_of, tiny
+from tests.proof.mutations import mutants
+from tests.proof.oracle import find_fault, meaning, schedules
+from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
@@ -32,7 +32,7 @@ from twin.plan.types import (
     StageKind,
     routed_share,
 )
-from twin.plan.validate import validate, violations
+from twin.proof.validate import validate, violations
 
 PATTERNS = {
     **{name: family((mixer, DENSE), (mixer, EXPERTS), (mixer, SHARED)) for name, mixer in MIXERS.items()},

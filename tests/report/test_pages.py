@@ -13,7 +13,7 @@ import pytest
 from tests.command_line import TINY
 from twin.calibrate.validate import Compared, Validation
 from twin.hardware.load import load_node
-from twin.plan.defaults import plan_for
+from twin.kernel.defaults import plan_for
 from twin.plan.types import Plan
 from twin.report import figures, pages
 from twin.report.html import Chip, Page, Section, html_table

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from twin.errors import ConfigError, HardwareError, PlanError
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
 from twin.plan.types import Execution, Sampling
 from twin.serving.costs import Ideal, Load, Measured, visited
 from twin.serving.kernels import AllReduce, LatentScan, Product, launched

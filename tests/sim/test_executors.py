@@ -21,10 +21,10 @@ from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, with_number
 from twin.hardware.override import numbers as numbers_of
 from twin.hardware.types import Cache, Device, Link, Node, Number, Sharing, Warps
+from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
-from twin.plan.defaults import plan_for as default_plan
 from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options, Plan, Sampling
 from twin.sim import executor as executors

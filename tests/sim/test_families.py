@@ -23,7 +23,7 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Options, Plan, Residual, StageKind
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.sim.batch import planned
 from twin.sim.causes import CAUSES
 from twin.sim.gated import GatedRing

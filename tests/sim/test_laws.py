@@ -14,9 +14,9 @@ from tests.sim.test_executors import WARP_COSTS, WARP_RATES, variations
 from twin.calibrate.node import calibrated_node
 from twin.hardware.override import apply_fit, numbers, with_number, with_numbers
 from twin.hardware.types import Device, Node, Warps
+from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.plan.build import build
-from twin.plan.defaults import plan_for as default_plan
 from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan
 from twin.sim.machine import Machine

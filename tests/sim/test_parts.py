@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.plan.tiny import plan_of, tiny
+from tests.proof.tiny import plan_of, tiny
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number, numbers, plan_for, usual
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Device, Sharing, Warps
+from twin.kernel.scan import tensor_scan
 from twin.models.spec import DType, Lanes
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
-from twin.plan.scan import tensor_scan
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, StageKind
 from twin.sim import cost
 from twin.sim.attribution import critical_path

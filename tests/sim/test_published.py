@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
-from twin.plan.defaults import plan_for
 from twin.plan.types import Execution, StageKind
 from twin.sim.run import simulate
 

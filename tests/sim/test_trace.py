@@ -18,7 +18,7 @@ from twin.engine.session import Generation
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.plan.defaults import plan_for as default_plan
+from twin.kernel.defaults import plan_for as default_plan
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Parts, Plan
 from twin.report.recording import Recording, load, record
 from twin.report.side_by_side import side_by_side, text

@@ -21,9 +21,9 @@ from twin.bench.timing import Sample, Steps, Variant, alternate
 from twin.engine.session import Session
 from twin.errors import ConfigError, EngineError
 from twin.models.spec import DType, ModelSpec
-from twin.plan.reference import Reference
 from twin.plan.shards import Weights
 from twin.plan.types import Plan
+from twin.reference.step import Reference
 
 RESIDENT, GRAPH, EAGER, CAPTURED, CEILING = "resident", "graph", "hf-eager", "hf-captured", "ceiling"
 LOGIT_TOLERANCE = 2e-2  # largest difference from the NumPy reference, relative to the largest logit: a few BF16 roundings of the cache

@@ -9,12 +9,12 @@ from typing import Any
 
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
+from twin.kernel.budget import shared_bytes
+from twin.kernel.defaults import limits_of, plan_for
 from twin.models.spec import DType, ModelSpec
-from twin.plan.budget import shared_bytes
-from twin.plan.defaults import limits_of, plan_for
 from twin.plan.probe import stream_probe
 from twin.plan.types import Execution, Options, Plan, Sampling
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
 PROBE_BYTES = (1_000_000_000, 8_000_000_000)  # least: far beyond any cache; most: memory, and time a step

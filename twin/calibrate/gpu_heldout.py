@@ -8,9 +8,9 @@ from typing import Any
 
 from twin.calibrate.heldout import HeldOut
 from twin.hardware.types import Node
+from twin.kernel.defaults import default_options
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import default_options
 from twin.plan.types import Execution, HandOffKind, LateParts
 
 TOKENS = 160  # decoded and timed per repeat

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twin.hardware.load import load_node
+from twin.kernel.defaults import limits_of
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
-from twin.plan.defaults import limits_of
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 
 TOKENS = 48  # decoded and timed per repeat
 REPEATS = 5

@@ -18,8 +18,8 @@ from twin.engine.choose import check_present, compile_all, open_engine, open_ran
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Device, Node
-from twin.plan.defaults import limits_of
-from twin.plan.validate import validate
+from twin.kernel.defaults import limits_of
+from twin.proof.validate import validate
 
 Progress = Callable[[str], None]
 Keep = Callable[[dict[str, Any], store.Samples], None]  # called after every round with what is known so far

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate.store import StageTimes
-from twin.plan.marks import of_consumers
+from twin.kernel.marks import of_consumers
 from twin.plan.types import Plan
 
 Times = NDArray[np.float64]

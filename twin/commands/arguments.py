@@ -17,7 +17,7 @@ from twin.errors import ConfigError, OutputError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.plan.defaults import FIELDS, SETTLED
+from twin.kernel.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
 from twin.study.options import check_range
 from twin.text import shown

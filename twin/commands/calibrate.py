@@ -15,7 +15,7 @@ from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.override import numbers
 from twin.hardware.types import Device, Node
-from twin.plan.defaults import limits_of
+from twin.kernel.defaults import limits_of
 from twin.report.tables import percent, table
 from twin.units import format_quantity, unit_of
 

@@ -11,7 +11,7 @@ from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Device, Node
 from twin.machines.load import load_machine, machine_names
-from twin.machines.show import described, shown
+from twin.report.machines import described, shown
 from twin.report.tables import table
 from twin.units import format_quantity, unit_of
 

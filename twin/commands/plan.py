@@ -10,7 +10,7 @@ from twin.commands.arguments import Subparsers, add_engine_options, add_model, a
 from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.types import Node
-from twin.plan.budget import on_chip_bytes
+from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, table
 from twin.units import format_quantity

@@ -21,12 +21,12 @@ from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import ConfigError, EngineError
 from twin.files import read_text
 from twin.hardware.types import Node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import plan_for
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Sampling
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.report.tables import count
 from twin.text import shown
 from twin.units import format_quantity

@@ -13,10 +13,10 @@ from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
 from twin.hardware.types import Node
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
-from twin.plan.defaults import plan_for
 from twin.plan.types import Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table

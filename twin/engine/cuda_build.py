@@ -11,11 +11,11 @@ from typing import Any
 
 from twin.data import data_dir
 from twin.errors import ToolchainError
-from twin.plan.budget import shared_bytes
-from twin.plan.header import header
-from twin.plan.layout import layout
-from twin.plan.prompt import check_tensor_cores
-from twin.plan.scan import check_cache_tiles
+from twin.kernel.budget import shared_bytes
+from twin.kernel.header import header
+from twin.kernel.layout import layout
+from twin.kernel.prompt import check_tensor_cores
+from twin.kernel.scan import check_cache_tiles
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 

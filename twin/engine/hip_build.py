@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
 from twin.errors import ToolchainError
-from twin.plan.header import header
+from twin.kernel.header import header
 from twin.plan.types import Plan
 from twin.toolchain import run_compiler
 

@@ -14,9 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.session import Generation, Session, address, kv_bytes, probability_floats, probe_seconds, random_chunk
 from twin.errors import EngineError
-from twin.plan import layout as plan_layout
-from twin.plan.header import Control, RankMemory, Request, header
-from twin.plan.layout import LINE_FLOATS, PAGE_BYTES, layout
+from twin.kernel import layout as plan_layout
+from twin.kernel.header import Control, RankMemory, Request, header
+from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 from twin.toolchain import build_host

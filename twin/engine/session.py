@@ -17,8 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.plan.header import MAX_RANKS, Control, Request, Status
-from twin.plan.layout import STORAGE
+from twin.kernel.header import MAX_RANKS, Control, Request, Status
+from twin.kernel.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
 PASS_BARRIER = -2  # hung_value: blocks meet after every stage of a prompt pass

@@ -9,7 +9,7 @@ from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.resets import with_resets
-from twin.plan.scan import scans_on_tensor_cores
+from twin.plan.splits import kv_of
 from twin.plan.step import step
 from twin.plan.types import (
     MOST_STAGGER_NS,
@@ -17,7 +17,6 @@ from twin.plan.types import (
     Common,
     Execution,
     HandOffKind,
-    Kv,
     LateParts,
     Limits,
     Options,
@@ -27,10 +26,6 @@ from twin.plan.types import (
     Shard,
 )
 
-# On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks at four splits at once: Llama-3.2-1B
-# with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
-POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
-POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
 MOST_INDEX = 2**24  # of a token: candidates publish it as an FP32
 SIZES = (  # options that count things or bytes
     "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
@@ -221,15 +216,3 @@ def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
     slice_of = -(-spec.hidden // blocks)
     each, reduced = ranks * spec.hidden, 2 * spec.hidden + ranks * slice_of
     return LateParts.REDUCED if reduced < each else LateParts.EACH
-
-
-def kv_of(options: Options, shard: Shard, blocks: int, limits: Limits) -> Kv:
-    """Splits of each KV head and the page capacity of each split."""
-    pages = -(-options.max_context // options.kv_page)
-    wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
-    if scans_on_tensor_cores(limits, options, shard):
-        wanted = min(pages, -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES)) * SPLITS_AT_ONCE)
-    splits = options.attention_splits or max(1, min(blocks // shard.kv_heads, wanted))
-    if splits > pages:
-        raise PlanError(f"attention_splits={splits}: more than the {pages} pages of {options.kv_page} positions")
-    return Kv(splits, options.kv_page, -(-pages // splits) * options.kv_page, options.kv_dtype)

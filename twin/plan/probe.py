@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twin.errors import PlanError
-from twin.plan.build import dies, kv_of
+from twin.plan.build import dies
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.resets import with_resets
+from twin.plan.splits import kv_of
 from twin.plan.types import (
     Buffer,
     HandOffKind,

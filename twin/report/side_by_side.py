@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
-from twin.plan.marks import of_consumers
+from twin.kernel.marks import of_consumers
 from twin.plan.types import Plan
 from twin.report.recording import Recording
 from twin.report.tables import percent, table

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from twin.hardware.types import Node
+from twin.kernel.defaults import limits_of, plan_for
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import limits_of, plan_for
 from twin.plan.types import Plan
-from twin.plan.validate import validate
+from twin.proof.validate import validate
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 

@@ -8,9 +8,10 @@ from math import exp
 
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
+from twin.kernel.scan import TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
+from twin.kernel.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.models.spec import DType
-from twin.plan.scan import TENSOR_POSITIONS, TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
-from twin.plan.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
+from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import takewhile
 
 from twin.hardware.types import BlockUnit, Device
+from twin.kernel.teams import Ahead, taken_ahead
 from twin.models.spec import DType
-from twin.plan.teams import Ahead, taken_ahead
 from twin.plan.types import (
     Execution,
     HandOffKind,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from twin.errors import PlanError
 from twin.hardware.types import Node, Number
+from twin.kernel.prompt import GROUPS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
+from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
-from twin.plan.prompt import GROUPS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
-from twin.plan.teams import WARP, teams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Stage, StageKind
 from twin.sim.cost import weight_rate
 

@@ -12,7 +12,7 @@ from math import ceil
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
-from twin.plan.scan import tensor_scan
+from twin.kernel.scan import tensor_scan
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES

@@ -7,8 +7,8 @@ from typing import Any
 
 from twin.errors import PlanError
 from twin.hardware.types import Node
+from twin.kernel.defaults import DEFAULT, plan_for
 from twin.models.spec import ModelSpec
-from twin.plan.defaults import DEFAULT, plan_for
 from twin.plan.types import Plan
 from twin.sim.batch import planned
 from twin.sim.run import Result, simulate

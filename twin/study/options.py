@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError
-from twin.plan.defaults import FIELDS
+from twin.kernel.defaults import FIELDS
 from twin.plan.types import MOST_STAGGER_NS, Options
 from twin.text import shown
 from twin.units import parse_quantity, unit_of

@@ -29,7 +29,7 @@ from twin.study.options import CONDITIONS, Plain, option_value
 D = TypeVar("D")
 
 OWN = ("case.py", "hardware.py", "options.py", "point.py")  # of this package
-CODE = ("units.py", "hardware", "models", "plan", "sim", *(f"study/{name}" for name in OWN))  # what decides a result
+CODE = ("units.py", "hardware", "models", "plan", "kernel", "proof", "sim", *(f"study/{name}" for name in OWN))  # what decides a result
 SOURCES = (".py", ".h", ".cpp")
 NATIVE = "simulator"  # and its compiled half, in native/
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.command_line import Twin
 from twin.machines.load import load_machine, machine_names
-from twin.machines.show import cells_of
 from twin.models.load import model_names
+from twin.report.machines import cells_of
 
 
 @pytest.mark.parametrize("name", ["cerebras-cs3", "cerebras-cs4", "taalas-hc1"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
-from twin.plan.violation import Violation
+from twin.proof.violation import Violation
 
 SUMMED = (  # of which every rank has a share
     StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN, StageKind.COLLECTIVE, StageKind.LANE_MEAN, StageKind.LM_HEAD,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twin.plan.layout import beside_bytes, prompt_chip, step_bytes
+from twin.kernel.layout import beside_bytes, prompt_chip, step_bytes
 from twin.plan.types import Plan, Residual
 
 SCRATCH_BYTES = 12 << 10  # judged by what the dense kernel's stages take beside ring and residual

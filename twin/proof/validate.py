@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import InvalidPlan
-from twin.plan.budget import on_chip_bytes
-from twin.plan.dataflow import check_data_flow
-from twin.plan.happens_before import prove_reuse
-from twin.plan.kernel_rules import MOST_NUMBER, check_kernel, check_layout
+from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import (
     MOST_STAGGER_NS,
     CollectiveKind,
@@ -31,7 +28,10 @@ from twin.plan.types import (
     Value,
     routed_share,
 )
-from twin.plan.violation import Violation
+from twin.proof.dataflow import check_data_flow
+from twin.proof.happens_before import prove_reuse
+from twin.proof.kernel_rules import MOST_NUMBER, check_kernel, check_layout
+from twin.proof.violation import Violation
 
 __all__ = ["Report", "Violation", "validate", "violations"]
 

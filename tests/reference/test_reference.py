@@ -15,9 +15,9 @@ from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe
-from twin.plan.reference import Reference, slots_before
 from twin.plan.shards import Array, rope_table, stage_matrix
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
+from twin.reference.step import Reference, slots_before
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 DENSE = ModelSpec(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
-from twin.plan.violation import Violation
+from twin.proof.violation import Violation
 
 STEPS = 3  # a value, its reset at most a step later, the next value in that copy and its polls at most a step after it
 NEVER = -1

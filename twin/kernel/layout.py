@@ -17,12 +17,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.kernel.prompt import chip_bytes, prompt_of
+from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
+from twin.kernel.teams import ahead_pieces, teams_of
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
-from twin.plan.prompt import chip_bytes, prompt_of
-from twin.plan.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.plan.shards import Weights
-from twin.plan.teams import ahead_pieces, teams_of
 from twin.plan.types import (
     MOST_WARPS,
     PARTIAL_EXTRA,

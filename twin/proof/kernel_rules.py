@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
-from twin.plan.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
-from twin.plan.prompt import check_tensor_cores
-from twin.plan.scan import check_cache_tiles
+from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
+from twin.kernel.prompt import check_tensor_cores
+from twin.kernel.scan import check_cache_tiles
 from twin.plan.types import MOST_BATCH_ROWS, Matrix, Plan, Sampling, Span, Stage, StageKind
-from twin.plan.violation import Violation
+from twin.proof.violation import Violation
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
 HEAD_STEP = 4  # elements of a head that a thread gathers at once

@@ -14,14 +14,14 @@ import pytest
 from tests.attack.bases import LANED, LIMITS, LLAMA
 from twin.errors import InvalidPlan, PlanError
 from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import build
-from twin.plan.defaults import plan_for
 from twin.plan.probe import exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind, rows_bytes
-from twin.plan.validate import validate, violations
+from twin.proof.validate import validate, violations
 
 
 def planned(**chosen: Any) -> Plan:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from twin.plan.budget import on_chip_bytes
+from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Reset, Span, Stage, StageKind, Value
 
 Mutation = Callable[[Plan, random.Random], Plan | None]  # None: nothing to break here

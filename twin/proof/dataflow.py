@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twin.models.spec import ModelSpec
-from twin.plan.layer_flow import layers
 from twin.plan.types import Parts, Plan, Residual, Span, StageKind, Value
-from twin.plan.violation import Violation
-from twin.plan.walk import Need, Walk, Wrong, compare, first_hole
+from twin.proof.layer_flow import layers
+from twin.proof.violation import Violation
+from twin.proof.walk import Need, Walk, Wrong, compare, first_hole
 
 PROBE_KINDS = (StageKind.STREAM, StageKind.EXCHANGE, StageKind.ATTENTION, StageKind.SAMPLE)
 

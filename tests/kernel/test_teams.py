@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twin.errors import PlanError
+from twin.kernel.teams import LANE_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.partition import COLUMN_STEP
-from twin.plan.teams import LANE_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
 from twin.plan.types import CollectiveKind, Limits, Options, Plan, StageKind
 
 H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)

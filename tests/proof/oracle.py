@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from twin.kernel.budget import on_chip_bytes
 from twin.models.spec import DType
-from twin.plan.budget import on_chip_bytes
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Residual, Stage, StageKind
 
 PRIME = (1 << 61) - 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from twin.errors import PlanError
-from twin.plan.teams import teams_of
-from twin.plan.types import Limits, Options, Plan, Shard, StageKind
+from twin.kernel.teams import teams_of
+from twin.plan.splits import TENSOR_HEADS, scans_on_tensor_cores, slot_positions
+from twin.plan.types import Plan, StageKind
 
 LONG_SCAN = 256  # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context and save 3 % at 16k
-TENSOR_POSITIONS, TENSOR_WARPS, TENSOR_HEADS = 16, 4, 4  # of a product on tensor cores: positions, warps that share an item's, query heads
-TENSOR_ROW, TENSOR_HEAD = 128, 128  # bytes that a cached key is a multiple of; most elements: wider heads leave no registers
+TENSOR_WARPS = 4  # that share an item's positions on tensor cores
 COPY_BYTES = 16  # the grain of bulk copies
 
 
@@ -39,22 +39,9 @@ def tensor_scan(plan: Plan) -> bool:
     return scans_on_tensor_cores(plan.limits, plan.options, plan.shard)
 
 
-def scans_on_tensor_cores(limits: Limits, options: Options, shard: Shard) -> bool:
-    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows of cached keys are whole 128 bytes, in
-    which an item's positions are stored twisted."""
-    if not limits.teams or not shard.kv_heads or options.kv_dtype.bytes != 2:
-        return False
-    whole = shard.head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and shard.head_dim <= TENSOR_HEAD
-    return whole and shard.heads // shard.kv_heads <= 2 * TENSOR_HEADS and _positions(options, shard) % TENSOR_POSITIONS == 0
-
-
 def cache_tile(plan: Plan) -> int:
     """Cached positions of a ring slot, keys and the values behind them."""
-    return _positions(plan.options, plan.shard)
-
-
-def _positions(options: Options, shard: Shard) -> int:
-    return max(1, options.slot_bytes // max(1, 2 * shard.head_dim * options.kv_dtype.bytes))
+    return slot_positions(plan.options, plan.shard)
 
 
 def check_cache_tiles(plan: Plan) -> None:

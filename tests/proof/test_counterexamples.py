@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.plan.oracle import Schedule, find_fault, meaning, operations, schedules
-from tests.plan.tiny import LIMITS, plan_of, tiny
+from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedules
+from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.happens_before import _Machine
 from twin.plan.probe import NO_SHARD, _plan, exchange_probe
 from twin.plan.resets import with_resets
 from twin.plan.types import (
@@ -30,7 +29,8 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
-from twin.plan.validate import validate, violations
+from twin.proof.happens_before import _Machine
+from twin.proof.validate import validate, violations
 
 
 def refused(plan: Plan, rule: str, words: str) -> None:

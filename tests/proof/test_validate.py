@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.mutations import mutants
-from tests.plan.oracle import Schedule, find_fault, meaning, operations, schedules
-from tests.plan.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
+from tests.proof.mutations import mutants
+from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedules
+from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.spec import LaneHead, Lanes
 from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, Sampling
-from twin.plan.validate import Report, validate, violations
+from twin.proof.validate import Report, validate, violations
 
 MUTANTS = 7  # per plan; 150 plans make 1,050 broken plans
 SEEDS = st.integers(0, 2**32 - 1)

@@ -17,9 +17,9 @@ import numpy as np
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
 from twin.plan import shards
-from twin.plan.memory import Memory, numbers_of
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
+from twin.reference.memory import Memory, numbers_of
 
 Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
 

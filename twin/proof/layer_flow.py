@@ -11,7 +11,7 @@ from dataclasses import replace
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
 from twin.plan.types import Common, Parts, Residual, Routed, Scan, Span, Stage, StageKind, Value
-from twin.plan.walk import Need, Walk, Wrong, partials_of, whole
+from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
 STATE_WORD = 4  # bytes of an element of a recurrent state

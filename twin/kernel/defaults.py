@@ -8,11 +8,11 @@ from typing import Any
 
 from twin.errors import PlanError
 from twin.hardware.types import Node
+from twin.kernel.budget import on_chip_bytes
+from twin.kernel.prompt import TILE_ROWS, TOKENS, fitting_chunk
+from twin.kernel.teams import WARPS
 from twin.models.spec import ModelSpec
-from twin.plan.budget import on_chip_bytes
 from twin.plan.build import build, check_sizes, shard_of
-from twin.plan.prompt import TILE_ROWS, TOKENS, fitting_chunk
-from twin.plan.teams import WARPS
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
