@@ -1,0 +1,150 @@
+"""Does a change of the code leave alone what the program computes? Compares two trees: `python -m tests.identity COMMIT`.
+
+Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's result and its trace. The sources of
+the kernel are compared as well: the same header and the same sources are the same machine code. The other tree is checked out beside
+this one for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve()
+DENSE = ("laneformer-2b", "llama-3.2-1b", "qwen2.5-coder-1.5b", "qwen3-8b", "llama-3.1-8b")
+LARGE = ("llama-3.1-70b",)
+SIMULATED = ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-coder-next", "deepseek-v4-flash", "gemma-4-31b", "mixtral-8x7b")
+NODES = ("1xh200", "1xh100", "1xmi300x")
+CHOICES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--context", "2000", "--max-context", "4096"),
+    ("--handoff", "counter"),
+    ("--execution", "graph"),
+    ("--sampling", "full"),
+)
+
+
+def cases() -> Iterator[tuple[str, ...]]:
+    """MODEL NODE and options, as on the command line."""
+    yield from ((model, node, *chosen) for model, node, chosen in itertools.product(DENSE, NODES, CHOICES))
+    yield from (
+        (model, node) for model in (*DENSE, *LARGE) for node in ("2xh200", "8xh200") if (model, node) != ("qwen2.5-coder-1.5b", "8xh200")
+    )
+    yield from ((model, "8xh200") for model in SIMULATED)
+    yield ("laneformer-2b", "8xmi300x")
+
+
+def module(*names: str) -> Any:
+    """The first of these modules that the tree has: rooms have moved."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise SystemExit(f"none of {', '.join(names)} is in {sys.path[0]}")
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def digests(folder: Path) -> dict[str, dict[str, str]]:
+    """Of the tree that Python imports from."""
+    layout = module("twin.kernel.layout", "twin.plan.layout")
+    header = module("twin.kernel.header", "twin.plan.header")
+    defaults = module("twin.kernel.defaults", "twin.plan.defaults")
+    load_model = module("twin.models.load").load_model
+    load_node = module("twin.hardware.load").load_node
+    toolchain = module("twin.toolchain")
+    found = {"the kernel's sources": {path.name: digest(path.read_bytes()) for path in toolchain.native_sources()}}
+    for words in cases():
+        case = " ".join(words)
+        found[case] = _simulated(words, folder)
+        plan = defaults.plan_for(load_model(words[0]), load_node(words[1]), **_options(words[2:]))
+        if plan.simulation_only() is None:
+            found[case]["image"] = digest(layout.image(plan).tobytes())
+            found[case]["header"] = digest(header.header(plan).encode())
+        print(case, file=sys.stderr, flush=True)
+    return found
+
+
+def _options(words: tuple[str, ...]) -> dict[str, Any]:
+    types = module("twin.plan.types")
+    kinds = {"handoff": types.HandOffKind, "execution": types.Execution, "sampling": types.Sampling}
+    named = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {name: kinds[name](value) if name in kinds else int(value) for name, value in named.items()}
+
+
+def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
+    """What `twin simulate` prints and the trace that it writes."""
+    trace = folder / "trace.json"
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = module("twin.cli").main(["simulate", *words, "--json", "--trace", str(trace)])
+    if code:
+        raise SystemExit(f"twin simulate {' '.join(words)} ended with {code}")
+    result = json.loads(said.getvalue())
+    for name in ("trace", "trace_file", "wall_s"):
+        result.pop(name, None)
+    made = {"prediction": digest(json.dumps(result, sort_keys=True).encode()), "trace": digest(trace.read_bytes())}
+    trace.unlink()
+    return made
+
+
+def compared(theirs: dict[str, dict[str, str]], ours: dict[str, dict[str, str]]) -> list[str]:
+    """Where the trees differ."""
+    return [
+        f"{case}: {what}: {theirs.get(case, {}).get(what)} there, {ours.get(case, {}).get(what)} here"
+        for case in {**theirs, **ours}
+        for what in sorted({*theirs.get(case, {}), *ours.get(case, {})})
+        if theirs.get(case, {}).get(what) != ours.get(case, {}).get(what)
+    ]
+
+
+def digests_of(tree: Path) -> dict[str, dict[str, str]]:
+    """In a process that imports from `tree`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "digests.json"
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        subprocess.run([sys.executable, str(HERE), "--digest", str(out)], cwd=tree, env=environment, check=True)
+        found: dict[str, dict[str, str]] = json.loads(out.read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commit", nargs="?", help="the tree to compare with")
+    parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.digest:
+        with tempfile.TemporaryDirectory() as folder:
+            chosen.digest.write_text(json.dumps(digests(Path(folder))))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "tree"
+        subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), chosen.commit], check=True)
+        try:
+            theirs = digests_of(other)
+        finally:
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True)
+    ours = digests_of(ROOT)
+    differences = compared(theirs, ours)
+    print("\n".join(differences))
+    plans = len(ours) - 1
+    print(f"{plans} plans compared with {chosen.commit}: {'identical' if not differences else f'{len(differences)} differences'}")
+    return int(bool(differences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
