@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from twin.kernel.prompt import chip_bytes, prompt_of
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import ahead_pieces, teams_of
+from twin.kernel.teams import KINDS, ahead_pieces, teams_of
 from twin.models.spec import DType, LaneHead, RopeStyle
 from twin.plan import shards
+from twin.plan.catalogue import ROWS
 from twin.plan.shards import Weights
 from twin.plan.types import (
     MOST_WARPS,
@@ -95,10 +96,9 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "starts": ("StageStart", ("units",)),
 }  # fmt: skip
 FLOATS = {"scale", "norm_eps"}
-KINDS_OF_INPUT = ("hidden", "heads", "ffn")
 TEAM_SIZES = (  # of NVIDIA's blocks
     "consumer_warps", "scan_heads", "cache_tile", "tensor_scan",
-    *(f"{use}_{what}" for use in KINDS_OF_INPUT for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")),
+    *(f"{use}_{what}" for use in KINDS for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")),
 )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def layout(plan: Plan) -> Layout:
         matrix = stage.matrix
         at = vectors.get(stage.index, {})
         stages.append((
-            KINDS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
+            NUMBERS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
             -1 if stage.publishes is None else stage.publishes,
             *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
             sets.own(stage.items) if stage.items else -1, stage.window, kv,
@@ -147,7 +147,7 @@ def tile_inverse(tile_rows: int) -> int:
     return -(-(1 << 16) // tile_rows)
 
 
-KINDS = {kind: at for at, kind in enumerate(StageKind)}
+NUMBERS = {kind: at for at, kind in enumerate(StageKind)}
 PARTS = {parts: at for at, parts in enumerate(Parts)}
 HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}
 
@@ -300,7 +300,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
     return {
         "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
         "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
-        "kinds": sum(1 << KINDS[kind] for kind in {stage.kind for stage in plan.stages}),
+        "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
         "resident": int(options.execution is Execution.RESIDENT),
         "hidden": shard.hidden, "heads": shard.heads, "kv_heads": shard.kv_heads, "shard_vocab": shard.vocab,
         "vocab": spec.vocab if spec else shard.vocab, "splits": plan.kv.splits, "page": plan.kv.page,
@@ -426,8 +426,8 @@ def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
 def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     assert plan.spec is not None
     mean = plan.spec.lanes is not None and plan.spec.lanes.head is LaneHead.MEAN
-    normed = (StageKind.QKV, StageKind.GATE_UP, StageKind.LANE_MEAN if mean else StageKind.LM_HEAD)
-    if stage.kind in normed:
+    unnormed = StageKind.LM_HEAD if mean else StageKind.LANE_MEAN  # lanes are normed where they meet, or in the head
+    if ROWS[stage.kind].norm and stage.kind is not unnormed:
         yield "norm", plan.shard.hidden
     if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
         yield "bias", stage.matrix.rows

@@ -13,12 +13,12 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
+from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Matrix, Plan, Shard, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
 TOKENS = 16  # that one tensor-core instruction takes
-SKIPPED = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.REDUCE)  # the first norm embeds; parts are read where they lie
 TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
 PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
 TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
@@ -50,7 +50,7 @@ def passes(plan: Plan, tokens: int) -> int:
 def pass_stages(plan: Plan) -> Iterator[Stage]:
     """The stages of a pass; the last one only appends keys and values."""
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
-    yield from (s for s in plan.stages[: last + 1] if s.kind not in SKIPPED)
+    yield from (s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass)
 
 
 def pass_weight_bytes(plan: Plan) -> int:

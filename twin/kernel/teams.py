@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.spec import DType
+from twin.plan.catalogue import ROWS, Input
 from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
@@ -98,11 +99,7 @@ class Teams:
     ffn: Team
 
 
-KINDS = {
-    "hidden": (StageKind.QKV, StageKind.GATE_UP, StageKind.LM_HEAD, StageKind.STREAM),
-    "heads": (StageKind.O_PROJ,),
-    "ffn": (StageKind.DOWN,),
-}
+KINDS = {input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input}
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
+from twin.plan.catalogue import ROWS
 from twin.plan.partition import cut, spread
 from twin.plan.types import (
     Buffer,
@@ -29,7 +30,7 @@ from twin.plan.types import (
 )
 
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")  # a whole step lies between two uses: one copy is enough
-EXCHANGED = (StageKind.O_PROJ.value, StageKind.DOWN.value, StageKind.ROUTED_DOWN.value)  # partial sums of all ranks
+EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)  # partial sums of all ranks
 
 
 @dataclass(frozen=True, slots=True)

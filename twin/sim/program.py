@@ -13,6 +13,7 @@ from itertools import takewhile
 from twin.hardware.types import BlockUnit, Device
 from twin.kernel.teams import Ahead, taken_ahead
 from twin.models.spec import DType
+from twin.plan.catalogue import ROWS, Spent
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -29,7 +30,7 @@ from twin.plan.types import (
     tiles_of,
 )
 from twin.sim import consume, cost
-from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, OTHER, ROUTING, SAMPLING
+from twin.sim.causes import CAUSES, COLLECTIVE, HAND_OFF, SAMPLING
 from twin.sim.clock import cost_in_time
 from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.sim.wiring import Channel, Wiring, part_count, reset_words, wire
@@ -37,16 +38,7 @@ from twin.units import picoseconds
 
 FP32_BYTES = 4
 ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
-VECTOR_KINDS = (  # gather whole vectors
-    StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.LANE_MEAN, StageKind.REDUCE,
-    StageKind.HYPER, StageKind.LATENT, StageKind.QUERY, StageKind.ABSORB, StageKind.HEAD_OUT, StageKind.DELTA_IN, StageKind.ROUTER,
-    StageKind.SHARED_DOWN, StageKind.ROUTED_DOWN,
-)  # fmt: skip
-AHEAD_KINDS = (StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN, StageKind.LM_HEAD, StageKind.STREAM)
-FIXED_CAUSES = {
-    StageKind.EMBED: OTHER, StageKind.SAMPLE: SAMPLING, StageKind.ATTENTION: ATTENTION, StageKind.INDEX: ATTENTION,
-    StageKind.DELTA: ATTENTION, StageKind.ROUTE: ROUTING,
-}  # fmt: skip
+CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +299,7 @@ class _Lowering:
         """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
         stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
         where slots are only asked for once the inputs are there."""
-        if stage.kind not in AHEAD_KINDS or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
+        if ROWS[stage.kind].input is None or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
             return ()
         if self.device.block.loading == "on-demand":
             return ()
@@ -336,7 +328,7 @@ class _Lowering:
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)  # of splits missing in the last one, its last again
             return (rounds + self._polled()) * at_once
         at_once = min(size, cost.ROUND_BYTES)
-        if stage.kind in VECTOR_KINDS and stage.matrix:
+        if ROWS[stage.kind].vector and stage.matrix:
             parts = part_count(plan, value, read.parts)
             whole = stage.matrix.cols * value.words * parts
             size = cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES) * value.words * min(words, whole) // whole
@@ -378,7 +370,7 @@ class _Lowering:
             return 0
         if self._aside(stage):
             rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
-        elif stage.kind in VECTOR_KINDS:
+        elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self._splits(stage, read))
         else:
@@ -428,7 +420,7 @@ class _Lowering:
         resets = reset_words(plan, stage, block)
         combined = self.device.warps is not None and any(self._splits(stage, read) for read in stage.reads)  # where it is gathered
         vector = 0 if combined else stage.vector_elements
-        normed = plan.tokens if stage.kind in VECTOR_KINDS and vector else 0
+        normed = plan.tokens if ROWS[stage.kind].vector and vector else 0
         if self.device.warps and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE) and plan.options.sampling is Sampling.GREEDY:
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         key = (resets, vector, published, normed)
@@ -555,7 +547,7 @@ def _check(stage: Stage, work: StageWork) -> None:
 
 
 def _fixed_cause(stage: Stage) -> int:
-    return FIXED_CAUSES.get(stage.kind, CONSUMER)
+    return CAUSE[ROWS[stage.kind].spent]
 
 
 def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:

@@ -17,7 +17,8 @@ from twin.hardware.types import Node, Number
 from twin.kernel.prompt import GROUPS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
 from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Parts, Plan, Read, Stage, StageKind
+from twin.plan.catalogue import ROWS
+from twin.plan.types import Matrix, Parts, Plan, Read, Stage
 from twin.sim.cost import weight_rate
 
 # Fitted to nine measured prompts of 512 tokens (three models, 16, 32 and 64 tokens a pass; studies/h200-prompts): their first passes
@@ -32,7 +33,6 @@ HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
-NORMED = (StageKind.QKV, StageKind.GATE_UP)
 UTILISATION_ROUNDS = 4  # the load that slows a pass depends on its time; it settles to 0.1 % in as many
 
 
@@ -122,7 +122,7 @@ class _Passes:
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
         plan = self.plan
-        normed = stage.kind in NORMED
+        normed = ROWS[stage.kind].norm
         waits = {"barriers": (1 + normed) * self._barrier_s()}
         if normed:
             waits["norms"] = self._norm_s(stage, -(-tokens // plan.blocks))

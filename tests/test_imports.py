@@ -1,0 +1,77 @@
+"""Imports go one way: no module waits for itself, and no package for one above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = (  # a package imports from its own line and from those below
+    ("cli", "commands", "__main__"),
+    ("report",),
+    ("bench", "study"),
+    ("calibrate",),
+    ("machines", "serving"),
+    ("engine", "sim"),
+    ("proof", "reference"),
+    ("kernel",),
+    ("plan",),
+    ("hardware", "models"),
+    ("toolchain",),
+    ("data", "files", "units"),
+    ("text",),
+    ("errors",),
+)
+HEIGHT = {name: -line for line, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    found = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "twin").rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in found.items() if "_data" not in name}
+
+
+def imports(path: Path, known: dict[str, Path], *, typing: bool) -> set[str]:
+    """Modules of ours that a file imports, anywhere in it; with `typing` those for annotations alone, too."""
+    found = set()
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8")), typing=typing):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "twin":
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in known else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "twin"}
+    return found - {"twin"}
+
+
+def _statements(tree: ast.AST, *, typing: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if not typing and isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _statements(node, typing=typing)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = modules()
+    left = {name: imports(path, known, typing=False) for name, path in known.items()}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"a circle among {', '.join(sorted(left))}"
+
+
+@pytest.mark.parametrize("package", sorted(HEIGHT))
+def test_a_package_imports_only_from_below(package: str) -> None:
+    known = modules()
+    for name, path in known.items():
+        if name.split(".")[1:2] != [package]:
+            continue
+        for other in imports(path, known, typing=True):
+            needed = other.split(".")[1]
+            assert HEIGHT[needed] <= HEIGHT[package], f"{name} imports {other}, which lies above it"
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {name.split(".")[1] for name in modules() if "." in name} <= HEIGHT.keys()

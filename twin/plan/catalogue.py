@@ -1,0 +1,73 @@
+"""One row for each kind of stage: what the builder, the kernel's layout and the twin have to know about it.
+
+The proof (twin/proof) keeps lists of its own, on purpose: a mistake here must not hide there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from twin.plan.types import StageKind
+
+
+class Input(Enum):
+    """The vectors that a block of the engine multiplies with matrices. A device's kernel holds one of each width."""
+
+    HIDDEN = "hidden"  # the residual stream, or a probe's constant
+    HEADS = "heads"  # the outputs of all heads
+    FFN = "ffn"  # the feed-forward's activations
+
+
+class Spent(Enum):
+    """What a stage's own time goes to, beside streaming and waiting; the names are those of twin/sim/causes.py."""
+
+    CONSUMER = "consumer"
+    ATTENTION = "attention"
+    SAMPLING = "sampling"
+    ROUTING = "routing"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What holds for every stage of a kind."""
+
+    engine: bool = False  # the kernel has code for it; else it is simulated only
+    input: Input | None = None  # of its matrix in the kernel, whose weights may be taken ahead of it; None: no such matrix
+    vector: bool = False  # its blocks gather whole vectors
+    norm: bool = False  # the engine norms what it reads
+    summed: bool = False  # every rank makes a part of what it publishes
+    in_pass: bool = True  # a prompt pass runs it, where it stands before the last layer's attention
+    spent: Spent = Spent.CONSUMER
+
+
+ROWS: dict[StageKind, Row] = {
+    StageKind.EMBED: Row(engine=True, in_pass=False, spent=Spent.OTHER),  # in a pass the first norm embeds
+    StageKind.QKV: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.ATTENTION: Row(engine=True, spent=Spent.ATTENTION),
+    StageKind.O_PROJ: Row(engine=True, input=Input.HEADS, vector=True, summed=True),
+    StageKind.GATE_UP: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True),
+    StageKind.COLLECTIVE: Row(engine=True, in_pass=False),  # in a pass parts are read where they lie
+    StageKind.LANE_MEAN: Row(engine=True, vector=True, norm=True),
+    StageKind.LM_HEAD: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.SAMPLE: Row(engine=True, spent=Spent.SAMPLING),
+    StageKind.STREAM: Row(engine=True, input=Input.HIDDEN),
+    StageKind.EXCHANGE: Row(engine=True),
+    StageKind.REDUCE: Row(engine=True, vector=True, in_pass=False),
+    StageKind.HYPER: Row(vector=True),
+    StageKind.LATENT: Row(vector=True),
+    StageKind.QUERY: Row(vector=True),
+    StageKind.ABSORB: Row(vector=True),
+    StageKind.INDEX: Row(spent=Spent.ATTENTION),
+    StageKind.HEAD_OUT: Row(vector=True),
+    StageKind.DELTA_IN: Row(vector=True),
+    StageKind.DELTA: Row(spent=Spent.ATTENTION),
+    StageKind.ROUTER: Row(vector=True),
+    StageKind.ROUTE: Row(spent=Spent.ROUTING),
+    StageKind.SHARED_UP: Row(),
+    StageKind.SHARED_DOWN: Row(vector=True),
+    StageKind.ROUTED_UP: Row(),
+    StageKind.ROUTED_DOWN: Row(vector=True, summed=True),
+}
