@@ -25,7 +25,7 @@ from twin.sim.handoff import Timing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Package, Path, Pipe
-from twin.sim.program import VECTOR_KINDS, compile_plan
+from twin.sim.program import compile_plan
 from twin.sim.ring import Ring
 from twin.sim.run import simulate
 
