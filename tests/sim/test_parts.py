@@ -628,9 +628,8 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
 
 def test_a_block_of_warps_norms_a_vector_at_once() -> None:
     plan = plan_for(node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
-    kinds = [
-        kind for kind, row in ROWS.items() if row.vector and kind is not StageKind.O_PROJ
-    ]  # which weighs the partial outputs where it gathers them
+    weighs = StageKind.O_PROJ  # the partial outputs where it gathers them
+    kinds = [kind for kind, row in ROWS.items() if row.vector and kind is not weighs]
     normed = sum(stage.kind in kinds and stage.vector_elements > 0 for stage in plan.stages)
     steps = [simulate(plan, node_of(warped(vector_s=seconds))).step_s for seconds in (0.0, 1e-6)]
     best = 2  # of all candidates: of a block's, of all blocks'
