@@ -25,6 +25,8 @@ LINKING = (
     *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")),
 )
 AWAITED = ("docs/glossary.md",)  # linked already; remove it from here when the file is there
+PLACES = ("twin", "native", "hwmodels", "tests", "studies")
+CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml")
 MINUTES = ("twin calibrate", "twin validate", "twin demo")  # parsed here, run by their own tests or by hand
 
 
@@ -76,6 +78,14 @@ def test_linked_files_exist(document: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / document).read_text()):
         file = ((ROOT / document).parent / target).resolve()
         assert file.exists() or file.relative_to(ROOT).as_posix() in AWAITED, target
+
+
+@pytest.mark.parametrize("document", [document for document in LINKING if document != "docs/commands.md"])
+def test_named_files_exist(document: str) -> None:
+    """`twin/plan/types.py` or only `types.py`; NAME stands for what a reader chooses."""
+    known = [file.relative_to(ROOT).as_posix() for folder in PLACES for file in (ROOT / folder).rglob("*.*")]
+    for name in set(re.findall(r"`([\w/.-]+\.(?:py|cuh|h|cpp|cu|hip|yaml))`", (ROOT / document).read_text())):
+        assert CHOSEN.search(name) or any(f"/{file}".endswith(f"/{name}") for file in known), name
 
 
 def sections() -> dict[str, str]:
