@@ -10,19 +10,23 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Twin
+from tests.command_line import TINY, Twin
+from twin.calibrate.node import calibrated_node
 from twin.cli import COMMANDS, build_parser
+from twin.commands import demo
 from twin.commands.arguments import option_value
 from twin.commands.reference import subparsers
-from twin.commands.run import Printer
+from twin.commands.run import Printer, Watched
+from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import SETTLED, default_options, limits_of, plan_for
-from twin.models.load import load_model
+from twin.models.load import load_model, tensors
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 from twin.proof.validate import validate
 from twin.study.engines import ENGINES
@@ -289,3 +293,61 @@ def test_bench_checks_what_it_times(twin: Twin, checkpoint: Path) -> None:
     assert data["tokens_per_s"] > 0
     assert data["logit_difference"] < 1e-3
     assert len(data["samples"]) == 2
+
+
+# ---- what a newcomer meets --------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_package(twin: Twin) -> None:
+    outcome = twin("--version")
+    assert (outcome.code, outcome.out) == (0, f"twin {version('monotwin')}\n")
+
+
+def test_the_demo_predicts_gpus_from_their_fit_like_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "compare_engines", lambda case, show: {})
+    assert demo._study("8xh200")[0] == calibrated_node("8xh200") != load_node("8xh200")
+
+
+def test_ctrl_c_amid_the_imports_is_no_traceback(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(named: object) -> object:
+        signal.raise_signal(signal.SIGINT)  # numpy would make an ImportError of a KeyboardInterrupt here
+        loaded.append(True)
+        return build_parser(["models"])
+
+    loaded: list[bool] = []
+    monkeypatch.setattr("twin.cli.build_parser", build)
+    outcome = twin("models")
+    assert (outcome.code, outcome.out, outcome.err, loaded) == (130, "", "twin: interrupted\n", [True])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("words", [("calibrate", "host", "--quick"), ("demo",), ("validate", "host", "--measure-only", "--out", "runs")])
+def test_a_missing_compiler_is_said_once(words: tuple[str, ...], twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    outcome = twin(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("no-such-compiler") == 1
+
+
+def test_weights_that_take_long_say_how_far_they_are() -> None:
+    said: list[str] = []
+    watched = Watched(random_weights(TINY, 1), said.append, quiet_s=0.0)
+    names = list(tensors(TINY))
+    for name in [*names, names[0]]:
+        watched[name]
+    assert said[-1] == f"weights: {len(names)} of {len(names)} tensors"
+    silent = Watched(random_weights(TINY, 1), said.append, quiet_s=60.0)
+    assert (silent.spec, silent.dtype) == (TINY, TINY.dtype)
+    silent[names[0]]
+    assert len(said) == len(names) + 1
+
+
+def test_what_ended_a_generation_is_told_apart(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt", "Hello", "--max-tokens", "40", "--ignore-eos")
+    assert "ended by --max-tokens 40" in twin(*words).err
+    data = json.loads(twin(*words, "--json").out)
+    text = next(c for c in data["text"] if c.isascii() and c.isprintable() and not c.isdigit())
+    assert f"ended by the stop text {text!r}" in twin(*words, "--stop", text).err
+    token = data["tokens"][3]
+    assert f"ended by token {token}, of --stop" in twin(*words, "--stop", token).err

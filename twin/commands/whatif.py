@@ -43,7 +43,7 @@ EXAMPLES = """\
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5 --set memory.stream="5 TB/s"
   twin whatif llama-3.1-8b 8xh200 --set gpus=4 --set ring-slots=6
   twin whatif laneformer-2b 8xh200 --sensitivity --report out/sensitivity.html
-  twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=0,4096 --draws 16"""
+  twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=128,4096 --draws 16"""
 
 
 def add(commands: Subparsers) -> None:
