@@ -351,3 +351,20 @@ def test_what_ended_a_generation_is_told_apart(twin: Twin, checkpoint: Path) -> 
     assert f"ended by the stop text {text!r}" in twin(*words, "--stop", text).err
     token = data["tokens"][3]
     assert f"ended by token {token}, of --stop" in twin(*words, "--stop", token).err
+
+
+def test_a_budget_is_shown_in_one_unit(twin: Twin) -> None:
+    lines = [line for line in twin("plan", "llama-3.1-8b", "1xh200").out.splitlines() if "memory per" in line]
+    assert len(lines) == 2
+    for line in lines:
+        used, unit, limit, same = line.split()[-4:]
+        assert unit == same
+        assert float(used) < float(limit)
+
+
+def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(twin: Twin) -> None:
+    outcome = twin("plan", "llama-3.1-405b", "1xh200")
+    assert outcome.code == 2
+    assert "needs 812 GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node of h200-sxm that holds it" in outcome.err
+    assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
+    assert "8xb200 is the smallest node of b200" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
