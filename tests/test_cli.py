@@ -368,3 +368,23 @@ def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(tw
     assert "needs 812 GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node of h200-sxm that holds it" in outcome.err
     assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
     assert "8xb200 is the smallest node of b200" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+
+
+def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:
+    assert re.search(r"the fit of h200-sxm misses half of its \d+ probes by \d\.\d% or less", twin("simulate", tiny, *ONE).out)
+    assert "mi300x has no fit" in twin("simulate", tiny, "1xmi300x", "--blocks", "8").out
+
+
+def test_a_table_of_draws_is_called_by_the_median_and_another_by_the_prediction(twin: Twin, tiny: str, tmp_path: Path) -> None:
+    words = ("whatif", tiny, *ONE, "--sweep", "context=8,16", "--store", tmp_path, "--workers", "1")
+    assert "median draw (p10-p90), tokens/s" in twin(*words, "--draws", "4").out
+    without = twin(*words).out
+    assert "predicted tokens/s" in without
+    assert "p10" not in without
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate"])
+def test_help_explains_block_ring_and_floor(name: str, twin: Twin) -> None:
+    said = twin(name, "--help").out
+    for word in ("block", "ring", "floor", "hand-off"):
+        assert f"- {word}: " in said

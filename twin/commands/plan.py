@@ -12,6 +12,7 @@ from twin.commands.output import emit
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
+from twin.report import words
 from twin.report.tables import count, facts, table
 from twin.units import format_quantity, parse_quantity
 
@@ -25,7 +26,7 @@ def add(commands: Subparsers) -> None:
     parser = command(
         commands, "plan", run, usage="MODEL NODE [options]", summary="show the schedule of one decode step, its budgets and its floor",
         text="A plan says which block computes, waits for and publishes what. It is proven free of deadlock and races\n"
-        "before anything runs it; the engine and the twin walk this same plan.", examples=EXAMPLES,
+        "before anything runs it; the engine and the twin walk this same plan." + words.lines(words.OF_A_PLAN), examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
     add_node(parser)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         from twin.report.pages import validation_page  # plotly: only for a report
 
-        say(f"report: {validation_page(validation).write(args.report)}")
+        say(f"report: {validation_page(validation, measured.meta).write(args.report)}")
     emit(args, validation.to_json(), text(validation))
     return 0
 

@@ -123,7 +123,10 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     if args.report:
         extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if args.changes else []
         extra += [pages.sensitivity(effects, STEP)] if effects else []
-        say(f"report: {pages.simulation_page(case.plan(), case.node, after, *extra).write(args.report)}")
+        effect = after.tokens_per_s / before.tokens_per_s - 1
+        cards = [(percent(effect, signed=True), f"against {count(before.tokens_per_s)} tokens/s of the baseline")] if args.changes else []
+        told = pages.simulation_page(case.plan(), case.node, after, *extra, what_if=", ".join(args.changes), cards=cards)
+        say(f"report: {told.write(args.report)}")
     emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     return 0
 
