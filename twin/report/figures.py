@@ -23,7 +23,12 @@ COLOURS = {
 }
 ROW_PX = 34
 # Digits of a logarithmic axis' ticks, from sparse to dense: the first that gives enough ticks is taken.
-DIGITS: tuple[tuple[float, ...], ...] = ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9), tuple(1 + at / 10 for at in range(90)))
+DIGITS: tuple[tuple[float, ...], ...] = (
+    (1,),
+    (1, 2, 5),
+    (1, 2, 3, 4, 5, 6, 7, 8, 9),
+    *(tuple(1 + at / n for at in range(9 * n)) for n in (2, 10)),
+)
 FEWEST_TICKS = 4
 LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"}
 
@@ -116,7 +121,7 @@ def log_ticks(values: Iterable[float | None]) -> dict[str, Any]:
         found = [tick for power in powers for digit in digits if low / 1.2 <= (tick := digit * 10.0**power) <= high * 1.2]
         if len(found) >= FEWEST_TICKS:
             break
-    return {"tickmode": "array", "tickvals": found, "ticktext": [f"{tick:,.6g}" for tick in found]}
+    return {"tickmode": "array", "tickvals": found, "ticktext": [f"{tick:,.10g}" for tick in found]}
 
 
 def comparison(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], *, band: float = 0.15) -> Figure:
