@@ -105,6 +105,11 @@ def test_as_many_series_as_a_plan_has_kinds_of_stages_differ_in_colour() -> None
     assert len(set(colours)) == len(colours) == len(StageKind)
 
 
+def test_a_legend_of_many_names_has_room_above_the_bars() -> None:
+    few, many = (figure(Bars(("x",), tuple(Series(f"s{i}", (1.0,)) for i in range(n)), "share", stacked=True))["layout"] for n in (2, 24))
+    assert many["height"] - few["height"] == many["margin"]["t"] - few["margin"]["t"] == 60
+
+
 def test_a_page_opens_with_the_finding_and_says_that_the_prediction_came_before() -> None:
     page = report.page(STUDY, OUTCOME)
     assert page.subtitle == "A question?"

@@ -152,9 +152,11 @@ def test_ticks_of_a_logarithmic_axis_are_at_least_two_and_carry_their_whole_numb
 
 
 def test_a_what_if_page_says_what_was_changed_and_first_what_it_did(plan: Plan, result: Result) -> None:
-    page = pages.simulation_page(plan, NODE, result, what_if="link.hop=x0.5", cards=[("+1.0%", "against the baseline")])
+    change = Section("Baseline and change", "")
+    page = pages.simulation_page(plan, NODE, result, change, what_if="link.hop=x0.5", cards=[("+1.0%", "against the baseline")])
     assert page.title.startswith("What if link.hop=x0.5? ")
     assert page.cards[0] == ("+1.0%", "against the baseline")
+    assert page.sections[0] == change
 
 
 def test_a_validation_page_says_under_which_conditions_was_measured() -> None:

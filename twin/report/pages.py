@@ -29,12 +29,13 @@ STRONGEST = 20
 def simulation_page(
     plan: Plan, node: Node, result: Result, *extra: Section, what_if: str = "", cards: Sequence[tuple[str, str]] = ()
 ) -> Page:
-    """One simulated step; `extra` sections stand before the numbers and conditions.
+    """One simulated step; `extra` sections stand before the numbers and conditions, or first where the page is about a change.
 
     `what_if`: the changes that were made, where the page is about them; `cards` then say first what they did.
     """
     name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
-    told = (*timeline(plan, result), attribution(result), slowest(result), *extra)
+    step = (*timeline(plan, result), attribution(result), slowest(result))
+    told = (*extra, *step) if what_if else (*step, *extra)
     return Page(
         title=f"What if {what_if}? {name}" if what_if else name,
         subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured on that node unless it says so.",

@@ -19,6 +19,7 @@ GRID = "#e5e9f0"
 INK = "#1b2433"
 BAR_PX, GAP_PX = 13, 12
 STACK_PX = 24
+LEGEND_ROW_PX, NAMES_A_ROW = 20, 6
 PUBLISHED = ", published"  # behind the label of the bars that a series of marks belongs to
 LONGEST = 42  # characters of a row's name that are shown
 
@@ -37,6 +38,7 @@ def bars(chart: Bars) -> Figure:
     # Marks that belong to no bar take the colour after all of them.
     colours.append(PALETTE[len(plain) % len(PALETTE)])
     data += [_mark(chart, series, colours[_place(plain, series)]) for series in chart.series if series.marks]
+    legend_px = LEGEND_ROW_PX * ((len(chart.series) - 1) // NAMES_A_ROW)  # room for its further rows, or they cover the bars
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
     x_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log else {"tickformat": ".0%" if _fractions(chart) else ",~r"}
@@ -44,12 +46,12 @@ def bars(chart: Bars) -> Figure:
         "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
         "scattermode": "group",
         "bargap": 0.25,
-        "height": 110 + each * len(chart.names),
+        "height": 110 + legend_px + each * len(chart.names),
         "xaxis": x_axis,
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
         "legend": LEGEND,
         "showlegend": len(chart.series) > 1,
-        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+        "margin": {"l": 10, "r": 20, "t": 40 + legend_px, "b": 45},
     }
     return {"data": data, "layout": layout}
 
