@@ -44,6 +44,7 @@ types: $(STAMP)
 
 generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
+	@$(BIN)/python -m twin.report.words > docs/glossary.md
 
 check: lint types test
 

@@ -10,19 +10,23 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Twin
+from tests.command_line import TINY, Twin
+from twin.calibrate.node import calibrated_node
 from twin.cli import COMMANDS, build_parser
+from twin.commands import demo
 from twin.commands.arguments import option_value
 from twin.commands.reference import subparsers
-from twin.commands.run import Printer
+from twin.commands.run import Printer, Watched
+from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import SETTLED, default_options, limits_of, plan_for
-from twin.models.load import load_model
+from twin.models.load import load_model, tensors
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 from twin.proof.validate import validate
 from twin.study.engines import ENGINES
@@ -289,3 +293,98 @@ def test_bench_checks_what_it_times(twin: Twin, checkpoint: Path) -> None:
     assert data["tokens_per_s"] > 0
     assert data["logit_difference"] < 1e-3
     assert len(data["samples"]) == 2
+
+
+# ---- what a newcomer meets --------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_package(twin: Twin) -> None:
+    outcome = twin("--version")
+    assert (outcome.code, outcome.out) == (0, f"twin {version('monotwin')}\n")
+
+
+def test_the_demo_predicts_gpus_from_their_fit_like_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "compare_engines", lambda case, show: {})
+    assert demo._study("8xh200")[0] == calibrated_node("8xh200") != load_node("8xh200")
+
+
+def test_ctrl_c_amid_the_imports_is_no_traceback(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(named: object) -> object:
+        signal.raise_signal(signal.SIGINT)  # numpy would make an ImportError of a KeyboardInterrupt here
+        loaded.append(True)
+        return build_parser(["models"])
+
+    loaded: list[bool] = []
+    monkeypatch.setattr("twin.cli.build_parser", build)
+    outcome = twin("models")
+    assert (outcome.code, outcome.out, outcome.err, loaded) == (130, "", "twin: interrupted\n", [True])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("words", [("calibrate", "host", "--quick"), ("demo",), ("validate", "host", "--measure-only", "--out", "runs")])
+def test_a_missing_compiler_is_said_once(words: tuple[str, ...], twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    outcome = twin(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("no-such-compiler") == 1
+
+
+def test_weights_that_take_long_say_how_far_they_are() -> None:
+    said: list[str] = []
+    watched = Watched(random_weights(TINY, 1), said.append, quiet_s=0.0)
+    names = list(tensors(TINY))
+    for name in [*names, names[0]]:
+        watched[name]
+    assert said[-1] == f"weights: {len(names)} of {len(names)} tensors"
+    silent = Watched(random_weights(TINY, 1), said.append, quiet_s=60.0)
+    assert (silent.spec, silent.dtype) == (TINY, TINY.dtype)
+    silent[names[0]]
+    assert len(said) == len(names) + 1
+
+
+def test_what_ended_a_generation_is_told_apart(twin: Twin, checkpoint: Path) -> None:
+    words = ("run", checkpoint, "--prompt", "Hello", "--max-tokens", "40", "--ignore-eos")
+    assert "ended by --max-tokens 40" in twin(*words).err
+    data = json.loads(twin(*words, "--json").out)
+    text = next(c for c in data["text"] if c.isascii() and c.isprintable() and not c.isdigit())
+    assert f"ended by the stop text {text!r}" in twin(*words, "--stop", text).err
+    token = data["tokens"][3]
+    assert f"ended by token {token}, of --stop" in twin(*words, "--stop", token).err
+
+
+def test_a_budget_is_shown_in_one_unit(twin: Twin) -> None:
+    lines = [line for line in twin("plan", "llama-3.1-8b", "1xh200").out.splitlines() if "memory per" in line]
+    assert len(lines) == 2
+    for line in lines:
+        used, unit, limit, same = line.split()[-4:]
+        assert unit == same
+        assert float(used) < float(limit)
+
+
+def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(twin: Twin) -> None:
+    outcome = twin("plan", "llama-3.1-405b", "1xh200")
+    assert outcome.code == 2
+    assert "needs 812 GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node of h200-sxm that holds it" in outcome.err
+    assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
+    assert "8xb200 is the smallest node of b200" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+
+
+def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:
+    assert re.search(r"the fit of h200-sxm misses half of its \d+ probes by \d\.\d% or less", twin("simulate", tiny, *ONE).out)
+    assert "mi300x has no fit" in twin("simulate", tiny, "1xmi300x", "--blocks", "8").out
+
+
+def test_a_table_of_draws_is_called_by_the_median_and_another_by_the_prediction(twin: Twin, tiny: str, tmp_path: Path) -> None:
+    words = ("whatif", tiny, *ONE, "--sweep", "context=8,16", "--store", tmp_path, "--workers", "1")
+    assert "median draw (p10-p90), tokens/s" in twin(*words, "--draws", "4").out
+    without = twin(*words).out
+    assert "predicted tokens/s" in without
+    assert "p10" not in without
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate"])
+def test_help_explains_block_ring_and_floor(name: str, twin: Twin) -> None:
+    said = twin(name, "--help").out
+    for word in ("block", "ring", "floor", "hand-off"):
+        assert f"- {word}: " in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,7 +14,26 @@ def test_a_wheel_carries_every_data_folder_and_every_study_file() -> None:
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert carried == {name: f"twin/_data/{name}" for name in carried}
     studies = {f"studies/{file.parent.name}" for file in ROOT.glob("studies/*/study.yaml")}
-    assert set(carried) == {"hwmodels", "native", "calibration/fits"} | studies
+    fits = {name for name in carried if name.startswith("calibration/fits/")}
+    assert set(carried) == {"hwmodels", "native"} | fits | studies
+
+
+def test_a_wheel_carries_every_fit_on_file_but_not_that_of_the_computer_it_is_built_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    carried = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert "calibration/fits/host.yaml" in ignored
+    fits = {f"calibration/fits/{file.name}" for file in (ROOT / "calibration/fits").iterdir()}
+    assert {name for name in carried if name.startswith("calibration")} == fits - set(ignored)
+
+
+def test_what_is_advised_to_be_installed_is_published_under_that_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = ["nvidia-cuda-nvrtc-cu12", *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    packages = {re.split(r"[<>=\[;]", one)[0] for one in wanted}
+    for file in sorted((ROOT / "twin").rglob("*.py")):
+        for advised in re.findall(r"pip install ([\w \"'\[\].-]+)", file.read_text()):
+            assert set(advised.strip("\"'").split()) <= packages, f"{file}: {advised}"
 
 
 def test_what_others_made_is_named() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from twin.commands.output import error_text, one_line
@@ -76,9 +79,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     named = words[:1] if words and words[0] in COMMANDS else COMMANDS
-    args = build_parser(named).parse_args(words)
+    with _interrupted_afterwards():
+        parser = build_parser(named)
+    args = parser.parse_args(words)
     code: int = args.run(args)
     return code
+
+
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Ctrl-C waits for the imports inside: amid them, C code of numpy turns it into an ImportError with a traceback."""
+    asked: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield  # no other thread may set a handler, and whoever has set one knows why
+        return
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _ended(message: str, code: int) -> int:
@@ -105,12 +127,21 @@ def _abandon_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _version() -> str:
+    """Of the installed package."""
+    try:
+        return version("monotwin")
+    except PackageNotFoundError:
+        return "of a checkout that is not installed"
+
+
 def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The command line with a sub-parser for each command named: only their modules are loaded, some are slow to."""
     parser = Parser(
         prog="twin", usage="twin [-h] COMMAND ...", description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"twin {_version()}", help="show the version and exit")
     # The spare width keeps argparse from breaking the line of the longest command.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND [...]", prog="twin", required=True)
     for name in named:

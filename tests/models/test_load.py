@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from twin.data import data_dir, read_yaml
+from twin.engine.weights import open_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import canonical_shape
 from twin.models.load import canonical, from_config, load_model, model_names, read_named, tensors
@@ -183,3 +186,52 @@ def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, to
     with pytest.raises(ConfigError, match=r"llama-3\.2-1b\.yaml") as error:
         read_named(path)
     assert told in str(error.value)
+
+
+# ---- what a newcomer brings --------------------------------------------------------------------------------------
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config = read_yaml(data_dir("hwmodels") / "models" / f"{name}.yaml")["config"]
+    assert isinstance(config, dict)
+    return config
+
+
+def test_a_file_is_called_by_its_own_name_and_a_config_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("config.json", "other.json"):
+        (folder / name).write_text(json.dumps(config_of("llama-3.2-1b")))
+    assert [load_model(folder / name).name for name in ("config.json", "other.json")] == ["mine", "other"]
+    assert load_model(folder).name == "mine"
+
+
+def test_a_snapshot_of_the_hugging_face_cache_is_called_by_its_repository(tmp_path: Path) -> None:
+    home = tmp_path / "models--org--my--model"
+    snapshot, blob = home / "snapshots" / "0a1b2c", home / "blobs" / "ffee"
+    for folder in (snapshot, blob.parent):
+        folder.mkdir(parents=True)
+    blob.write_text(json.dumps(config_of("llama-3.2-1b")))
+    (snapshot / "config.json").symlink_to(blob)
+    for path in (snapshot, snapshot / "config.json"):
+        assert load_model(path).name == "org/my--model"
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "bitsandbytes"])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "laneformer-2b"])
+def test_a_quantized_checkpoint_is_refused_by_its_format_and_told_what_can_be_done(method: str, model: str) -> None:
+    with pytest.raises(ConfigError, match=f"{method.upper()}.*original in 16 bits.*MODEL@FORMAT"):
+        from_config(config_of(model) | {"quantization_config": {"quant_method": method, "bits": 4, "much": "x" * 1000}}, "mine")
+
+
+@pytest.mark.parametrize("read", [load_model, open_checkpoint])
+def test_a_gguf_file_and_its_folder_are_refused_by_their_format(read: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(ConfigError, match="GGUF is a format that is not read"):
+            read(path)
+
+
+def test_an_unknown_family_is_told_which_ones_run() -> None:
+    with pytest.raises(ConfigError, match="the engine runs llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, the others"):
+        from_config({"model_type": "bert"}, "mine")

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+from twin.plan.types import StageKind
 from twin.report import outcome as report
 from twin.report.study_figures import figure
 from twin.study.kinds import Study
@@ -87,3 +88,31 @@ def test_waterfall_ends_with_the_whole() -> None:
     data = figure(Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s"))["data"][0]
     assert data["y"] == [1.0, 2.0, 3.0]
     assert data["measure"] == ["absolute", "relative", "total"]
+
+
+def test_axes_of_500_are_not_labelled_5() -> None:
+    chart = Bars(("x", "y"), (Series("s", (500.0, 20.0)),), "s", log=True)
+    axis = figure(chart)["layout"]["xaxis"]
+    assert "500" in axis["ticktext"]
+    assert "dtick" not in axis
+    lines = figure(Lines((1, 2), (Series("s", (500.0, 20.0)),), "GPUs", "s", log_y=True))
+    assert "500" in lines["layout"]["yaxis"]["ticktext"]
+
+
+def test_as_many_series_as_a_plan_has_kinds_of_stages_differ_in_colour() -> None:
+    series = tuple(Series(kind.value, (1.0,)) for kind in StageKind)
+    colours = [bar["marker"]["color"] for bar in figure(Bars(("x",), series, "share", stacked=True))["data"]]
+    assert len(set(colours)) == len(colours) == len(StageKind)
+
+
+def test_a_legend_of_many_names_has_room_above_the_bars() -> None:
+    few, many = (figure(Bars(("x",), tuple(Series(f"s{i}", (1.0,)) for i in range(n)), "share", stacked=True))["layout"] for n in (2, 24))
+    assert many["height"] - few["height"] == many["margin"]["t"] - few["margin"]["t"] == 60
+
+
+def test_a_page_opens_with_the_finding_and_says_that_the_prediction_came_before() -> None:
+    page = report.page(STUDY, OUTCOME)
+    assert page.subtitle == "A question?"
+    titles = [section.title for section in page.sections]
+    assert titles.index("Speeds") < titles.index("What was predicted before it ran")
+    assert "not corrected afterwards" in report.text(STUDY, OUTCOME)

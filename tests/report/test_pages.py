@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import plotly.graph_objects
@@ -15,7 +17,7 @@ from twin.calibrate.validate import Compared, Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.plan.types import Plan
-from twin.report import figures, pages
+from twin.report import figures, pages, words
 from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
@@ -135,3 +137,38 @@ def test_what_ended_as_the_step_began_is_not_shown_whatever_its_times_round_to()
     )
     shown = pages._spans(SimpleNamespace(trace=Trace(events), step_ends_ps=(end, end + 5_000_000)))[1]  # type: ignore[arg-type]
     assert [one.label for one in shown] == ["embed"]
+
+
+# ---- for a reader who is new -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high"), [(500.0, 520.0), (23.0, 80.0), (3.0, 900.0), (0.02, 7.0), (5.0, 5.0), (1.0, 1e9)])
+def test_ticks_of_a_logarithmic_axis_are_at_least_two_and_carry_their_whole_number(low: float, high: float) -> None:
+    ticks = figures.log_ticks([low, None, high])
+    assert 2 <= len(ticks["tickvals"]) <= 24
+    assert not any("e" in text for text in ticks["ticktext"])
+    assert [float(text.replace(",", "")) for text in ticks["ticktext"]] == pytest.approx(ticks["tickvals"])
+    assert low / 1.2 <= min(ticks["tickvals"]) <= max(ticks["tickvals"]) <= high * 1.2
+
+
+def test_a_what_if_page_says_what_was_changed_and_first_what_it_did(plan: Plan, result: Result) -> None:
+    change = Section("Baseline and change", "")
+    page = pages.simulation_page(plan, NODE, result, change, what_if="link.hop=x0.5", cards=[("+1.0%", "against the baseline")])
+    assert page.title.startswith("What if link.hop=x0.5? ")
+    assert page.cards[0] == ("+1.0%", "against the baseline")
+    assert page.sections[0] == change
+
+
+def test_a_validation_page_says_under_which_conditions_was_measured() -> None:
+    html = pages.validation_page(VALIDATION, {"cpu": "a CPU", "load_before": 0.5, "steps": {"long": 1}}).html()
+    assert "a CPU" in html
+    assert "load before" in html
+    assert "long" not in re.findall(r"<section><h2>Measured under.*?</section>", html, re.DOTALL)[0]
+
+
+def test_pages_and_help_and_the_glossary_explain_each_cause_in_the_same_words(page: Page) -> None:
+    assert {figures.spoken(cause) for cause in figures.COLOURS} <= words.WORDS.keys()
+    assert {*words.OF_A_PLAN, *words.OF_A_RESULT} <= words.WORDS.keys()
+    assert escape(words.WORDS["consumer"]) in page.html()
+    root = Path(__file__).resolve().parents[2]
+    assert (root / "docs" / "glossary.md").read_text() == words.glossary()

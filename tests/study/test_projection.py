@@ -38,6 +38,8 @@ BAD = (
     Bad("an unknown kind", {"kind": "projektion"}, ("kind", "'projektion'", "did you mean projection")),
     Bad("no question", {"question": None}, ("question", "missing")),
     Bad("an unknown key", {"mdels": ["x"]}, ("mdels", "unknown key", "did you mean models")),
+    Bad("a misspelt key that need not be given", {"intervalls": {}}, ("intervalls", "unknown key", "did you mean intervals")),
+    Bad("a misspelt key that is needed", {"title": None, "titel": "x"}, ("title", "missing; is it titel, misspelt?")),
     Bad("an unknown model", {"models": ["laneformer-3b"]}, ("models[0]", "'laneformer-3b'", "did you mean laneformer-2b")),
     Bad("no models", {"models": []}, ("models", "at least one entry")),
     Bad("an unknown node", {"nodes": ["8xh200", "9xh200"]}, ("nodes[1]", "'9xh200'", "8xh200")),

@@ -233,4 +233,4 @@ def _module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ToolchainError(f"{name} is not installed: pip install 'monotwin[hf]', or leave the peers out with --no-peers") from error
+        raise ToolchainError(f"{name} is not installed: pip install torch transformers, or leave the peers out with --no-peers") from error

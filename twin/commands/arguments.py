@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
+from twin.engine.choose import HOST
 from twin.errors import ConfigError, OutputError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
@@ -21,6 +22,7 @@ from twin.kernel.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
 from twin.study.options import check_range
 from twin.text import shown
+from twin.toolchain import host_compiler
 from twin.units import parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
@@ -102,6 +104,12 @@ def one_device(name: str) -> Node:
     if node.gpus > 1:
         raise ConfigError(f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
     return node
+
+
+def check_compiler(node: Node) -> None:
+    """Raises ToolchainError once, where otherwise each of many runs on this computer's CPU would fail for want of a compiler."""
+    if node.device.isa == HOST:
+        host_compiler()
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:

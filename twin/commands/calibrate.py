@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twin.calibrate import store
 from twin.calibrate.measure import measure_probes
 from twin.calibrate.recipe import recipe_of
-from twin.commands.arguments import Subparsers, add_measuring, command, measured_folder, one_device
+from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, measured_folder, one_device
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`, else among the device's runs."""
     recipe_of(node.device)  # refuses a device that has none before a folder is made for it
+    check_compiler(node)
     check_folder(folder or store.runs_folder(node.device.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []

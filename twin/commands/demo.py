@@ -17,7 +17,6 @@ from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
 from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights, save_checkpoint
-from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec, Rope
@@ -113,7 +112,7 @@ def _compare(checkpoint: Checkpoint, way: str, chosen: dict[str, Any], show: Pro
 
 def _study(name: str) -> tuple[Node, dict[str, Result]]:
     show = progress()
-    node = load_node(name)
+    node = calibrated_node(name)
     try:
         return node, compare_engines(Case(load_model(STUDIED), node, {}), show)
     finally:

@@ -12,8 +12,9 @@ from twin.commands.output import emit
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
+from twin.report import words
 from twin.report.tables import count, facts, table
-from twin.units import format_quantity
+from twin.units import format_quantity, parse_quantity
 
 EXAMPLES = """\
   twin plan laneformer-2b 8xmi300x
@@ -25,7 +26,7 @@ def add(commands: Subparsers) -> None:
     parser = command(
         commands, "plan", run, usage="MODEL NODE [options]", summary="show the schedule of one decode step, its budgets and its floor",
         text="A plan says which block computes, waits for and publishes what. It is proven free of deadlock and races\n"
-        "before anything runs it; the engine and the twin walk this same plan.", examples=EXAMPLES,
+        "before anything runs it; the engine and the twin walk this same plan." + words.lines(words.OF_A_PLAN), examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
     add_node(parser)
@@ -109,10 +110,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         (kind, r["count"], f"{r['bytes'] / 1e6:,.1f}" if r["bytes"] else "", r["waits"], r["publishes"], r["resets"])
         for kind, r in data["stage_kinds"].items()
     ]
-    used = [
-        (name, format_quantity(have, unit), format_quantity(limit, unit) + ("" if have <= limit else " (shared)"))
-        for name, have, limit, unit in budgets(plan)
-    ]
+    used = [(name, *_in_one_unit(have, limit, unit, "" if have <= limit else " (shared)")) for name, have, limit, unit in budgets(plan)]
     ring = f"{options.ring_slots} slots of {format_quantity(options.slot_bytes, 'B')}, {options.window_slots} in flight"
     floor = f"{format_quantity(data['floor_s'], 's')}, {count(data['floor_tokens_per_s'])} tokens/s"
     about = [
@@ -126,3 +124,12 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     ]
     kinds = table(("stage", "count", "MB", "waits", "publishes", "resets"), rows)
     return "\n\n".join([head, kinds, table(("budget", "used", "limit"), used), facts(about)])
+
+
+def _in_one_unit(have: int, limit: int, unit: str, remark: str) -> tuple[str, str]:
+    """Both in the limit's unit, so that they can be compared: 225 of 227 KiB, not 231 kB of 227 KiB."""
+    if not unit:
+        return format_quantity(have, unit), format_quantity(limit, unit) + remark
+    said = format_quantity(limit, unit)
+    word = said.split()[-1]
+    return f"{have / parse_quantity(f'1 {word}', unit):,.4g} {word}", said + remark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
-from twin.commands.output import emit, say
+from twin.commands.output import Progress, done, emit, progress, say
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
@@ -22,9 +23,9 @@ from twin.errors import ConfigError, EngineError
 from twin.files import read_text
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
-from twin.models.load import load_model, model_names
-from twin.models.spec import ModelSpec
-from twin.plan.shards import Weights
+from twin.models.load import load_model, model_names, tensors
+from twin.models.spec import DType, ModelSpec
+from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling
 from twin.proof.validate import validate
 from twin.report.tables import count
@@ -42,7 +43,7 @@ EXAMPLES = """\
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
   twin run ./my-checkpoint --prompt Hello --node 1xh200
   twin run laneformer-2b --node 1xh200 --random 1 --prompt-tokens 1,2,3 --max-tokens 500
-  twin run ./my-checkpoint --prompt Hello --gpus 2 --blocks 1 --json"""
+  twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --gpus 2 --blocks 1 --json"""
 
 
 def add(commands: Subparsers) -> None:
@@ -91,6 +92,32 @@ class Source:
 
 
 @dataclass(slots=True)
+class Watched:
+    """Weights that say how far they are: billions of random ones, or a large file on a slow disk, take minutes."""
+
+    weights: Weights
+    show: Progress
+    quiet_s: float = 2.0  # between two messages; what takes less than this says nothing
+    _seen: set[str] = field(default_factory=set)
+    _last_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.weights.spec
+
+    @property
+    def dtype(self) -> DType:
+        return self.weights.dtype
+
+    def __getitem__(self, name: str) -> Array:
+        self._seen.add(name)
+        if time.monotonic() - self._last_s >= self.quiet_s:
+            self.show(f"weights: {len(self._seen)} of {len(tensors(self.spec))} tensors")
+            self._last_s = time.monotonic()
+        return self.weights[name]
+
+
+@dataclass(slots=True)
 class Printer:
     """Shows text as it is made and watches for stop texts."""
 
@@ -101,6 +128,7 @@ class Printer:
     text: str = ""
     shown: int = 0
     stopped: bool = field(default=False)
+    found: str = ""  # the stop text that ended it
 
     def push(self, token: int) -> None:
         if self.stopped:
@@ -110,9 +138,10 @@ class Printer:
 
     def add(self, piece: str, *, final: bool = False) -> None:
         self.text += piece
-        found = [at for stop in self.stops if (at := self.text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self.stops if (at := self.text.find(stop)) >= 0]
         if found:
-            self.text, self.stopped = self.text[: min(found)], True
+            first, self.found = min(found)
+            self.text, self.stopped = self.text[:first], True
             self.cancel()
         # The last characters may be the beginning of a stop text.
         held = 0 if self.stopped or final else max((len(stop) - 1 for stop in self.stops), default=0)
@@ -142,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
     reason = "stop" if printer.stopped else made.stop_reason
     if args.json:
         emit(args, to_json(plan, prompt, made, printer.text, reason), "")
-    say(speed_line(plan, len(prompt), made, reason))
+    say(speed_line(plan, len(prompt), made, ending(args, made, reason, printer)))
     return INTERRUPTED if reason == "cancelled" else 0
 
 
@@ -166,7 +195,10 @@ def _engine(args: argparse.Namespace, node: Node, plan: Plan, source: Source) ->
         compile_all(node.device, [plan], say)
         if args.random is not None:
             return open_random(node.device, plan, args.random)
-    return open_engine(node.device, plan, source.weights)
+    try:
+        return open_engine(node.device, plan, Watched(source.weights, progress()))
+    finally:
+        done()
 
 
 def open_source(args: argparse.Namespace) -> Source:
@@ -239,6 +271,16 @@ def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
     speed = tokens_per_s(made)
     rate = f"{count(speed)} tokens/s, streaming {plan.weight_bytes() * speed / 1e9:.3g} GB/s" if speed else "too short to time"
     return f"{first}; {len(made.tokens)} tokens generated, {rate} (measured); ended by {reason}"
+
+
+def ending(args: argparse.Namespace, made: Generation, reason: str, printer: Printer) -> str:
+    """Why the generation ended, for people: a text of --stop, a token of --stop or the model's own end token, or --max-tokens."""
+    if printer.stopped:
+        return f"the stop text {shown(printer.found)}"
+    if reason == "stop" and made.tokens:
+        of = "of --stop" if str(made.tokens[-1]) in args.stop else "that ends a text of this model"
+        return f"token {made.tokens[-1]}, {of}"
+    return f"--max-tokens {args.max_tokens}" if reason == "length" else reason
 
 
 def tokens_per_s(made: Generation) -> float:

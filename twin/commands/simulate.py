@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from dataclasses import asdict
 from typing import Any
 
+from twin.calibrate.store import read_fit
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, file_to_write
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
-from twin.hardware.types import Node
+from twin.hardware.override import numbers
+from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.proof.validate import validate
-from twin.report import pages
+from twin.report import pages, words
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.executor import Executor
@@ -34,6 +37,7 @@ from twin.units import format_quantity, parse_quantity
 STEPS = 2
 DRAWN_STEPS = 9  # where steps differ by their routing
 SLOWEST = 6
+ASK = "twin whatif MODEL NODE --draws 16"
 EXAMPLES = """\
   twin simulate laneformer-2b 8xmi300x
   twin simulate llama-3.1-8b 8xh200 --engines
@@ -46,7 +50,7 @@ def add(commands: Subparsers) -> None:
     parser = command(
         commands, "simulate", run, usage="MODEL NODE [options]", summary="predict tokens/s, and show where each microsecond goes",
         text="Simulates decode steps of the plan on the node, event by event, and reports the last, steady one.\n"
-        "The same input gives the same output, byte for byte.", examples=EXAMPLES,
+        "The same input gives the same output, byte for byte." + words.lines(words.OF_A_RESULT), examples=EXAMPLES,
     )  # fmt: skip
     add_model(parser)
     add_node(parser)
@@ -163,8 +167,22 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
-            f"{rests}\nsimulated by {by}",
+            f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\nsimulated by {by}",
         ]
+    )
+
+
+def certainty(node: Node) -> str:
+    """What is known about the error of a prediction for this node without simulating it again and again."""
+    fitted = any(number.kind is Kind.FITTED for number in numbers(node).values())  # a fit of the host holds on its own CPU only
+    found = read_fit(node.device.name) if fitted else None
+    misfits = [abs(one) for one in found[1].get("residuals", {}).values()] if found else []
+    if not misfits:
+        return f"no interval: {node.device.name} has no fit; for one from the ranges of its numbers: {ASK}"
+    half, worst = statistics.median(misfits), max(misfits)
+    return (
+        f"no interval: the fit of {node.device.name} misses half of its {len(misfits)} probes by {percent(half)} or less, "
+        f"the worst by {percent(worst)}; for an interval: {ASK}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twin.calibrate import store
 from twin.calibrate.engine_runs import measure_held_out
 from twin.calibrate.recipe import recipe_of
-from twin.commands.arguments import Subparsers, add_measuring, command, file_to_write, measured_folder, one_device
+from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, file_to_write, measured_folder, one_device
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         from twin.report.pages import validation_page  # plotly: only for a report
 
-        say(f"report: {validation_page(validation).write(args.report)}")
+        say(f"report: {validation_page(validation, measured.meta).write(args.report)}")
     emit(args, validation.to_json(), text(validation))
     return 0
 
 
 def measure(node: Node, folder: Path | None) -> store.Run:
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
+    check_compiler(node)
     check_folder(folder or store.runs_folder(node.device.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []

@@ -43,7 +43,7 @@ EXAMPLES = """\
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5 --set memory.stream="5 TB/s"
   twin whatif llama-3.1-8b 8xh200 --set gpus=4 --set ring-slots=6
   twin whatif laneformer-2b 8xh200 --sensitivity --report out/sensitivity.html
-  twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=0,4096 --draws 16"""
+  twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=128,4096 --draws 16"""
 
 
 def add(commands: Subparsers) -> None:
@@ -123,7 +123,10 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     if args.report:
         extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if args.changes else []
         extra += [pages.sensitivity(effects, STEP)] if effects else []
-        say(f"report: {pages.simulation_page(case.plan(), case.node, after, *extra).write(args.report)}")
+        effect = after.tokens_per_s / before.tokens_per_s - 1
+        cards = [(percent(effect, signed=True), f"against {count(before.tokens_per_s)} tokens/s of the baseline")] if args.changes else []
+        told = pages.simulation_page(case.plan(), case.node, after, *extra, what_if=", ".join(args.changes), cards=cards)
+        say(f"report: {told.write(args.report)}")
     emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     return 0
 

@@ -81,9 +81,7 @@ def gpu() -> Found:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise ToolchainError(
-            'an NVIDIA GPU is reached through cuda-python, which is not installed: pip install "monotwin[cuda]"'
-        ) from error
+        raise ToolchainError("an NVIDIA GPU is reached through cuda-python, which is not installed: pip install cuda-python") from error
 
     def ask(name: str, *arguments: Any) -> Any:
         error, *values = getattr(driver, name)(*arguments)

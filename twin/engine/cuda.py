@@ -346,7 +346,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise ToolchainError('cuda-python is not installed: pip install "monotwin[cuda]"') from error
+        raise ToolchainError("cuda-python is not installed: pip install cuda-python") from error
     try:
         result = driver.cuInit(0)[0]
     except RuntimeError as error:  # the binding without the driver's library

@@ -101,9 +101,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise ToolchainError(
-            "neither nvcc nor cuda-python is installed: pip install 'monotwin[cuda]', or install the CUDA toolkit"
-        ) from error
+        raise ToolchainError("neither nvcc nor cuda-python is installed: pip install cuda-python, or install the CUDA toolkit") from error
     return nvrtc
 
 

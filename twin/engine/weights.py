@@ -22,7 +22,7 @@ from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
-from twin.models.load import canonical, load_model, tensors
+from twin.models.load import canonical, load_model, refuse_gguf, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -109,6 +109,7 @@ class Checkpoint:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError or ConfigError."""
     path = Path(path)
+    refuse_gguf(path)
     if not is_there(path, Path.is_dir):
         raise CheckpointError(f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint")
     if find(path, CONFIG) is None:

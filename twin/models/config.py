@@ -117,6 +117,18 @@ class Config:
         return default if value is None else value
 
 
+def refuse_quantized(config: Config) -> None:
+    """Of a family that the engine runs in 16 or 32 bits only. The refusal names the format, not all of its settings."""
+    if "quantization_config" not in config:
+        return
+    part = config.part("quantization_config")
+    method = part.text("quant_method", "an unnamed format") if part else "an unnamed format"
+    raise ConfigError(
+        f"{config.name}: quantization_config says {shown(method.upper())}; allowed: none, the engine reads no quantized ones; use the "
+        "original in 16 bits, and predict smaller weights with MODEL@FORMAT (`twin models --help` lists the formats)"
+    )
+
+
 def dtype(config: Config) -> DType:
     """The checkpoint's storage type: `dtype` (transformers 5) or `torch_dtype`; BF16 where neither is written."""
     names = [config.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in config]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.errors import ConfigError
-from twin.models.config import Config, dtype
+from twin.models.config import Config, dtype, refuse_quantized
 from twin.models.spec import ModelSpec, Rope
 
 
@@ -138,5 +138,5 @@ def _head_dim(config: Config, default: int | None, hidden: int, heads: int) -> i
 def _refuse_unsupported(config: Config) -> None:
     config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
     config.require("mlp_bias", False, (False,), "biases in the feed-forward layers are not supported")
-    config.require("quantization_config", None, (None,), "quantized checkpoints are not supported; use the original FP16 or BF16 one")
+    refuse_quantized(config)
     config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twin.errors import ConfigError
-from twin.models.config import Config, dtype, llama3_scaling, rope
+from twin.models.config import Config, dtype, llama3_scaling, refuse_quantized, rope
 from twin.models.decoder import Tensor, canonical_shape, matrix_shapes
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope, RopeStyle
 from twin.text import shown
@@ -161,7 +161,7 @@ def _check_lanes(config: Config, spec: ModelSpec) -> None:
 
 def _refuse_unsupported(config: Config) -> None:
     config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
-    config.require("quantization_config", None, (None,), "quantized checkpoints are not supported; use the original BF16 one")
+    refuse_quantized(config)
     config.require("replicated_rmsn_scale", True, (True,), "norm scales per lane are not supported")
     for key in ("use_comm", "use_attention_comm", "use_mlp_comm"):
         config.require(key, True, (True,), "lanes that never exchange are not supported")

@@ -27,6 +27,8 @@ _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
 _KEYS = ("name", "title", "repository", "source", "parameters", "published", "notes", "config")
 _OPTIONAL = ("notes", "published")
 _CONFIG = "config.json"
+_CACHED = "models--"
+_GGUF = ".gguf"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
 
 
@@ -87,11 +89,23 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if is_there(path, Path.is_dir):
         file = find(path, _CONFIG, ConfigError)
         if file is None:
+            refuse_gguf(path)
             raise ConfigError(f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}")
         return from_config(read_json(file, ConfigError), _name(path.resolve()))
     if is_there(path, Path.is_file):
-        return from_config(read_json(path, ConfigError), _name(path.resolve().parent))
+        refuse_gguf(path)
+        home = path.parent.resolve()  # of the file itself: in the Hugging Face cache it links to one that is called by a hash
+        return from_config(read_json(path, ConfigError), _name(home if path.name == _CONFIG else home / path.stem))
     raise _unknown(text)
+
+
+def refuse_gguf(path: Path) -> None:
+    """Raises ConfigError for a GGUF file, or for a folder of them without a configuration."""
+    if path.suffix == _GGUF or (is_there(path, Path.is_dir) and not (path / _CONFIG).exists() and any(path.glob(f"*{_GGUF}"))):
+        raise ConfigError(
+            f"{shown(path)}: GGUF is a format that is not read; give the folder of the model that it was made from ({_CONFIG}, "
+            "safetensors); MODEL@FORMAT predicts smaller weights, such as llama-3.1-8b@int4-g32"
+        )
 
 
 def _unknown(text: str) -> ConfigError:
@@ -103,7 +117,9 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face configuration describes, by its `model_type`."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ConfigError(f"{name}: model_type is {shown(kind)}; {_hint(kind, _FAMILIES)}; these families are described")
+        runs = [name for name, family in _FAMILIES.items() if family.tensors]
+        known = f"{_hint(kind, _FAMILIES)}; the engine runs {', '.join(runs)}, the others are only simulated"
+        raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}")
     return _countable(_FAMILIES[kind].from_config(config, name))
 
 
@@ -177,10 +193,14 @@ def _countable(spec: ModelSpec) -> ModelSpec:
 
 
 def _name(folder: Path) -> str:
-    """A model is called after its folder."""
-    if not folder.name.isprintable():
+    """A model is called after its folder; in the Hugging Face cache (models--ORGANISATION--NAME/snapshots/HASH) after its repository."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith(_CACHED):
+        name = folder.parent.parent.name.removeprefix(_CACHED).replace("--", "/", 1)
+    else:
+        name = folder.name
+    if not name.isprintable():
         raise ConfigError(f"{shown(folder)}: the folder's name, which becomes the model's, has characters that cannot be shown; rename it")
-    return folder.name
+    return name
 
 
 def _hint(wrong: object, allowed: Iterable[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,14 @@ COLOURS = {
     "other": "#8a94a6",
 }
 ROW_PX = 34
+# Digits of a logarithmic axis' ticks, from sparse to dense: the first that gives enough ticks is taken.
+DIGITS: tuple[tuple[float, ...], ...] = (
+    (1,),
+    (1, 2, 5),
+    (1, 2, 3, 4, 5, 6, 7, 8, 9),
+    *(tuple(1 + at / n for at in range(9 * n)) for n in (2, 10)),
+)
+FEWEST_TICKS = 4
 LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"}
 
 
@@ -100,10 +109,24 @@ def timeline(spans: Sequence[Span]) -> Figure:
     return {"data": data, "layout": layout}
 
 
+def log_ticks(values: Iterable[float | None]) -> dict[str, Any]:
+    """Ticks of a logarithmic axis over positive `values`, each with its whole number: plotly's own "D2" labels 500 as "5"."""
+    known = [value for value in values if value is not None and value > 0]
+    if not known:
+        return {}
+    low, high = min(known), max(known)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for digits in DIGITS:
+        found = [tick for power in powers for digit in digits if low / 1.2 <= (tick := digit * 10.0**power) <= high * 1.2]
+        if len(found) >= FEWEST_TICKS:
+            break
+    return {"tickmode": "array", "tickvals": found, "ticktext": [f"{tick:,.10g}" for tick in found]}
+
+
 def comparison(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], *, band: float = 0.15) -> Figure:
     """Predicted against measured tokens/s on logarithmic axes; on the diagonal they agree, the band is +-`band`."""
     low, high = 0.7 * min([*predicted, *measured]), 1.4 * max([*predicted, *measured])
-    ticks = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
     line: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
     data = [
         line | {"x": [low, high, high, low], "y": [low * (1 + band), high * (1 + band), high * (1 - band), low * (1 - band)],
@@ -120,7 +143,7 @@ def comparison(names: Sequence[str], predicted: Sequence[float], measured: Seque
             "showlegend": False,
         },
     ]  # fmt: skip
-    axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
+    axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, **log_ticks([low, high])}
     layout = {
         "height": 440,
         "xaxis": axis | {"title": {"text": "measured tokens/s"}},

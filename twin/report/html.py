@@ -12,6 +12,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from twin.files import write
+from twin.report.words import OF_A_PAGE, WORDS
 
 WIDE = 7  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
@@ -121,6 +122,11 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     wide = " class='wide'" if len(header) > WIDE else ""
     return f"<div class='scroll'><table{wide}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def words_section() -> Section:
+    """What the words of a page mean, for its end."""
+    return Section("Words", "", (), html_table(("word", "meaning"), [(word, WORDS[word]) for word in OF_A_PAGE], text_columns=2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from typing import Any
 
 from twin.files import write as write_files
 from twin.report import study_figures
-from twin.report.html import Chip, Page, Section, html_table
+from twin.report.html import Chip, Page, Section, html_table, words_section
 from twin.report.tables import count, percent, table
 from twin.study.kinds import Study
 from twin.study.outcome import Cell, Column, Outcome, Part, Shown, Table
 from twin.units import format_quantity
 
+UNCORRECTED = "not corrected afterwards: the numbers of this study are its outcome"
 RANGE = re.compile(r"(?<=\d)-(?=\d)")  # must not be broken over lines
 
 
@@ -46,7 +47,7 @@ def text(study: Study, outcome: Outcome) -> str:
     """For a terminal: the tables that are meant for one, and the notes."""
     pieces = [study.title, study.question]
     if study.prediction:
-        pieces.append(f"predicted before it ran: {study.prediction}")
+        pieces.append(f"predicted before it ran: {study.prediction} ({UNCORRECTED})")
     for part in outcome.parts:
         tables = [_plain(one) for one in part.tables if one.terminal]
         if tables:
@@ -64,7 +65,7 @@ def markdown(study: Study, outcome: Outcome) -> str:
     """All tables and notes."""
     pieces = [f"# {study.title}", study.question]
     if study.prediction:
-        pieces.append(f"**Predicted before it ran.** {study.prediction}")
+        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)")
     for part in outcome.parts:
         tables = [_markdown_table(one) for one in part.tables if one.page]
         if tables:
@@ -111,11 +112,12 @@ def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:
 
 def page(study: Study, outcome: Outcome) -> Page:
     """Self-contained HTML."""
-    subtitle = study.question + (f" Predicted before it ran: {study.prediction}" if study.prediction else "")
     sections = [*map(_section, outcome.parts)]
+    if study.prediction:
+        sections.append(Section("What was predicted before it ran", f"{study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)"))
     if outcome.notes:
         sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
-    return Page(study.title, subtitle, outcome.headline, tuple(sections))
+    return Page(study.title, study.question, outcome.headline, (*sections, words_section()))
 
 
 def _section(part: Part) -> Section:

@@ -12,7 +12,7 @@ from twin.hardware.override import interval, numbers
 from twin.hardware.types import Kind, Node
 from twin.plan.types import Plan
 from twin.report import figures
-from twin.report.html import Chip, Page, Section, html_table
+from twin.report.html import Chip, Page, Section, html_table, words_section
 from twin.report.tables import count, percent
 from twin.sim.causes import CAUSES
 from twin.sim.run import Result, StageTime
@@ -26,14 +26,21 @@ SLOWEST = 12
 STRONGEST = 20
 
 
-def simulation_page(plan: Plan, node: Node, result: Result, *extra: Section) -> Page:
-    """One simulated step; `extra` sections stand before the numbers and conditions."""
-    spec = plan.spec
+def simulation_page(
+    plan: Plan, node: Node, result: Result, *extra: Section, what_if: str = "", cards: Sequence[tuple[str, str]] = ()
+) -> Page:
+    """One simulated step; `extra` sections stand before the numbers and conditions, or first where the page is about a change.
+
+    `what_if`: the changes that were made, where the page is about them; `cards` then say first what they did.
+    """
+    name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
+    step = (*timeline(plan, result), attribution(result), slowest(result))
+    told = (*extra, *step) if what_if else (*step, *extra)
     return Page(
-        title=f"{spec.name if spec else plan.name} on {node.gpus} x {node.device.title}",
+        title=f"What if {what_if}? {name}" if what_if else name,
         subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured on that node unless it says so.",
-        cards=headline(result),
-        sections=(*timeline(plan, result), attribution(result), slowest(result), *extra, rests_on(node, result), conditions(plan, node)),
+        cards=(*cards, *headline(result)),
+        sections=(*told, rests_on(node, result), conditions(plan, node), words_section()),
     )
 
 
@@ -113,13 +120,22 @@ def validation(result: Validation) -> Section:
     return Section("Prediction against measurement", text, (figure,), table)
 
 
-def validation_page(result: Validation) -> Page:
+def validation_page(result: Validation, conditions: Mapping[str, object]) -> Page:
+    """`conditions`: of the computer at the runs, as they were recorded."""
     cards = (
         (percent(result.median_abs_error), "median error"),
         (percent(result.worst_abs_error), "worst error"),
         (str(len(result.runs)), "held-out runs"),
     )
-    return Page(f"Predicted and measured on {result.device}", f"Fit of run {result.fit}.", cards, (validation(result),))
+    return Page(
+        f"Predicted and measured on {result.device}", f"Fit of run {result.fit}.", cards, (validation(result), _measured_under(conditions))
+    )
+
+
+def _measured_under(conditions: Mapping[str, object]) -> Section:
+    """What was recorded about the computer; lists and mappings stay in the record."""
+    rows = [(name.replace("_", " "), value) for name, value in conditions.items() if isinstance(value, str | int | float)]
+    return Section("Measured under", "As recorded with the runs.", (), html_table(("what", "value"), rows, text_columns=2))
 
 
 def sensitivity(effects: Sequence[Effect], step: float) -> Section:

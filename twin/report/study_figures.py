@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
-from twin.report.figures import COLOURS, LEGEND, spoken
+from twin.report.figures import COLOURS, LEGEND, log_ticks, spoken
 from twin.report.html import Figure
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
 PALETTE = ("#2b6cb0", "#e07b39", "#38a169", "#805ad5", "#b83280", "#d69e2e", "#1a8a8a", "#8a94a6", "#5a3e2b", "#7a9e1f",
-           "#4c3fa6", "#c98bb3", "#2f6f4f", "#b0452c", "#6fa8dc", "#a3a847", "#8f5f9e", "#444c5c")  # fmt: skip
+           "#4c3fa6", "#c98bb3", "#2f6f4f", "#b0452c", "#6fa8dc", "#a3a847", "#8f5f9e", "#444c5c",
+           "#ff9da7", "#0b3c5d", "#d9b44a", "#75b1a9", "#7c1d2e", "#b9a7e0", "#c4d600", "#9c6b4e",
+           "#e5484d", "#3fa7d6", "#a0a0a0", "#00674f")  # fmt: skip
 NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has a colour everywhere
 GRID = "#e5e9f0"
 INK = "#1b2433"
 BAR_PX, GAP_PX = 13, 12
 STACK_PX = 24
+LEGEND_ROW_PX, NAMES_A_ROW = 20, 6
 PUBLISHED = ", published"  # behind the label of the bars that a series of marks belongs to
 LONGEST = 42  # characters of a row's name that are shown
 
@@ -29,22 +33,25 @@ def figure(chart: Chart) -> Figure:
 def bars(chart: Bars) -> Figure:
     """Horizontal, the first name on top; figures of others as diamonds in their bar's place."""
     plain = [series for series in chart.series if not series.marks]
-    data = [_bar(chart, series, _colour(series, at)) for at, series in enumerate(plain)]
-    data += [_mark(chart, series, _place(plain, series)) for series in chart.series if series.marks]
+    colours = _colours(plain)
+    data = [_bar(chart, series, colour) for series, colour in zip(plain, colours, strict=True)]
+    # Marks that belong to no bar take the colour after all of them.
+    colours.append(PALETTE[len(plain) % len(PALETTE)])
+    data += [_mark(chart, series, colours[_place(plain, series)]) for series in chart.series if series.marks]
+    legend_px = LEGEND_ROW_PX * ((len(chart.series) - 1) // NAMES_A_ROW)  # room for its further rows, or they cover the bars
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
-    x_axis |= {"type": "log", "dtick": "D2"} if chart.log else {}
-    x_axis |= {"tickformat": ".0%" if _fractions(chart) else ",~r"}
+    x_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log else {"tickformat": ".0%" if _fractions(chart) else ",~r"}
     layout = {
         "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
         "scattermode": "group",
         "bargap": 0.25,
-        "height": 110 + each * len(chart.names),
+        "height": 110 + legend_px + each * len(chart.names),
         "xaxis": x_axis,
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
         "legend": LEGEND,
         "showlegend": len(chart.series) > 1,
-        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+        "margin": {"l": 10, "r": 20, "t": 40 + legend_px, "b": 45},
     }
     return {"data": data, "layout": layout}
 
@@ -66,7 +73,7 @@ def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
     return shape
 
 
-def _mark(chart: Bars, series: Series, at: int) -> dict[str, Any]:
+def _mark(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
     """Somebody else's figures, each in the place of the bar that has its label."""
     return {
         "type": "scatter",
@@ -75,7 +82,7 @@ def _mark(chart: Bars, series: Series, at: int) -> dict[str, Any]:
         "name": spoken(series.label),
         "y": [_short(name) for name in chart.names],
         "x": list(series.values),
-        "marker": {"symbol": "diamond", "size": 9, "color": PALETTE[at % len(PALETTE)], "line": {"color": INK, "width": 1.2}},
+        "marker": {"symbol": "diamond", "size": 9, "color": colour, "line": {"color": INK, "width": 1.2}},
         "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
         "offsetgroup": series.label.removesuffix(PUBLISHED),
     }
@@ -90,8 +97,7 @@ def _spread(series: Series) -> dict[str, Any]:
 def lines(chart: Lines) -> Figure:
     """A line for each series, with a band where it has an interval."""
     data: list[dict[str, Any]] = []
-    for at, series in enumerate(chart.series):
-        colour = _colour(series, at)
+    for series, colour in zip(chart.series, _colours(chart.series), strict=True):
         if series.low:
             data.append(_band(chart, series, colour))
         data.append(
@@ -109,7 +115,7 @@ def lines(chart: Lines) -> Figure:
     ticks = {"tickvals": list(chart.x), "ticktext": [_tick(x) for x in chart.x]} if len(chart.x) <= 12 else {}
     x_axis = {"title": {"text": chart.x_axis}, "gridcolor": GRID, "zeroline": False, "type": _type(chart.log_x, chart.x), **ticks}
     y_axis: dict[str, Any] = {"title": {"text": chart.y_axis}, "gridcolor": GRID, "automargin": True}
-    y_axis |= {"type": "log", "dtick": "D2"} if chart.log_y else {"rangemode": "tozero"}
+    y_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log_y else {"rangemode": "tozero"}
     layout = {"height": 420, "xaxis": x_axis, "yaxis": y_axis, "legend": LEGEND | {"y": -0.2, "yanchor": "top"},
               "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}  # fmt: skip
     return {"data": data, "layout": layout}
@@ -160,8 +166,16 @@ def waterfall(chart: Waterfall) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def _colour(series: Series, at: int) -> str:
-    return NAMED.get(series.label, PALETTE[at % len(PALETTE)])
+def _values(series: Sequence[Series]) -> list[float | None]:
+    """All that an axis must reach."""
+    return [value for one in series for value in (*one.values, *one.low, *one.high)]
+
+
+def _colours(series: Sequence[Series]) -> list[str]:
+    """One for each series: its own everywhere, else the next of the palette that no other series of the chart has."""
+    taken = {NAMED[one.label] for one in series if one.label in NAMED}
+    free = cycle([colour for colour in PALETTE if colour not in taken])
+    return [NAMED.get(one.label) or next(free) for one in series]
 
 
 def _fractions(chart: Bars) -> bool:

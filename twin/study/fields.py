@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -32,8 +33,10 @@ class Fields:
                 raise self.error("", f"key {shown(key)} must be text; put it in quotes")
         self._data: dict[str, Any] = dict(data)
         self._known: list[str] = []
+        self._asked: list[str] = []  # keys that may be given, whether they are or not
 
     def __contains__(self, key: str) -> bool:
+        self._asked.append(key)
         return key in self._data
 
     def names(self) -> list[str]:
@@ -55,7 +58,9 @@ class Fields:
         if key in self._data:
             return self._data[key]
         if default is _NEEDED:
-            raise self.error(key, "missing; add it")
+            others = [name for name in self._data if name not in self._known and len(name) <= LONGEST_KEY]
+            meant = get_close_matches(key, others, n=1, cutoff=0.7)
+            raise self.error(key, f"missing; is it {_readable(meant[0])}, misspelt?" if meant else "missing; add it")
         return default
 
     def text(self, key: str, default: str = _NEEDED) -> str:
@@ -140,7 +145,7 @@ class Fields:
         """Refuses the keys that nobody took."""
         for key in self._data:
             if key not in self._known:
-                raise self.error(key, f"unknown key; {did_you_mean(key, self._known)}")
+                raise self.error(key, f"unknown key; {did_you_mean(key, dict.fromkeys(self._known + self._asked))}")
 
 
 def _readable(part: str) -> str:

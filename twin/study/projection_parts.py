@@ -107,12 +107,14 @@ def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, 
 def _headline(possible: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
     if not possible:
         return ()
+    if len(possible) == 1:
+        return ((f"{possible[0].row.tokens_per_s:,.0f}", f"tokens/s, predicted: {possible[0].cell}"),)
     best = max(possible, key=lambda answer: answer.row.tokens_per_s)
     worst = min(possible, key=lambda answer: answer.row.tokens_per_s)
     return (
-        (f"{len(possible)}", "cells simulated"),
-        (f"{best.row.tokens_per_s:,.0f}", f"tokens/s at most: {best.cell}"),
-        (f"{worst.row.tokens_per_s:,.0f}", f"tokens/s at least: {worst.cell}"),
+        (f"{best.row.tokens_per_s:,.0f}", f"tokens/s at most, predicted: {best.cell}"),
+        (f"{worst.row.tokens_per_s:,.0f}", f"tokens/s at least, predicted: {worst.cell}"),
+        (f"{best.row.tokens_per_s / worst.row.tokens_per_s:.3g} x", f"between the two; {len(possible)} cells were simulated"),
     )
 
 
@@ -134,7 +136,7 @@ def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | 
 
 
 def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None, error: TwinError | None) -> Part:
-    tables = [_matrix(answers, columns, "predicted tokens/s (p10-p90)", "scaling", _speed)]
+    tables = [_matrix(answers, columns, "median draw (p10-p90), tokens/s" if draws else "predicted tokens/s", "scaling", _speed)]
     if error:
         name = "with the twin's own error"
         tables.append(_matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error)))

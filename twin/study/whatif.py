@@ -56,7 +56,7 @@ def parse_axes(texts: Sequence[str], node: Node, read_option: ReadOption) -> lis
 
 
 def _axis(text: str, node: Node, read_option: ReadOption) -> Axis:
-    name, values = _split("--sweep", text, "context=0,1024,8192 or link.hop=x0.5,x1,x2")
+    name, values = _split("--sweep", text, "context=128,1024,8192 or link.hop=x0.5,x1,x2")
     changes = [_change(name, value.strip(), node, read_option) for value in values.split(",")]
     if len({change.value for change in changes}) < len(changes):
         raise ConfigError(f"--sweep {shown(text)}: a value is given twice; remove one")
