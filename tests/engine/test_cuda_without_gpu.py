@@ -21,7 +21,7 @@ def planned(**chosen: object) -> Plan:
 
 def test_without_cuda_python_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(ToolchainError, match=r"monotwin\[cuda\]"):
+    with pytest.raises(ToolchainError, match=r"pip install cuda-python"):
         CudaEngine(planned(), None)
 
 

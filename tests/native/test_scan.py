@@ -10,8 +10,7 @@ import pytest
 
 from twin import toolchain
 from twin.kernel.scan import TENSOR_WARPS
-from twin.plan.build import SPLITS_AT_ONCE
-from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
+from twin.plan.splits import SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.sim.cost import PARTS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
