@@ -19,6 +19,7 @@ from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for as default_plan
+from twin.models.load import load_model
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Parts, Plan
 from twin.report.recording import Recording, load, record
 from twin.report.side_by_side import side_by_side, text
@@ -60,6 +61,14 @@ def test_spans_nest_and_never_overlap() -> None:
 def test_tracks_carry_the_names_of_the_machine() -> None:
     names = {event["args"]["name"] for event in events_of(result_of()) if event["ph"] == "M"}  # type: ignore[index]
     assert {"Gpu[0]", "Gpu[1]", "Gpu[1].Die[1].Block[3].consumer", "critical path"} <= names
+
+
+def test_a_track_is_named_once_however_many_stages_a_helper_makes() -> None:
+    plan = default_plan(load_model("laneformer-2b"), load_node("1xh200"), blocks=16)
+    named = [event for event in events_of(simulate(plan, load_node("1xh200"), trace=True)) if event["ph"] == "M"]
+    tracks = [(event["name"], event["pid"], event.get("tid")) for event in named]
+    assert len(tracks) == len(set(tracks))
+    assert sum("helper" in str(event["args"]) for event in named) == 16
 
 
 def test_a_loader_never_has_more_in_flight_than_its_window() -> None:

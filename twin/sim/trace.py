@@ -85,6 +85,8 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
     """Steps, in them stages, in them what the time went to."""
     tid = machine.number_on_gpu(block)
     yield named_track(block.gpu, tid, f"{block.name}.consumer")
+    if any(work.aside for work in block.program):
+        yield named_track(block.gpu, _helper_track(machine, block), f"{block.name}.helper")
     begin = block.ended[first_step - 1] if first_step else 0
     for step, stages in enumerate(block.log[first_step:], start=first_step):
         yield span(f"step {step - first_step}", "step", block.gpu, tid, begin, block.ended[step])
@@ -105,14 +107,17 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
 
 def _helper(machine: Machine, block: Block, index: int, segments: Sequence[Segment]) -> Iterator[Event]:
     """A stage that the block's helper makes, on a track of its own."""
-    tid = machine.plan.options.blocks + machine.number_on_gpu(block)
-    yield named_track(block.gpu, tid, f"{block.name}.helper")
+    tid = _helper_track(machine, block)
     begin = segments[0][0]
     yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
     for end, cause, _ in segments:
         if end > begin:
             yield span(CAUSES[cause], CAUSES[cause], block.gpu, tid, begin, end)
             begin = end
+
+
+def _helper_track(machine: Machine, block: Block) -> int:
+    return machine.plan.options.blocks + machine.number_on_gpu(block)
 
 
 def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
