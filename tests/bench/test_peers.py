@@ -103,7 +103,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         raise ImportError(name)
 
     monkeypatch.setattr(peers, "import_module", missing)
-    with pytest.raises(ToolchainError, match=r"pip install 'monotwin\[hf\]', or .* --no-peers"):
+    with pytest.raises(ToolchainError, match=r"pip install torch transformers, or .* --no-peers"):
         peers.torch_module()
 
 
