@@ -513,7 +513,8 @@ def test_a_second_thread_is_told_that_the_engine_is_in_use() -> None:
         first.join(30)
         assert made[0].stop_reason == "cancelled"
         assert made[0].tokens
-        assert running.generate([1], max_tokens=3).tokens == made[0].tokens[:3]
+        first_tokens = made[0].tokens[:3]  # a busy computer may have made fewer
+        assert running.generate([1], max_tokens=len(first_tokens)).tokens == first_tokens
 
 
 def test_a_request_within_on_token_is_refused_and_ends_the_first() -> None:
