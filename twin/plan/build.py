@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twin.errors import PlanError
+from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
@@ -26,7 +27,6 @@ from twin.plan.types import (
     Shard,
 )
 
-MOST_INDEX = 2**24  # of a token: candidates publish it as an FP32
 SIZES = (  # options that count things or bytes
     "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
 )  # fmt: skip
@@ -127,9 +127,9 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"{message}, choose 0 to {spec.layers - 1}")
     if not 1 <= options.context < options.max_context + 1:
         raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
-    if spec.vocab > MOST_INDEX and spec.runnable_reason() is None:
+    if spec.vocab > LARGEST_VOCABULARY and spec.runnable_reason() is None:
         raise PlanError(
-            f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to {MOST_INDEX}; use a smaller vocabulary"
+            f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to {LARGEST_VOCABULARY}; use a smaller vocabulary"
         )
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
