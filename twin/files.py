@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from stat import S_IMODE
 from uuid import uuid4
@@ -125,6 +127,15 @@ def _write(beside: Path, text: str, place: Path) -> None:
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as comma-separated values, a line each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def read_text(path: Path, most_bytes: int) -> str:

@@ -82,9 +82,10 @@ def figure(found: Sequence[Row]) -> str:
         y, size = TOP + at * BAR, error(row) * scale
         parts.append(f'<text x="{LEFT - 6}" y="{y + 10}" text-anchor="end">{row[0]}</text>')
         parts.append(f'<rect x="{min(middle, middle + size):.1f}" y="{y + 1}" width="{abs(size):.1f}" height="{BAR - 4}" fill="#777"/>')
-    for tick in range(-int(span * 100), int(span * 100) + 1, 2):
+    most = int(span * 50) * 2  # even, so that zero is among the ticks
+    for tick in range(-most, most + 1, 2):
         x = middle + tick / 100 * scale
-        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{tick:+d} %</text>')
+        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{tick} %</text>')
     label = "predicted speed against measured speed (right: the twin is too fast)"
     parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 1}" text-anchor="middle">{label}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="10">'

@@ -7,8 +7,6 @@ files are only made where the line says so, and nothing half-written is left. On
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import random
@@ -17,9 +15,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from tests.attack.calling import called
 from tests.attack.defect import Defect
 from tests.command_line import TINY
-from twin.cli import build_parser, main
+from twin.cli import build_parser
 from twin.commands.output import LONGEST_MESSAGE
 from twin.commands.reference import subparsers
 from twin.engine.save import save_checkpoint
@@ -83,7 +82,7 @@ def attack(chance: random.Random, folder: Path) -> str:
     words = _line(chance, [tiny, tiny, tiny, context64])
     _furnish(folder)
     before = _names(folder)
-    code, out, err = _called(words, folder)
+    code, out, err = called(words, folder, f"twin {_said(words)}")
     _judge(words, code, out, err, before, _names(folder))
     return "accepted" if code == 0 else "refused"
 
@@ -204,30 +203,6 @@ def _furnish(folder: Path) -> None:
 
 
 # ---- running and judging ---------------------------------------------------------------------------------------
-
-
-def _called(words: list[str], folder: Path) -> tuple[int, str, str]:
-    """In this process, as a user in `folder` would."""
-    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main(words)
-            except SystemExit as ended:  # argparse's own way out
-                code = ended.code if isinstance(ended.code, int) else 1
-            except Exception as error:
-                raise Defect(f"{type(error).__name__} ({str(error)[:300]}) came out of twin {_said(words)}") from error
-    finally:
-        os.chdir(here)
-    return code, _read(out), _read(err)
-
-
-def _read(stream: io.TextIOWrapper) -> str:
-    stream.flush()
-    stream.buffer.seek(0)
-    return stream.buffer.read().decode("utf-8")
 
 
 def _judge(words: list[str], code: int, out: str, err: str, before: dict[str, str], after: dict[str, str]) -> None:

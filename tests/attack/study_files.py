@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-import io
 import json
-import os
 import random
 import tempfile
 from functools import lru_cache
@@ -20,9 +18,9 @@ from typing import Any
 
 import yaml
 
+from tests.attack.calling import called
 from tests.attack.defect import Defect
 from tests.command_line import TINY
-from twin.cli import main
 from twin.commands.output import LONGEST_MESSAGE
 from twin.engine.save import save_checkpoint
 from twin.engine.weights import random_weights
@@ -225,28 +223,9 @@ def _killed(chance: random.Random, words: list[str], folder: Path) -> None:
 
 
 def _called(words: list[str], folder: Path, said: str) -> tuple[int, str, str]:
-    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    here = Path.cwd()
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    os.chdir(work)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main(words)
-            except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else 1
-            except Exception as error:
-                raise Defect(f"{type(error).__name__} ({str(error)[:300]}) came out of the study\n{said}") from error
-    finally:
-        os.chdir(here)
-    return code, _read(out), _read(err)
-
-
-def _read(stream: io.TextIOWrapper) -> str:
-    stream.flush()
-    stream.buffer.seek(0)
-    return stream.buffer.read().decode("utf-8")
+    return called(words, work, f"the study\n{said}")
 
 
 def _judge(code: int, out: str, err: str, folder: Path, said: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -45,11 +43,13 @@ def write(parent: Path, result: dict[str, Any], samples: Sequence[Sample], judge
     folder = parent / f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
     contents = {
         folder / RESULT: json.dumps(result, indent=1, allow_nan=False) + "\n",
-        folder / SAMPLES: _table(("variant", "repeat", "step", "ns"), _step_rows(samples)),
+        folder / SAMPLES: files.csv_text(("variant", "repeat", "step", "ns"), _step_rows(samples)),
     }
     if judged:
         header = ("prompt", "position", *(field.name for field in fields(Judged)))
-        contents[folder / FIDELITY] = _table(header, (row for prompt, one in enumerate(judged) for row in fidelity.rows(one, prompt)))
+        contents[folder / FIDELITY] = files.csv_text(
+            header, (row for prompt, one in enumerate(judged) for row in fidelity.rows(one, prompt))
+        )
     try:
         folder.mkdir(parents=True, exist_ok=False)
         files.write(contents)
@@ -87,11 +87,3 @@ def check(result: dict[str, Any]) -> None:
 def _step_rows(samples: Iterable[Sample]) -> Iterable[tuple[object, ...]]:
     for sample in samples:
         yield from ((sample.variant, sample.repeat, step, int(ns)) for step, ns in enumerate(sample.steps.ns))
-
-
-def _table(header: Sequence[str], rows: Iterable[tuple[object, ...]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()

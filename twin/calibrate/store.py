@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import platform
@@ -19,9 +18,9 @@ import yaml
 
 from twin.data import data_dir
 from twin.errors import CalibrationError
-from twin.files import write
+from twin.files import csv_text, write
 from twin.hardware.types import Kind, Number
-from twin.text import shown
+from twin.text import said, shown
 
 FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
@@ -125,10 +124,10 @@ def _commit() -> str | None:
 def save_run(folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
     """Write a run's files into `folder`, over those of an earlier state of the same run."""
     rows = [(name, repeat, f"{value:.9g}") for name, seconds in samples.items() for repeat, value in enumerate(seconds)]
-    contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False), folder / "samples.csv": _table(FIELDS, rows)}
+    contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False), folder / "samples.csv": csv_text(FIELDS, rows)}
     if stages:
         traced = [(s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s))) for s in stages]
-        contents[folder / STAGES] = _table(STAGE_FIELDS, traced)
+        contents[folder / STAGES] = csv_text(STAGE_FIELDS, traced)
     write(contents)
     return Run(folder, meta, samples, tuple(stages))
 
@@ -184,14 +183,6 @@ def read_run(folder: Path) -> Run:
     return Run(folder, meta, samples, tuple(stages))
 
 
-def _table(fields: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(fields)
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def _read_table(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(newline="", encoding="utf-8") as table:
@@ -232,7 +223,7 @@ def read_fit(device: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
         numbers = {str(path): _fitted(entry) for path, entry in content.pop("numbers").items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CalibrationError(
-            f"{shown(file, PATH_SHOWN)}: is no fit ({' '.join(str(error).split())}); remove it, or fit again with `twin calibrate {device}`"
+            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again with `twin calibrate {device}`"
         ) from error
     return numbers, content
 
@@ -252,11 +243,6 @@ def _finite(value: Any) -> float | None:
     return value
 
 
-def _said(error: Exception) -> str:
-    """What a parser says, on one line."""
-    return " ".join(str(error).split())
-
-
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
     """One of our own YAML files, in their fast form. Raises CalibrationError for one that is damaged."""
     try:
@@ -264,7 +250,7 @@ def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
             raise CalibrationError(f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}")
         content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({' '.join(str(error).split())}); {advice}") from error
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({said(str(error))}); {advice}") from error
     if not isinstance(content, dict):
         raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is empty or damaged; {advice}")
     return content

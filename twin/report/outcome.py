@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from twin.files import csv_text
 from twin.files import write as write_files
 from twin.report import study_figures
 from twin.report.html import Chip, Page, Section, html_table, words_section
@@ -83,11 +82,8 @@ def _markdown_table(one: Table) -> str:
 
 def to_csv(one: Table) -> str:
     """The full numbers, in SI base units (fractions as fractions, times in seconds)."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_csv_name(column) for column in one.columns])
-    writer.writerows([["" if cell is None else cell for cell in row] for row in one.rows])
-    return out.getvalue()
+    header = [_csv_name(column) for column in one.columns]
+    return csv_text(header, (["" if cell is None else cell for cell in row] for row in one.rows))
 
 
 def _csv_name(column: Column) -> str:
