@@ -2,7 +2,7 @@
 
 Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's result and its trace. The sources of
 the kernel are compared as well: the same header and the same sources but for comments are the same machine code. The other tree is
-checked out beside this one for as long as it takes.
+checked out beside this one for as long as it takes; what it computes is kept under build/identity for the next comparison.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COMMENT = re.compile(r"//[^\n]*")
 HERE = Path(__file__).resolve()
+ONLY = "MONOTWIN_IDENTITY_ONLY"  # how a comparison tells its processes which cases to compute
 DENSE = ("laneformer-2b", "llama-3.2-1b", "qwen2.5-coder-1.5b", "qwen3-8b", "llama-3.1-8b")
 LARGE = ("llama-3.1-70b",)
 SIMULATED = ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-coder-next", "deepseek-v4-flash", "gemma-4-31b", "mixtral-8x7b")
@@ -66,7 +67,7 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def digests(folder: Path) -> dict[str, dict[str, str]]:
+def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
     """Of the tree that Python imports from."""
     layout = module("twin.kernel.layout", "twin.plan.layout")
     header = module("twin.kernel.header", "twin.plan.header")
@@ -77,6 +78,8 @@ def digests(folder: Path) -> dict[str, dict[str, str]]:
     found = {"the kernel's sources": {path.name: digest(code_of(path.read_text(encoding="utf-8"))) for path in toolchain.native_sources()}}
     for words in cases():
         case = " ".join(words)
+        if not re.search(only, case):
+            continue
         found[case] = _simulated(words, folder)
         plan = defaults.plan_for(load_model(words[0]), load_node(words[1]), **_options(words[2:]))
         if plan.simulation_only() is None:
@@ -119,33 +122,48 @@ def compared(theirs: dict[str, dict[str, str]], ours: dict[str, dict[str, str]])
     ]
 
 
-def digests_of(tree: Path) -> dict[str, dict[str, str]]:
+def digests_of(tree: Path, only: str = "") -> dict[str, dict[str, str]]:
     """In a process that imports from `tree`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "digests.json"
-        environment = os.environ | {"PYTHONPATH": str(tree)}
+        environment = os.environ | {"PYTHONPATH": str(tree), ONLY: only}
         subprocess.run([sys.executable, str(HERE), "--digest", str(out)], cwd=tree, env=environment, check=True)
         found: dict[str, dict[str, str]] = json.loads(out.read_text())
     return found
 
 
+def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
+    """Computed once for a commit: this file's text and the commit's name are the key."""
+    name = subprocess.run(["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True).stdout.strip()
+    kept = ROOT / "build" / "identity" / f"{name[:12]}-{digest(HERE.read_bytes())}.json"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            other = Path(folder) / "tree"
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), name], check=True)
+            try:
+                found = digests_of(other)
+            finally:
+                subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
+    known: dict[str, dict[str, str]] = json.loads(kept.read_text())
+    return known
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", nargs="?", help="the tree to compare with")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cases that hold this, such as '1xh200$'")
     parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.digest:
         with tempfile.TemporaryDirectory() as folder:
-            chosen.digest.write_text(json.dumps(digests(Path(folder))))
+            chosen.digest.write_text(json.dumps(digests(Path(folder), os.environ.get(ONLY, ""))))
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        other = Path(folder) / "tree"
-        subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), chosen.commit], check=True)
-        try:
-            with ThreadPoolExecutor(2) as both:
-                theirs, ours = both.map(digests_of, (other, ROOT))
-        finally:
-            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True)
+    with ThreadPoolExecutor(2) as both:
+        there, here = both.submit(digests_of_commit, chosen.commit), both.submit(digests_of, ROOT, chosen.only)
+        ours = here.result()
+        theirs = {case: found for case, found in there.result().items() if not chosen.only or case in ours}
     differences = compared(theirs, ours)
     print("\n".join(differences))
     plans = len(ours) - 1
