@@ -1,0 +1,52 @@
+"""The zoo: public dense shapes of shapes.csv, and what is asked of each of them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+from twin.hardware.types import Node
+from twin.kernel.defaults import plan_for
+from twin.models.load import from_config
+from twin.models.spec import ModelSpec
+from twin.plan.types import Plan
+
+HERE = Path(__file__).resolve().parent
+PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
+CHECKED_LAYERS, CHECKED_VOCAB = 2, 8192  # of the small model with the same layers whose logits are compared
+NUMBERS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+}  # fmt: skip
+
+
+def shapes() -> list[ModelSpec]:
+    """In the file's order: by size."""
+    with (HERE / "shapes.csv").open(encoding="utf-8") as file:
+        return [_spec(row) for row in csv.DictReader(file)]
+
+
+def _spec(row: dict[str, str]) -> ModelSpec:
+    config: dict[str, object] = {key: int(row[column]) for column, key in NUMBERS.items()}
+    config |= {"model_type": row["model_type"], "tie_word_embeddings": row["tied"] == "1"}
+    config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+    config |= {"hidden_act": "silu", "torch_dtype": "bfloat16", "sliding_window": None}
+    return from_config(config, row["name"])
+
+
+def timed_plan(spec: ModelSpec, node: Node) -> Plan:
+    """Default options, BF16, for a prompt of PROMPT tokens and TOKENS after it."""
+    return plan_for(spec, node, context=PROMPT + TOKENS // 2, max_context=PROMPT + TOKENS + WARMUP)
+
+
+def checked_plan(spec: ModelSpec, node: Node) -> Plan:
+    """The same layers, two of them, with a vocabulary that a NumPy reference multiplies soon."""
+    windows = spec.windows[:CHECKED_LAYERS]
+    small = replace(spec, layers=CHECKED_LAYERS, vocab=CHECKED_VOCAB, windows=windows)
+    return plan_for(small, node, context=PROMPT, max_context=64)
