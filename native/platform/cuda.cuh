@@ -334,7 +334,7 @@ struct Core {
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
   static constexpr int SCAN_HEADS = Plan::scan_heads;  // and in a step
-  static constexpr int SPLITS = 4;  // of a head, looked at together
+  static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
   static constexpr int POSITION_LANES = CachedPiece::LANES;
   static constexpr bool KEEPER = true;  // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values

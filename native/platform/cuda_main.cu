@@ -11,12 +11,14 @@ struct Shared {
   static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);  // models keep vectors in registers
   static constexpr int step = scratch + up16(4 * Plan::scratch_floats);
   static constexpr int barriers = Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
-  static constexpr int signals = barriers + 2 * 8 * int(Ring::BARRIERS);
+  static constexpr int signals = barriers + 2 * facts::BARRIER_BYTES * int(Ring::BARRIERS);
   static constexpr int progress = signals + up16(int(sizeof(Signals)));
   static constexpr int bytes = progress + up16(int(sizeof(Progress)));
 };
 static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
 static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
+static_assert(Ring::STEP == facts::BARRIER_BYTES,
+              "twin/kernel/layout.py counts the bytes of the ring's barriers");
 static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request), "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full, "the sampler's sums of all threads fit the scratch");
@@ -27,7 +29,10 @@ __device__ __forceinline__ bool reads_chunks(const Request& wanted, int last) {
 }
 
 __device__ Progress* kept_progress(const RankMemory& memory, int block) {
-  return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + (Plan::state_floats - 32));
+  constexpr int AT = Plan::state_floats - facts::STATE_EXTRA;  // behind the residual
+  static_assert(sizeof(Progress) <= 4 * facts::STATE_EXTRA,
+                "the progress fits behind a block's residual");
+  return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + AT);
 }
 
 // Copies a block's residual and progress between the chip and what outlives a kernel.
@@ -118,7 +123,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   loader.drain();
 }
 
-constexpr int LATE_AT_ONCE = 2;  // elements of a lane whose parts are loaded together: 14 of the helpers' 40 registers; 3 spill
+// Elements of a lane whose parts are loaded together: 14 of the helpers' 40 registers; 3 spill.
+constexpr int LATE_AT_ONCE = facts::LATE_AT_ONCE;
 constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;  // of them, parts at once
 
 // The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block owns of a module's output, summed in
