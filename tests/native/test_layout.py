@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.kernel.layout import FIELDS, PAGE_BYTES, _row, image, layout, pack, pack_constants, stream_bytes, tile_bytes
 from twin.kernel.scan import check_cache_tiles
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
@@ -152,3 +152,10 @@ def test_counters_wait_for_all_writers_of_the_copy() -> None:
     for arrivals in by_counter.values():
         assert [a for a, _, _ in arrivals] == list(np.cumsum([w for _, w, _ in arrivals]))
         assert {p for _, _, p in arrivals} == {arrivals[-1][0]}
+
+
+@pytest.mark.parametrize("named", [{"value": 1}, {"value": 1, "previous_step": 0, "later": 2}])
+def test_a_row_names_every_field_of_its_struct_and_no_other(named: dict[str, int]) -> None:
+    assert _row("resets", previous_step=3, value=1) == (1, 3)
+    with pytest.raises(KeyError):
+        _row("resets", **named)
