@@ -35,16 +35,22 @@ __device__ Progress* kept_progress(const RankMemory& memory, int block) {
   return reinterpret_cast<Progress*>(memory.state + u64(block) * Plan::state_floats + AT);
 }
 
+// One word to what outlives a kernel, or from there.
+template <class T>
+__device__ __forceinline__ void move(T& chip, T& kept, bool store) {
+  (store ? kept : chip) = store ? chip : kept;
+}
+
 // Copies a block's residual and progress between the chip and what outlives a kernel.
 __device__ void keep(Block& b, bool store) {
   float* kept = b.memory.state + u64(b.block) * Plan::state_floats;
   int* words = reinterpret_cast<int*>(&b.at);
   Core::Hidden residual = Plan::hidden ? b.residual.open(b.core) : Core::Hidden::in(nullptr, 0);
-  if (Plan::hidden) residual.each(b.core, [&](int i, float& value) { (store ? kept[i] : value) = store ? value : kept[i]; });
+  if (Plan::hidden) residual.each(b.core, [&](int i, float& value) { move(value, kept[i], store); });
   if (Plan::hidden) b.residual.close(b.core, residual);
   TWIN_EACH(i, int(sizeof(Progress) / 4)) {
     int* at = reinterpret_cast<int*>(kept_progress(b.memory, b.block)) + i;
-    (store ? *at : words[i]) = store ? words[i] : *at;
+    move(words[i], *at, store);
   }
   b.core.barrier();
 }
@@ -141,7 +147,8 @@ constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks 
 //   else may happen to them comes after that reset. (The validator refuses sums of elements that the block does not own.)
 // - Consumers' polls in the stage behind may begin before this stage ends. The validator grants them nothing that it learns or does.
 // Consumers never run further: `begin` of the stage after next waits for `done` of the next one.
-__device__ __forceinline__ bool sum_late_parts(const Launch& launch, const RankMemory& memory, int rank, int block, int step, int index) {
+__device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMemory& memory, int rank, int block, int step,
+                                              int index) {
   const Plan& plan = launch.plan;
   const Stage& stage = plan.stages_at(index);
   const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
@@ -199,6 +206,22 @@ __device__ __forceinline__ bool sum_late_parts(const Launch& launch, const RankM
   return true;
 }
 
+__device__ __forceinline__ void erase_words(float* at, int count, int lane) {
+  for (int i = lane; i < count; i += 32) store_shared(at + i, bits_as<float>(SENTINEL));
+}
+
+// Reads the words back: they lie then where all blocks look.
+__device__ __forceinline__ void confirm_words(const float* at, int count, int lane) {
+  constexpr int AT_ONCE = 4;
+  for (int i = lane; i < count; i += 32 * AT_ONCE) {
+    float seen[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(at + (i + 32 * j < count ? i + 32 * j : i));
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
+  }
+}
+
 // The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
 // succeeded, while the consumers compute; hands out tokens; and looks whether the host wants the run to end.
 //
@@ -221,7 +244,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       TWIN_KEEP(step);
       if (sums_aside(plan) && stage.kind == int(StageKind::REDUCE)) {
         if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
-        if (!sum_late_parts(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
+        if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
         __syncwarp();
         if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
         continue;
@@ -240,19 +263,8 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       }
       if (!Plan::resident && stages == 0) step = progress.step;
       ++stages;
-      auto erase = [&](float* at, int count) {
-        for (int i = lane; i < count; i += 32) store_shared(at + i, bits_as<float>(SENTINEL));
-      };
-      auto confirm = [&](float* at, int count) {
-        constexpr int AT_ONCE = 4;
-        for (int i = lane; i < count; i += 32 * AT_ONCE) {
-          float seen[AT_ONCE];
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(at + (i + 32 * j < count ? i + 32 * j : i));
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
-        }
-      };
+      auto erase = [&](float* at, int count) { erase_words(at, count, lane); };
+      auto confirm = [&](float* at, int count) { confirm_words(at, count, lane); };
       if (Plan::resident && spans <= MOST_RESETS) {
         for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
         for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
@@ -275,6 +287,21 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
   } while (Plan::resident);
 }
 
+// By one thread, before the others go on.
+__device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals, Progress& progress) {
+  for (u32 i = 0; i < Ring::BARRIERS; ++i) {
+    barrier_init(ring.full_of(i), 1);
+    barrier_init(ring.empty_of(i), CONSUMER_WARPS);
+  }
+  signals = {};
+  barrier_init(shared_address(&signals.go), CONSUMER_WARPS);
+  barrier_init(shared_address(&signals.done), 1);
+  barrier_init(shared_address(&signals.left), 1);
+  barrier_init(shared_address(&signals.passed), CONSUMERS);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  progress = {};
+}
+
 }  // namespace twin
 
 // One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages first..last-1 of one step;
@@ -292,20 +319,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     return number;
   };
   const auto ring_here = [&] { return Ring{shared_address(shared), shared_address(shared + Shared::barriers), 0}; };
-  if (threadIdx.x == 0) {
-    const Ring ring = ring_here();
-    for (u32 i = 0; i < Ring::BARRIERS; ++i) {
-      barrier_init(ring.full_of(i), 1);
-      barrier_init(ring.empty_of(i), CONSUMER_WARPS);
-    }
-    signals = {};
-    barrier_init(shared_address(&signals.go), CONSUMER_WARPS);
-    barrier_init(shared_address(&signals.done), 1);
-    barrier_init(shared_address(&signals.left), 1);
-    barrier_init(shared_address(&signals.passed), CONSUMERS);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    progress = {};
-  }
+  if (threadIdx.x == 0) begin_block(ring_here(), signals, progress);
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
