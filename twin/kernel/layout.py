@@ -45,7 +45,7 @@ from twin.plan.types import (
 PAGE_BYTES = 4096  # streams of blocks start on a page
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
-SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda_core.cuh besides the values of its warps; the sum is checked there
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
@@ -399,7 +399,7 @@ def prompt_chip(plan: Plan) -> int:
 def beside_bytes(plan: Plan) -> int:
     """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
     warps = teams_of(plan).warps
-    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda.cuh
+    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda_ring.cuh
     return 2 * BARRIER_BYTES * barriers + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 
