@@ -179,7 +179,8 @@ __device__ __forceinline__ bool keeper_sums(const Plan& plan) {
   return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) && plan.kinds >> int(StageKind::REDUCE) & 1;
 }
 
-// The stage that a block's consumers run next: they pass by what the keeper does, without a look at it.
+// The stage that a block's consumers run next: they pass by what the keeper does, without a look
+// at it.
 __device__ __forceinline__ int next_stage(const Plan& plan, int index) {
   if (!keeper_sums(plan)) return index + 1;
   TWIN_KEEP(index);  // its row is addressed here, not kept through the stage

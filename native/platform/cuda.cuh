@@ -1,4 +1,5 @@
-// NVIDIA, compute capability 9.0: the machine's words (PTX). Who uses them: cuda_core.cuh and the other cuda_*.cuh.
+// NVIDIA, compute capability 9.0: the machine's words (PTX). Who uses them: cuda_core.cuh and the
+// other cuda_*.cuh.
 // No toolkit header is included, so NVRTC alone can compile the kernel.
 #pragma once
 

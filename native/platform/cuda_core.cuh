@@ -1,4 +1,5 @@
-// One block on NVIDIA: what its consumers, loaders and keeper tell each other, and what consumers ask of it.
+// One block on NVIDIA: what its consumers, loaders and keeper tell each other, and what
+// consumers ask of it.
 #pragma once
 
 namespace twin {

@@ -1,4 +1,5 @@
-// The keeper's way through a plan: resets, sums of late parts, tokens, and whether the host wants the end.
+// The keeper's way through a plan: resets, sums of late parts, tokens, and whether the
+// host wants the end.
 #pragma once
 
 namespace twin {

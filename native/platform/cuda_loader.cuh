@@ -1,4 +1,5 @@
-// The loaders' way through a plan: weights of every stage, and what its attention reads of the cache.
+// The loaders' way through a plan: weights of every stage, and what its attention
+// reads of the cache.
 #pragma once
 
 namespace twin {
