@@ -45,6 +45,7 @@ types: $(STAMP)
 generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 	@$(BIN)/python -m twin.report.words > docs/glossary.md
+	@$(BIN)/python -m twin.kernel.facts > native/platform/facts.h
 
 check: lint types test
 

@@ -5,7 +5,9 @@
 
 namespace twin {
 
-constexpr int PARTIAL = HEAD_DIM + 2;  // on the chip: outputs, maximum, sum
+constexpr int PARTIAL = HEAD_DIM + facts::PARTIAL_EXTRA;  // on the chip: outputs, maximum, sum
+static_assert(facts::PARTIAL_EXTRA == 2,
+              "PARTIAL_EXTRA in twin/plan/types.py: a maximum and a sum");
 
 __device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 

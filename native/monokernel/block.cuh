@@ -24,6 +24,9 @@ struct Progress {
   float checksum;  // probes: keeps their results alive
 };
 
+static_assert((sizeof(Progress) + 15) / 16 * 16 == facts::PROGRESS_BYTES,
+              "PROGRESS_BYTES in twin/kernel/layout.py is another");
+
 struct Block {
   Core core;
   const Launch& launch;

@@ -160,7 +160,7 @@ __device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory
 }
 
 // All reads have succeeded: from here on the block owes nothing to others' pace. What it publishes next may be seen
-// only after its resets: `cleared` waits for them where a helper makes them.
+// only after its resets: `cleared` waits for them where a keeper makes them.
 __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   if constexpr (TRACE) {
     b.core.barrier();
@@ -173,14 +173,16 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   }
 }
 
-// Does a helper of the block sum the late parts beside its other stages? It polls, so only where hand-offs are sentinels.
-__device__ __forceinline__ bool sums_aside(const Plan& plan) {
+// Does the keeper sum the late parts while consumers are in other stages? It polls, so only where
+// hand-offs are sentinels.
+__device__ __forceinline__ bool keeper_sums(const Plan& plan) {
   return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) && plan.kinds >> int(StageKind::REDUCE) & 1;
 }
 
-// The stage that a block's consumers run next: they pass by what a helper does, without a look at it.
+// The stage that a block's consumers run next: they pass by what the keeper does, without a look
+// at it.
 __device__ __forceinline__ int next_stage(const Plan& plan, int index) {
-  if (!sums_aside(plan)) return index + 1;
+  if (!keeper_sums(plan)) return index + 1;
   TWIN_KEEP(index);  // its row is addressed here, not kept through the stage
   return plan.stages_at(index).next;
 }

@@ -142,6 +142,15 @@ struct Attending {
   }
 };
 
+// What attention_bytes in twin/kernel/prompt.py counts.
+static_assert(Attending::PITCH == 2 * ROW + facts::PASS_PITCH_BYTES,
+              "PITCH_BYTES in twin/kernel/prompt.py is another");
+static_assert(Attending::TILE * type_bytes(KV) == facts::PASS_TILE_BYTES,
+              "TILE_BYTES in twin/kernel/prompt.py is another");
+static_assert(Attending::TILES == facts::PASS_TILES, "TILES in twin/kernel/prompt.py is another");
+static_assert(Attending::up(1) == facts::LINE_FLOATS,
+              "LINE_FLOATS in twin/kernel/prompt.py is another");
+
 // Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is [splits][k, v][item_positions][HEAD_DIM] of
 // the kv head.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {

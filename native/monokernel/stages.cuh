@@ -212,7 +212,7 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
 }
 
 // The other ranks' parts of what this block owns of a module's output, for all blocks of the rank. Consumers come here only where no
-// helper makes such sums (`sums_aside`).
+// keeper makes such sums (`keeper_sums`).
 __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
   if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
   begin(b, index, stage);

@@ -25,6 +25,23 @@ constexpr int STEP_BYTES = STEP_ACTIVATIONS + CHUNK_GROUPS * GROUP_BYTES;
 constexpr int SUM_GROUPS = 8 / TOKEN_SETS;  // whose sums are added over the warps together
 constexpr int SUM_ROWS = SUM_GROUPS * CHUNK_TILE_ROWS, SUM_QUADS = SUM_ROWS / 4;
 constexpr int WARP_SUMS = PASS_TOKENS * SUM_ROWS;
+// What twin/kernel/prompt.py counts a block's memory with.
+static_assert(CHUNK_TOKENS == facts::PASS_TOKENS, "TOKENS in twin/kernel/prompt.py is another");
+static_assert(CHUNK_TILE_ROWS == facts::PASS_TILE_ROWS,
+              "TILE_ROWS in twin/kernel/prompt.py is another");
+static_assert(PIECE_COLUMNS == facts::PASS_PIECE_COLUMNS,
+              "PIECE_COLUMNS in twin/kernel/prompt.py is another");
+static_assert(STEP_COLUMNS == facts::PASS_STEP_COLUMNS,
+              "STEP_COLUMNS in twin/kernel/prompt.py is another");
+static_assert(CHUNK_SLOTS == facts::PASS_SLOTS, "SLOTS in twin/kernel/prompt.py is another");
+static_assert(MOST_SUMS == facts::PASS_GROUPS_OF_32 * 8,
+              "GROUPS in twin/kernel/prompt.py uses other registers");
+static_assert(CHUNK_GROUPS == (PASS_TOKENS == 16   ? facts::PASS_GROUPS_OF_16
+                               : PASS_TOKENS == 32 ? facts::PASS_GROUPS_OF_32
+                                                   : facts::PASS_GROUPS_OF_64),
+              "GROUPS in twin/kernel/prompt.py is another");
+static_assert(WARP_SUMS == facts::PASS_SUM_FLOATS,
+              "SUM_FLOATS in twin/kernel/prompt.py is another");
 static_assert(PASS_TOKENS % CHUNK_TOKENS == 0 && CHUNK_GROUPS % SUM_GROUPS == 0, "whole instructions, whole sums");
 
 // Shared memory of a block during passes, in bytes from its start.

@@ -23,8 +23,12 @@ struct CacheTile {
 // which are columns twice: rounded to 16 bits, and what that loses; so do probabilities, so that results have the precision of the cached
 // values. A lane keeps scores of positions lane / 4 and 8 more, and of heads 2 * (lane % 2) and one more.
 struct TileScan {
-  static constexpr int WARPS = 4, POSITIONS = 16;  // that share an item's positions; of a product
-  static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = 4;
+  static constexpr int WARPS = facts::TENSOR_WARPS;          // that share an item's positions
+  static constexpr int POSITIONS = facts::TENSOR_POSITIONS;  // of a product
+  static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = facts::TENSOR_HEADS;
+  static_assert((WARPS & (WARPS - 1)) == 0, "twin/kernel/scan.py: warps take turns by a mask");
+  static_assert(POSITIONS == 16 && HEADS == 4,
+                "twin/plan/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
   int lane;  // of the warp

@@ -3,7 +3,7 @@
 
 namespace twin {
 
-constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
+constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
 
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it. The loads of several
 // parts are under way before the first is looked at.
@@ -328,7 +328,9 @@ struct Held {
 
 // A lane's part of a cached key or value. LANES lanes share a position.
 struct CachedPiece {
-  static constexpr int LANES = HEAD_DIM <= 96 ? 8 : HEAD_DIM <= 128 ? 16 : 32, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+  static constexpr int LANES =
+      HEAD_DIM <= facts::NARROW_HEAD ? 8 : HEAD_DIM <= facts::MIDDLE_HEAD ? 16 : 32;
+  static constexpr int SIZE = (HEAD_DIM + LANES - 1) / LANES;
   static constexpr int BYTES = SIZE * type_bytes(KV);
   static constexpr bool WIDE = HEAD_DIM % LANES == 0 && BYTES % 4 == 0;
   static constexpr int WORDS = WIDE ? BYTES / 4 : SIZE;

@@ -142,6 +142,7 @@ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
 
 }  // namespace twin
 
+#include "../../native/platform/facts.h"
 #include "../../native/platform/cuda_prompt.cuh"
 
 namespace {

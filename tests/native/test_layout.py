@@ -13,14 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin.data import data_dir
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.layout import FIELDS, PAGE_BYTES, image, layout, pack, pack_constants, stream_bytes, tile_bytes
-from twin.kernel.prompt import GROUPS, PIECE_COLUMNS, SLOTS, STEP_COLUMNS, TILE_ROWS, TOKENS
+from twin.kernel.layout import FIELDS, PAGE_BYTES, _row, image, layout, pack, pack_constants, stream_bytes, tile_bytes
 from twin.kernel.scan import check_cache_tiles
-from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.shards import stage_matrix
@@ -45,17 +42,6 @@ def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
     found = re.search(rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned()))
     assert found is not None
     assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(kind))
-
-
-@pytest.mark.parametrize(("file", "name", "value"), [
-    ("platform/cuda_vector.cuh", "ROWS_AT_ONCE", ROWS_AT_ONCE), ("platform/cuda_prompt.cuh", "CHUNK_TOKENS", TOKENS),
-    ("platform/cuda_prompt.cuh", "CHUNK_TILE_ROWS", TILE_ROWS), ("platform/cuda_prompt.cuh", "PIECE_COLUMNS", PIECE_COLUMNS),
-    ("platform/cuda_prompt.cuh", "CHUNK_SLOTS", SLOTS), ("platform/cuda_prompt.cuh", "MOST_SUMS", GROUPS[32] * 8),
-    ("platform/cuda_prompt.cuh", "STEP_PIECES", STEP_COLUMNS // PIECE_COLUMNS),
-])  # fmt: skip
-def test_sizes_that_stand_in_both_languages_agree(file: str, name: str, value: int) -> None:
-    text = (data_dir("native") / file).read_text(encoding="utf-8")
-    assert re.findall(rf"constexpr int {name} = (\d+);", text) == [str(value)]
 
 
 @pytest.mark.parametrize(("head_dim", "slot_bytes", "said"), [
@@ -166,3 +152,10 @@ def test_counters_wait_for_all_writers_of_the_copy() -> None:
     for arrivals in by_counter.values():
         assert [a for a, _, _ in arrivals] == list(np.cumsum([w for _, w, _ in arrivals]))
         assert {p for _, _, p in arrivals} == {arrivals[-1][0]}
+
+
+@pytest.mark.parametrize("named", [{"value": 1}, {"value": 1, "previous_step": 0, "later": 2}])
+def test_a_row_names_every_field_of_its_struct_and_no_other(named: dict[str, int]) -> None:
+    assert _row("resets", previous_step=3, value=1) == (1, 3)
+    with pytest.raises(KeyError):
+        _row("resets", **named)

@@ -14,14 +14,13 @@ from twin.engine.cuda_build import CompileReport, compile_cubin, threads
 from twin.engine.session import Generation, Session, address, kv_bytes, probability_floats, probe_seconds, random_chunk
 from twin.errors import EngineError, ToolchainError
 from twin.kernel import layout as plan_layout
-from twin.kernel.header import MAX_RANKS, Control, RankMemory, Request
+from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request
 from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
-SENTINEL_WORD = 0xFFFFFFFF
 WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
 NAP_S = 0.0002

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.session import Generation, Session, address, kv_bytes, probability_floats, probe_seconds, random_chunk
 from twin.errors import EngineError
 from twin.kernel import layout as plan_layout
-from twin.kernel.header import Control, RankMemory, Request, header
+from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
 from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
@@ -24,7 +24,6 @@ from twin.toolchain import build_host
 __all__ = ["Generation", "HostEngine", "run_probe"]
 
 HUGE_PAGE_BYTES = 2 * 2**20
-SENTINEL_WORD = -1  # as a signed integer: all bits set
 WAIT_US = 20_000  # between two looks for signals
 WATCHDOG_S = 30.0
 
@@ -138,7 +137,7 @@ class _Arenas:
 
     def clear(self) -> None:
         for exchange, counters in zip(self._exchange, self._counts, strict=True):
-            exchange[:] = SENTINEL_WORD
+            exchange.view(np.uint32)[:] = SENTINEL_WORD
             counters[:] = 0
 
     def fill(self, seed: int) -> None:

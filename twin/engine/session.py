@@ -17,11 +17,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.kernel.header import MAX_RANKS, Control, Request, Status
+from twin.kernel.header import MAX_RANKS, PASS_BARRIER, Control, Request, Status
 from twin.kernel.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
-PASS_BARRIER = -2  # hung_value: blocks meet after every stage of a prompt pass
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
 MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits

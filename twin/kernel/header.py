@@ -17,6 +17,8 @@ from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Parts, Plan, StageKind
 
 MAX_RANKS = 16
+SENTINEL_WORD = 0xFFFFFFFF  # an exchanged word that is not yet written: a NaN that no arithmetic here produces
+PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prompt pass
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 
 

@@ -45,7 +45,7 @@ from twin.plan.types import (
 PAGE_BYTES = 4096  # streams of blocks start on a page
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
-SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda.cuh besides the values of its warps; the sum is checked there
+SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda_core.cuh besides the values of its warps; the sum is checked there
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
@@ -95,6 +95,7 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "streams": ("StreamStart", ("page",)),
     "starts": ("StageStart", ("units",)),
 }  # fmt: skip
+SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")  # of a stage's fields
 FLOATS = {"scale", "norm_eps"}
 TEAM_SIZES = (  # of NVIDIA's blocks
     "consumer_warps", "scan_heads", "cache_tile", "tensor_scan",
@@ -114,20 +115,41 @@ def layout(plan: Plan) -> Layout:
     for stage in plan.stages:
         matrix = stage.matrix
         at = vectors.get(stage.index, {})
-        stages.append((
-            NUMBERS[stage.kind], stage.layer, len(reads), len(stage.reads), len(resets), len(stage.resets),
-            -1 if stage.publishes is None else stage.publishes,
-            *(_shape(matrix) if matrix else (0,) * 7), sets.own(matrix.owned) if matrix else -1,
-            sets.own(stage.items) if stage.items else -1, stage.window, kv,
-            *(at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")), int(_pushes(plan, stage)),
-            next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages)),
-        ))  # fmt: skip
+        stages.append(
+            _row(
+                "stages",
+                kind=NUMBERS[stage.kind],
+                layer=stage.layer,
+                first_read=len(reads),
+                reads=len(stage.reads),
+                first_reset=len(resets),
+                resets=len(stage.resets),
+                publishes=-1 if stage.publishes is None else stage.publishes,
+                **_shape(matrix),
+                owned=sets.own(matrix.owned) if matrix else -1,
+                items=sets.own(stage.items) if stage.items else -1,
+                window=stage.window,
+                kv=kv,
+                **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
+                pushes=int(_pushes(plan, stage)),
+                next=_next_stage(plan, stage),
+            )
+        )
         kv += stage.kind is StageKind.ATTENTION
         reads += [
-            (r.value, PARTS[r.parts], PARTS[_pass_parts(plan, r)], sets.read(r), int(r.previous_step), int(r.residual), r.scale)
+            _row(
+                "reads",
+                value=r.value,
+                parts=PARTS[r.parts],
+                pass_parts=PARTS[_pass_parts(plan, r)],
+                spans=sets.read(r),
+                previous_step=int(r.previous_step),
+                residual=int(r.residual),
+                scale=r.scale,
+            )
             for r in stage.reads
         ]
-        resets += [(r.value, int(r.previous_step)) for r in stage.resets]
+        resets += [_row("resets", value=r.value, previous_step=int(r.previous_step)) for r in stage.resets]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
@@ -137,9 +159,25 @@ def layout(plan: Plan) -> Layout:
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
 
 
-def _shape(matrix: Matrix) -> tuple[int, ...]:
-    inverse = tile_inverse(matrix.tile_rows)
-    return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, inverse, matrix.batch_rows
+def _row(table: str, **named: int | float) -> tuple[int | float, ...]:
+    """A row of a table in the order of its struct. Raises KeyError unless it names every field."""
+    fields = FIELDS[table][1]
+    if unknown := named.keys() - set(fields):
+        raise KeyError(f"{table} has no {', '.join(sorted(unknown))}")
+    return tuple(named[field] for field in fields)
+
+
+def _next_stage(plan: Plan, stage: Stage) -> int:
+    """The one that consumers run next where helpers make sums of late parts."""
+    return next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages))
+
+
+def _shape(matrix: Matrix | None) -> dict[str, int]:
+    """A stage's fields of its matrix; zeros where it has none."""
+    if matrix is None:
+        return dict.fromkeys(SHAPE, 0)
+    own = {name: getattr(matrix, name) for name in ("rows", "cols", "unit", "tile_rows", "tile_cols")}
+    return own | {"tile_inverse": tile_inverse(matrix.tile_rows), "batch": matrix.batch_rows}
 
 
 def tile_inverse(tile_rows: int) -> int:
@@ -262,12 +300,22 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
         buffer = plan.buffers[value.buffer]
         stride = _up(buffer.elements, LINE_FLOATS)
         same = shared[value.buffer, value.copy, value.pushed]
-        rows.append((
-            base[value.buffer] + value.copy * buffer.parts * stride, stride, buffer.parts, value.elements, int(value.pushed),
-            sets.own(value.owned), counters[value.buffer] + value.copy * (buffer.parts + 1) + (0 if value.pushed else buffer.parts),
-            sum(writers[v.id] for v in same if v.stage <= value.stage), sum(writers[v.id] for v in same),
-            prompts[value.id],
-        ))  # fmt: skip
+        counter = counters[value.buffer] + value.copy * (buffer.parts + 1)
+        rows.append(
+            _row(
+                "values",
+                offset=base[value.buffer] + value.copy * buffer.parts * stride,
+                part_stride=stride,
+                parts=buffer.parts,
+                elements=value.elements,
+                pushed=int(value.pushed),
+                owned=sets.own(value.owned),
+                counter=counter + (0 if value.pushed else buffer.parts),
+                arrivals=sum(writers[v.id] for v in same if v.stage <= value.stage),
+                arrivals_per_step=sum(writers[v.id] for v in same),
+                prompt=prompts[value.id],
+            )
+        )
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
 
 
@@ -351,7 +399,7 @@ def prompt_chip(plan: Plan) -> int:
 def beside_bytes(plan: Plan) -> int:
     """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
     warps = teams_of(plan).warps
-    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda.cuh
+    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda_ring.cuh
     return 2 * BARRIER_BYTES * barriers + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 

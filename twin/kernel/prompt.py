@@ -100,7 +100,7 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
 def attention_bytes(shard: Shard, *, chunk: int, blocks: int, kv_bytes: int) -> int:
     """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; earlier ones; partials.
 
-    The same as Attending in native/monokernel/prompt.cuh. `blocks` of a rank; `kv_bytes` of a cached number.
+    Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank; `kv_bytes` of a cached number.
     """
     group = shard.heads // shard.kv_heads
     queries = min(chunk, -(-shard.kv_heads * chunk // blocks)) * group

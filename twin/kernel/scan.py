@@ -8,6 +8,7 @@ from twin.plan.splits import TENSOR_HEADS, scans_on_tensor_cores, slot_positions
 from twin.plan.types import Plan, StageKind
 
 LONG_SCAN = 256  # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context and save 3 % at 16k
+NARROW_HEAD, MIDDLE_HEAD = 96, 128  # elements of heads of which 8 and 16 lanes share a cached position
 TENSOR_WARPS = 4  # that share an item's positions on tensor cores
 COPY_BYTES = 16  # the grain of bulk copies
 
@@ -32,6 +33,11 @@ def scanning_warps(plan: Plan) -> int:
     if not tensor_scan(plan):
         return teams_of(plan).warps
     return TENSOR_WARPS * -(-plan.shard.heads // plan.shard.kv_heads // TENSOR_HEADS)
+
+
+def position_lanes(dim: int) -> int:
+    """Lanes of a warp that share a cached position of heads of `dim` elements."""
+    return 8 if dim <= NARROW_HEAD else 16 if dim <= MIDDLE_HEAD else 32
 
 
 def tensor_scan(plan: Plan) -> bool:

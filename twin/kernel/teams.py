@@ -18,7 +18,8 @@ from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
 WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
-ROWS_AT_ONCE = 8  # of a tile, as in cuda_vector.cuh: their weights, and those of the next ones, are in a lane's registers
+ROWS_AT_ONCE = 8  # of a tile: their weights, and those of the next ones, are in a lane's registers
+LATE_AT_ONCE = 2  # elements of a helper warp's lane whose late parts are loaded together
 VECTORS = (8, 4)  # elements that a lane loads at once
 AHEAD_ELEMENTS = 16  # of a lane, most of a hidden or a heads' vector for which weights are taken before a stage's inputs are there
 AHEAD_REGISTERS = (  # of a lane for these weights, by its elements of the widest vector; more of any made some kernel spill
@@ -175,7 +176,7 @@ class Ahead:
         return max(1, self.chunks * self.team.groups * min(self.team.slices, self.team.teams))
 
     def tiles(self, matrix: Matrix) -> int:
-        """Tiles of a matrix that are taken, as `take_ahead` in cuda.cuh: each team those of its first row groups and slices."""
+        """Tiles of a matrix that are taken, as `take_ahead` in cuda_core.cuh: each team those of its first row groups and slices."""
         if not self.chunks or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
             return 0
         return min(self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices)

@@ -8,8 +8,8 @@ from math import exp
 
 from twin.errors import HardwareError
 from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
-from twin.kernel.scan import TENSOR_WARPS, cache_tile, scan_heads, tensor_scan
-from twin.kernel.teams import ROWS_AT_ONCE, WARP, WARPS, Team, team_of
+from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_lanes, scan_heads, tensor_scan
+from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
@@ -26,7 +26,6 @@ QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
-LATE_AT_ONCE = 2  # elements of each lane of a helper warp, in all parts
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
 
@@ -205,17 +204,12 @@ def kv_cost(block: BlockUnit, size: int) -> int:
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
     """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of) query heads, lanes over positions."""
-    return WARPS[0] // min(queries, WARPS[0]) * (WARP // _lanes(dim)) * positions_of_a_lane(dim, dtype)
+    return WARPS[0] // min(queries, WARPS[0]) * (WARP // position_lanes(dim)) * positions_of_a_lane(dim, dtype)
 
 
 def positions_of_a_lane(dim: int, dtype: DType) -> int:
     """Up to 16 bytes of each of four positions, or more of a single one."""
-    return 4 if -(-dim // _lanes(dim)) * dtype.bytes <= QUAD_BYTES else 1
-
-
-def _lanes(dim: int) -> int:
-    """Of a warp, for one position."""
-    return 8 if dim <= 96 else 16 if dim <= 128 else 32
+    return 4 if -(-dim // position_lanes(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
@@ -245,7 +239,7 @@ def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> It
     sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
     at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
-    sums = (_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
+    sums = (position_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
     a_round = picoseconds(warps.round_s.value * heads * sums * (3 * held + 4) / 16)
     for chunk in chunks(size, tile):
         yield -(-chunk // (position * at_once)) * a_round

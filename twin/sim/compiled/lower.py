@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -128,10 +129,20 @@ class _Flattening:
         return number
 
     def _work(self, work: StageWork) -> None:
-        """In the order of state.WORK."""
         published, place = work.publication, self._place
         reads, slots, kv = len(self.reads), len(self.slot_costs), len(self.kv)
-        self.reads += [(r.channel, r.previous_step, place(r.size), r.cost_ps, r.rounds, r.cause) for r in work.reads]
+        self.reads += [
+            _row(
+                state.READ,
+                channel=r.channel,
+                previous=r.previous_step,
+                size=place(r.size),
+                cost=r.cost_ps,
+                rounds=r.rounds,
+                cause=r.cause,
+            )
+            for r in work.reads
+        ]
         self.slot_costs += work.slots
         ahead = len(self.slot_costs)
         self.slot_costs += work.ahead
@@ -141,15 +152,42 @@ class _Flattening:
         others = len(self.feeds)
         self.feeds += published.others if published else ()
         self.works.append(
-            (
-                reads, len(self.reads), work.fixed_ps, work.fixed_cause, work.kind is StageKind.EMBED, work.library,
-                slots, ahead, kv, len(self.kv), work.kv_ahead, work.sample_ps, work.fence_ps, work.launch_ps,
-                work.last_slot, work.touches_memory, place(published.size) if published else -1, own, others, others, len(self.feeds),
-                published is not None and published.pushed, self.across[work.index], self.gates.get(work.gate, -1),
-                self.gates.get(work.index, -1), place(work.stored) if work.stored else -1, work.kv_after, work.aside, work.asks,
-                ahead, len(self.slot_costs), work.group,
+            _row(
+                state.WORK,
+                reads=reads,
+                reads_end=len(self.reads),
+                fixed=work.fixed_ps,
+                fixed_cause=work.fixed_cause,
+                embed=work.kind is StageKind.EMBED,
+                library=work.library,
+                slots=slots,
+                slots_end=ahead,
+                kv=kv,
+                kv_end=len(self.kv),
+                kv_ahead=work.kv_ahead,
+                sample=work.sample_ps,
+                fence=work.fence_ps,
+                launch=work.launch_ps,
+                last_slot=work.last_slot,
+                touches_memory=work.touches_memory,
+                size=place(published.size) if published else -1,
+                own=own,
+                own_end=others,
+                others=others,
+                others_end=len(self.feeds),
+                pushed=published is not None and published.pushed,
+                across=self.across[work.index],
+                gate=self.gates.get(work.gate, -1),
+                opens=self.gates.get(work.index, -1),
+                stored=place(work.stored) if work.stored else -1,
+                kv_after=work.kv_after,
+                aside=work.aside,
+                asks=work.asks,
+                ahead=ahead,
+                ahead_end=len(self.slot_costs),
+                group=work.group,
             )
-        )  # fmt: skip
+        )
 
     def _runs(self, stages: Sequence[StageWork]) -> tuple[int, int]:
         """Of slots with one gate, in the order of the stream."""
@@ -286,7 +324,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
     cores = {id(core): number for number, core in enumerate(machine.cores)}
     packages = {id(package): number for number, package in enumerate(machine.packages)}
     choices = machine.program.choices[0] if machine.program.choices else ()
-    columns: dict[str, list[int]] = {name: [] for name in _OF_BLOCK}
+    columns: dict[str, list[int]] = defaultdict(list)
     recorded = 0
     for block in machine.blocks:
         ring = block.ring
@@ -296,13 +334,27 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
         if ring.history is not None:
             history = recorded
             recorded += ring.first_slot(machine.steps + 1)
-        values = (
-            block.rank, block.gpu, block.die, packages[id(block.package)], cores[id(block.core)] if block.core else -1,
-            exchange[0], exchange[1] if len(exchange) > 1 else -1, stream * len(machine.plan.stages),
-            stream, ring.per_step, ring.kept, ring.limit, ring.paused,
-            pipes.path(ring.loaded), pipes.path(ring.cached), history, block.start, ring.first_answer,
-        )  # fmt: skip
-        for name, value in zip(_OF_BLOCK, values, strict=True):
+        values = {
+            "rank": block.rank,
+            "gpu": block.gpu,
+            "die": block.die,
+            "package": packages[id(block.package)],
+            "core": cores[id(block.core)] if block.core else -1,
+            "exchange": exchange[0],
+            "other_exchange": exchange[1] if len(exchange) > 1 else -1,
+            "work": stream * len(machine.plan.stages),
+            "stream": stream,
+            "per_step": ring.per_step,
+            "kept": ring.kept,
+            "limit": ring.limit,
+            "paused": ring.paused,
+            "memory": pipes.path(ring.loaded),
+            "cached": pipes.path(ring.cached),
+            "history": history,
+            "start": block.start,
+            "first_answer": ring.first_answer,
+        }
+        for name, value in values.items():
             columns[name].append(value)
     for name, column in columns.items():
         rows[name] = column
@@ -311,12 +363,6 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
         helpers["place"] = PLACES.index("IDLE")
         rows = np.concatenate([rows, helpers])
     return rows, np.zeros((recorded, 2), np.int64)
-
-
-_OF_BLOCK = (
-    "rank", "gpu", "die", "package", "core", "exchange", "other_exchange", "work",
-    "stream", "per_step", "kept", "limit", "paused", "memory", "cached", "history", "start", "first_answer",
-)  # fmt: skip
 
 
 class _Pipes:
@@ -370,6 +416,14 @@ def _spans(rows: Iterable[tuple[int, int]], dtype: np.dtype[Any]) -> Array:
     lengths, values = zip(*rows, strict=True)
     ends = list(accumulate(lengths))
     return np.array([(end - length, end, value) for end, length, value in zip(ends, lengths, values, strict=True)], dtype)
+
+
+def _row(dtype: np.dtype[Any], **named: int) -> tuple[int, ...]:
+    """A record in the order of its fields. Raises KeyError unless it names every field."""
+    fields = dtype.names or ()
+    if unknown := named.keys() - set(fields):
+        raise KeyError(f"no such fields: {', '.join(sorted(unknown))}")
+    return tuple(named[field] for field in fields)
 
 
 def _filled(count: int, dtype: np.dtype[Any], **values: int) -> Array:

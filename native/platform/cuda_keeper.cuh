@@ -1,0 +1,165 @@
+// The keeper's way through a plan: resets, sums of late parts, tokens, and whether the
+// host wants the end.
+#pragma once
+
+namespace twin {
+
+// Elements of a lane whose parts are loaded together: 14 of the helpers' 40 registers; 3 spill.
+constexpr int LATE_AT_ONCE = facts::LATE_AT_ONCE;
+constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;  // of them, parts at once
+
+// The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block owns of a module's output, summed in
+// rank order and published within the rank. False: the wait was given up.
+//
+// Why the order that the validator assumes of a stage holds, although consumers are elsewhere in the plan meanwhile:
+// - What precedes it. The keeper comes here behind `go` of the stage before, so all reads of the block's stages before have succeeded,
+//   and behind its own resets of those stages.
+// - Reads before later resets and publications. The keeper walks the plan in its order, and a sum is stored when all parts of its
+//   element were there. Consumers publish in the stage behind only after `cleared` has seen `done` of that stage, which the keeper
+//   arrives at after this one; so whoever sees that publication may rely on this stage's reads.
+// - Reads before this stage's own publication. Of one element, yes; a chunk's sums may be seen while parts of the next chunk are awaited.
+//   Nobody is misled: those parts' words are reset by their owner, which is this block's keeper itself, later in its order, and whatever
+//   else may happen to them comes after that reset. (The validator refuses sums of elements that the block does not own.)
+// - Consumers' polls in the stage behind may begin before this stage ends. The validator grants them nothing that it learns or does.
+// Consumers never run further: `begin` of the stage after next waits for `done` of the next one.
+__device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMemory& memory, int rank, int block, int step,
+                                              int index) {
+  const Plan& plan = launch.plan;
+  const Stage& stage = plan.stages_at(index);
+  const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
+  const Span own = plan.owned_of(value.owned, block);
+  const int stride = value.part_stride, out = plan.values_at(stage.publishes).offset - value.offset;
+  float* at = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
+  int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this lane
+  Patience patience;
+#pragma unroll 1
+  for (; left > 0; left -= LATE_AT_ONCE, at += 32 * LATE_AT_ONCE) {
+    float sum[LATE_AT_ONCE] = {};
+#pragma unroll
+    for (int p = 0; p < Plan::ranks - 1; p += LATE_PARTS) {
+      float got[LATE_PARTS][LATE_AT_ONCE];
+      for (;;) {
+        int me = rank, apart = stride;
+        asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
+        const float* part = at + (p + (p > me)) * apart;
+        int late = -1;
+#pragma unroll
+        for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
+          if (p + j == me) part += apart;
+          asm volatile("" : "+l"(part));
+#pragma unroll
+          for (int i = 0; i < LATE_AT_ONCE; ++i)
+            if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < LATE_PARTS; ++j)
+#pragma unroll
+          for (int i = 0; i < LATE_AT_ONCE; ++i)
+            if (p + j < Plan::ranks - 1 && missing(got[j][i])) late = p + j;
+        if (late < 0) break;
+        auto waiting = [&] {
+          int again = index;
+          TWIN_KEEP(again);  // looked up again, not kept
+          const int id = plan.reads_at(plan.stages_at(again).first_read).value;
+          return Waiting{again, id, late + (late >= rank), int(at - memory.exchange) - plan.values_at(id).offset};
+        };
+        ++patience.polls;
+        if (!may_wait(launch, rank, block, step, patience, waiting)) return false;
+      }
+#pragma unroll
+      for (int j = 0; j < LATE_PARTS; ++j)
+#pragma unroll
+        for (int i = 0; i < LATE_AT_ONCE; ++i)
+          if (p + j < Plan::ranks - 1) sum[i] = p + j ? sum[i] + got[j][i] : got[j][i];
+    }
+    int away = out;
+    asm volatile("" : "+r"(away));
+#pragma unroll
+    for (int i = 0; i < LATE_AT_ONCE; ++i)
+      if (i < left) store_shared(at + away + 32 * i, unlike_sentinel(sum[i]));
+  }
+  return true;
+}
+
+__device__ __forceinline__ void erase_words(float* at, int count, int lane) {
+  for (int i = lane; i < count; i += 32) store_shared(at + i, bits_as<float>(SENTINEL));
+}
+
+// Reads the words back: they lie then where all blocks look.
+__device__ __forceinline__ void confirm_words(const float* at, int count, int lane) {
+  constexpr int AT_ONCE = 4;
+  for (int i = lane; i < count; i += 32 * AT_ONCE) {
+    float seen[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(at + (i + 32 * j < count ? i + 32 * j : i));
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
+  }
+}
+
+// The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
+// succeeded, while the consumers compute; hands out tokens; and looks whether the host wants the run to end.
+//
+// A reset is done when its words, read back past the first-level cache, have been seen: they lie then where all blocks
+// look. A fence would say the same, but waits for the bulk copies under way and empties the first-level cache.
+__device__ void keep_house(const Launch& launch, const RankMemory& memory, int rank, int block, Signals& signals, const Progress& progress,
+                           int first, int last) {
+  const Plan& plan = launch.plan;
+  int lane = int(threadIdx.x % 32);
+  const bool tells = Plan::resident && lane == 0 && delivers(plan, rank, block);
+  int step = 0;
+  int& delivered = signals.delivered;  // steps whose token has been handed out
+  u32 stages = 0;
+  Words* const resets = signals.resets;
+  const u32 go = shared_address(&signals.go), done = shared_address(&signals.done), left = shared_address(&signals.left);
+  do {
+    for (int index = first; index < last; ++index) {
+      const Stage& stage = plan.stages_at(index);
+      TWIN_KEEP(lane);  // what is made of these is made again in each stage: registers are scarce
+      TWIN_KEEP(step);
+      if (keeper_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
+        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
+        if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
+        __syncwarp();
+        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+        continue;
+      }
+      int spans = 0;  // words to reset; looked up while the consumers wait
+      __syncwarp();
+      reset(plan, memory, block, Plan::resident ? step : 1, stage, [&](float* at, int count) {
+        if (lane == 0 && spans < MOST_RESETS) resets[spans] = {at, count};
+        ++spans;
+      });
+      __syncwarp();
+      while (!barrier_passed(go, stages & 1u)) {
+        if (!barrier_seen(left, 0)) continue;
+        if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
+        return;
+      }
+      if (!Plan::resident && stages == 0) step = progress.step;
+      ++stages;
+      auto erase = [&](float* at, int count) { erase_words(at, count, lane); };
+      auto confirm = [&](float* at, int count) { confirm_words(at, count, lane); };
+      if (Plan::resident && spans <= MOST_RESETS) {
+        for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
+        for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
+      } else {
+        reset(plan, memory, block, step, stage, erase);
+        reset(plan, memory, block, step, stage, confirm);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(done);
+      if (!Plan::resident || index > 0) continue;
+      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
+      if (tells && step > delivered) {
+        int done = step - 1;
+        asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
+        deliver(launch, done, progress.chosen);
+        delivered = step;
+      }
+    }
+    ++step;
+  } while (Plan::resident);
+}
+
+}  // namespace twin
