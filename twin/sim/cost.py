@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp
 
 from twin.errors import HardwareError
@@ -73,8 +74,11 @@ class TeamWork:
     ends_ps: int  # waits and loads before, sums over lanes behind
 
 
+_shape_team = lru_cache(maxsize=1024)(team_of)  # asked for by every read of every block, for a few shapes
+
+
 def _team(matrix: Matrix, dtype: DType) -> Team | None:
-    return team_of(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
+    return _shape_team(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
 
 
 def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int, dtype: DType, joined: bool = False) -> TeamWork:
@@ -153,7 +157,7 @@ def late_rounds(elements: int) -> int:
 
 def vector_chunks(matrix: Matrix) -> int:
     """Column slices of which a lane holds elements."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
     return team.chunks if team else 1
 
 
@@ -161,7 +165,7 @@ def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> 
     """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a lane's elements lie side by side, so each
     load of up to `aligned` bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in
     cuda_vector.cuh: requests counted, not sectors). Teams that hold the same columns ask for them again."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return element * matrix.cols
     lane = element * team.vector
