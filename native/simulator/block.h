@@ -181,7 +181,7 @@ inline Int read(State& s, Int b) {
   block.looked = m.now + m.load + (m.load ? fetching(s, block.package, m.now) : 0);
   if (s.reads[block.read].channel == NONE) return GATHER;
   Sight& sight = sight_of(s, block);
-  Record& record = s.records[(&sight - s.sights) / m.dies];
+  Record& record = record_at(s, (&sight - s.sights) / m.dies);
   if (!record.seen) {
     if (sight.order == NONE) sight.order = record.waits++;
     return sleep(s, b, sight, AT_READ);

@@ -18,6 +18,16 @@ inline Int* counter_times(State& s, Int r, Int channel) {
   return s.counter_times + r / s.machine->channels * s.machine->counter_total + s.channels[channel].counter;
 }
 
+// A record and its sights, which are set when somebody comes to it first.
+inline Record& record_at(State& s, Int r) {
+  Record& record = s.records[r];
+  if (record.begun) return record;
+  record.begun = 1;
+  const Int dies = s.machine->dies;
+  for (Sight* sight = s.sights + r * dies; sight != s.sights + (r + 1) * dies; ++sight) sight->local = sight->order = sight->head = NONE;
+  return record;
+}
+
 // Sentinel: when the last needed element reaches each die.
 inline void see(State& s, Int r, Int channel) {
   const Machine& m = *s.machine;
@@ -82,6 +92,7 @@ inline void count(State& s, Int b, Int r, Int channel, Int time, bool remote) {
 inline void arrive(State& s, Int b, Int rank, Int channel, Int time) {
   const Machine& m = *s.machine;
   const Int r = record_of(s, rank, s.blocks[b].step, channel);
+  record_at(s, r);
   Sight& sight = s.sights[r * m.dies + s.blocks[b].die];
   if (s.channels[channel].counted) {
     count(s, b, r, channel, time + m.hop + m.cross, false);
@@ -94,7 +105,7 @@ inline void arrive(State& s, Int b, Int rank, Int channel, Int time) {
 
 inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
   const Int r = record_of(s, rank, s.blocks[b].step, channel);
-  Record& record = s.records[r];
+  Record& record = record_at(s, r);
   if (s.channels[channel].counted) {
     count(s, b, r, channel, time, true);
   } else if (time > record.remote) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp
 
 from twin.errors import HardwareError
@@ -26,6 +27,11 @@ QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
+# What part of a cost grows with what, as probes of attention say (studies/h200-validation).
+ONCE_AND_AGAIN = 2  # half of a head's or an item's time comes once, half with each round of the warps
+POSITION_PARTS, FIXED_PARTS = 3, 4  # of a round's time, with each position that a lane holds and without any
+ROUND_PARTS = 16  # with the four positions of most heads
+SUM_PARTS, EIGHT_LANES_SUM = 5, 9  # besides one part for each bit of the lanes of a position; of eight lanes in all
 PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
 
 
@@ -72,8 +78,11 @@ class TeamWork:
     ends_ps: int  # waits and loads before, sums over lanes behind
 
 
+_shape_team = lru_cache(maxsize=1024)(team_of)  # asked for by every read of every block, for a few shapes
+
+
 def _team(matrix: Matrix, dtype: DType) -> Team | None:
-    return team_of(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
+    return _shape_team(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
 
 
 def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int, dtype: DType, joined: bool = False) -> TeamWork:
@@ -152,7 +161,7 @@ def late_rounds(elements: int) -> int:
 
 def vector_chunks(matrix: Matrix) -> int:
     """Column slices of which a lane holds elements."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
     return team.chunks if team else 1
 
 
@@ -160,7 +169,7 @@ def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> 
     """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a lane's elements lie side by side, so each
     load of up to `aligned` bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in
     cuda_vector.cuh: requests counted, not sectors). Teams that hold the same columns ask for them again."""
-    team = team_of(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return element * matrix.cols
     lane = element * team.vector
@@ -194,7 +203,7 @@ def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
     """A block's queries, keys and values on their way from QKV to a scan: each head by one warp. Half of it once more for each further
     round of the warps: heads of a second round have long been there."""
     rounds = -(-heads // WARPS[0])
-    return picoseconds(warps.heads_s.value * head_dim / HEAD * (1 + rounds) / 2)
+    return picoseconds(warps.heads_s.value * head_dim / HEAD * (1 + rounds) / ONCE_AND_AGAIN)
 
 
 def kv_cost(block: BlockUnit, size: int) -> int:
@@ -222,7 +231,7 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
     tile = cache_tile(plan) * position
     rounds = -(-plan.shard.heads // plan.shard.kv_heads * plan.shard.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
-    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value * (1 + rounds) / 2)
+    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value * (1 + rounds) / ONCE_AND_AGAIN)
     turns = _tensor_turns(warps, plan, size, tile, position) if tensor_scan(plan) else _rounds(warps, plan, size, tile, position)
     for number, (chunk, turn) in enumerate(zip(chunks(size, tile), turns, strict=True)):
         yield chunk, wait + turn + (0 if number else fixed)
@@ -239,8 +248,8 @@ def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> It
     sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
     at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
     held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
-    sums = (position_lanes(plan.shard.head_dim).bit_length() + 5) / 9  # a step for each doubling of the lanes
-    a_round = picoseconds(warps.round_s.value * heads * sums * (3 * held + 4) / 16)
+    sums = (position_lanes(plan.shard.head_dim).bit_length() + SUM_PARTS) / EIGHT_LANES_SUM  # a step for each doubling of the lanes
+    a_round = picoseconds(warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS)
     for chunk in chunks(size, tile):
         yield -(-chunk // (position * at_once)) * a_round
 

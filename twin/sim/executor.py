@@ -10,6 +10,7 @@ from enum import Enum
 from twin.errors import ToolchainError
 from twin.sim import compiled
 from twin.sim.compiled.lower import Unsupported
+from twin.sim.compiled.room import Room
 from twin.sim.machine import Machine
 from twin.sim.prepare import Prepared
 
@@ -22,8 +23,10 @@ class Executor(Enum):
 _missing: list[str] = []  # why this computer cannot compile; looked for once
 
 
-def run(machine: Machine, prepared: Prepared, executor: Executor | None = None) -> tuple[Executor, str]:
+def run(machine: Machine, prepared: Prepared, executor: Executor | None = None, room: Room | None = None) -> tuple[Executor, str]:
     """Run a machine of this program to its end; by which executor, and, where none was asked for and SimPy had to do it, why.
+
+    What compiled code leaves of the blocks' logs lies in `room`.
 
     Raises ToolchainError or Unsupported if compiled code was asked for and cannot be had.
     """
@@ -32,7 +35,7 @@ def run(machine: Machine, prepared: Prepared, executor: Executor | None = None) 
         try:
             if _missing and executor is None:
                 raise ToolchainError(_missing[0])
-            compiled.run(machine, prepared.flat)
+            compiled.run(machine, prepared.flat, room)
             return Executor.COMPILED, ""
         except (ToolchainError, Unsupported) as error:
             if executor is Executor.COMPILED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from twin.hardware.types import BlockUnit, Device
 from twin.kernel.teams import Ahead, taken_ahead
@@ -21,6 +21,7 @@ from twin.plan.types import (
     Parts,
     Plan,
     Read,
+    Residual,
     Sampling,
     Span,
     Stage,
@@ -195,6 +196,22 @@ class _Lowering:
     def taken(self) -> dict[StageKind, Ahead]:
         return taken_ahead(self.plan)
 
+    @cached_property
+    def takes_ahead(self) -> bool:
+        """Does the kernel load weights before a stage's inputs are there? Its code does for one token of a model that it can run, whose
+        residual every rank holds whole."""
+        options, spec = self.plan.options, self.plan.spec
+        one_token = options.batch <= 1 and not options.draft
+        whole = options.expert_ranks <= 1 and not options.ahead_slots and options.residual is not Residual.SLICED
+        runs = spec is None or spec.runnable_reason() is None
+        return one_token and whole and runs and self.device.warps is not None and self.device.block.loading != "on-demand"
+
+    @cached_property
+    def aside(self) -> list[bool]:
+        """[stages] that a warp which a block has to spare makes: sums of late parts."""
+        spare = self._polled() and self.device.warps is not None and self.device.sharing is None
+        return [spare and stage.late for stage in self.plan.stages]
+
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
         """`chosen` by stage that routed experts begin with: how many tokens chose each expert in use on the rank."""
         made = {block: self._stream(block, chosen) for block in sorted(set(self.wiring.kinds))}
@@ -254,7 +271,7 @@ class _Lowering:
             gate=-1 if stage.gate is None or not weights.costs else stage.gate,
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
-            aside=self._aside(stage),
+            aside=self.aside[stage.index],
             ahead=ahead,
             group=self.taken[stage.kind].group if ahead else 1,
             asks=self._asks(stage),
@@ -287,21 +304,15 @@ class _Lowering:
             ).ps
         return ReadWork(channel, read.previous_step, words * FP32_BYTES, self.gathers[key], rounds, cause)
 
-    def _aside(self, stage: Stage) -> bool:
-        """A warp that a block has to spare sums late parts."""
-        return stage.late and self._polled() and self.device.warps is not None and self.device.sharing is None
-
     def _asks(self, stage: Stage) -> int:
-        behind = self.plan.stages[stage.index + 1 :]
-        return 0 if self._aside(stage) else sum(1 for _ in takewhile(self._aside, behind))
+        """Stages behind this one that the helper makes."""
+        return 0 if self.aside[stage.index] else sum(1 for _ in takewhile(bool, islice(self.aside, stage.index + 1, None)))
 
     def _ahead(self, stage: Stage, weights: _Weights) -> tuple[int, ...]:
         """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
         stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
         where slots are only asked for once the inputs are there."""
-        if ROWS[stage.kind].input is None or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
-            return ()
-        if self.device.block.loading == "on-demand":
+        if not self.takes_ahead or ROWS[stage.kind].input is None or stage.matrix is None:
             return ()
         waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
@@ -368,7 +379,7 @@ class _Lowering:
         plan = self.plan
         if self.device.warps is None:
             return 0
-        if self._aside(stage):
+        if self.aside[stage.index]:
             rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)

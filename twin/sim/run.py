@@ -16,6 +16,7 @@ from twin.kernel.scan import tensor_scan
 from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
+from twin.sim.compiled.room import lent
 from twin.sim.consume import judged
 from twin.sim.executor import Executor, run
 from twin.sim.machine import Machine, check
@@ -151,11 +152,12 @@ def simulate(
     machine = Machine(plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program)
     if trace:
         machine.record_loaders(blocks)
-    chosen, why = run(machine, prepared, executor)
-    shown = _median_step(machine) if drawn else steps - 1
-    pieces = critical_path(machine.blocks, shown, len(plan.stages))
-    table = tabulate(pieces, len(plan.stages))
-    collected = collect(machine, blocks, pieces) if trace else None
+    with lent() as room:
+        chosen, why = run(machine, prepared, executor, room)
+        shown = _median_step(machine) if drawn else steps - 1
+        pieces = critical_path(machine.blocks, shown, len(plan.stages))
+        table = tabulate(pieces, len(plan.stages))
+        collected = collect(machine, blocks, pieces) if trace else None
     result = _result(machine, shown, table, collected)
     said = str(routing or Routing()) if drawn else ""
     result = replace(result, routing=said, sequences=plan.options.batch, tokens_per_step=tokens, draft_s=draft_s)

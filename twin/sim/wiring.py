@@ -123,6 +123,8 @@ class _Channels:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.known: dict[tuple[int, Parts, frozenset[int]], Channel] = {}
+        self.owners: dict[tuple[Span, ...], int] = {}  # ways in which blocks own a value, numbered: layers divide theirs alike
+        self.divided = [self.owners.setdefault(tuple(value.owned), len(self.owners)) for value in plan.values]
         self.producers: dict[tuple[int, tuple[Span, ...]], frozenset[int]] = {}
 
     def read(self, stage: Stage, read: Read) -> list[int]:
@@ -156,7 +158,7 @@ class _Channels:
         return self.known[key].index
 
     def _producers(self, value: Value, spans: tuple[Span, ...]) -> frozenset[int]:
-        key = (value.id, spans)
+        key = (self.divided[value.id], spans)
         if key not in self.producers:
             self.producers[key] = frozenset(
                 block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans)

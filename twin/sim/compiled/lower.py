@@ -14,6 +14,7 @@ from twin.errors import TwinError
 from twin.plan.types import StageKind
 from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
+from twin.sim.compiled.room import Room
 from twin.sim.compiled.state import PLACES, Array, State
 from twin.sim.gated import GatedRing
 from twin.sim.links import Links
@@ -206,8 +207,9 @@ class Lowered:
     pipes: tuple[Pipe, ...]  # in the order of state.pipes
 
 
-def lower(machine: Machine, flat: FlatProgram) -> Lowered:
-    """Raises Unsupported where an event cannot name what it is for."""
+def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowered:
+    """Large arrays lie in `room`. Raises Unsupported where an event cannot name what it is for."""
+    room = room or Room()
     plan, steps = machine.plan, machine.steps
     sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.timing.dies
     if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
@@ -254,13 +256,13 @@ def lower(machine: Machine, flat: FlatProgram) -> Lowered:
         feeds=flat.feeds,
         channels=flat.channels,
         records=_filled(records, state.RECORD, remote=-1, last=-1),
-        sights=_filled(records * machine.handoffs.timing.dies, state.SIGHT, local=-1, order=-1, head=-1),
+        sights=room.take("sights", records * machine.handoffs.timing.dies, state.SIGHT),
         counter_times=np.empty(ranks * steps * flat.counter_total, np.int64),
         barriers=_filled(ranks, state.BARRIER, head=-1),
         barrier_times=np.empty((ranks, plan.blocks), np.int64),
         borders=_filled(plan.options.gpus + 1, state.BORDER, head=-1),
         cores=_filled(len(machine.cores), state.CORE, running=-1, last=-1, head=-1),
-        segments=np.empty(kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
+        segments=room.take("segments", kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
         logs=np.full(kept * count * len(plan.stages), -1, np.int64),
         ended=np.zeros((steps, count), np.int64),
         history=history,

@@ -9,6 +9,7 @@ from twin.sim.block import Block, Segment
 from twin.sim.clock import beyond
 from twin.sim.compiled import library
 from twin.sim.compiled.lower import FlatProgram, Lowered, lower
+from twin.sim.compiled.room import Room
 from twin.sim.compiled.state import ERRORS, State
 from twin.sim.gated import GatedRing
 from twin.sim.machine import Machine
@@ -16,9 +17,12 @@ from twin.sim.machine import Machine
 T = TypeVar("T", covariant=True)
 
 
-def run(machine: Machine, flat: FlatProgram) -> None:
-    """As Machine.run. `flat` is the machine's program. Raises Unsupported or ToolchainError before anything has run."""
-    lowered = lower(machine, flat)
+def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
+    """As Machine.run. `flat` is the machine's program; the blocks' logs lie in `room`.
+
+    Raises Unsupported or ToolchainError before anything has run.
+    """
+    lowered = lower(machine, flat, room)
     library.run(lowered.state)
     _put_back(machine, lowered)
     error, stuck = (int(lowered.state.machine[name][0]) for name in ("error", "stuck"))

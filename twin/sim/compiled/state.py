@@ -58,7 +58,7 @@ STREAM = _record("slots slots_end runs runs_end")  # of a block in a step
 RUN_OF_SLOTS = _record("end gate")  # slots of a stream up to `end` that may be requested once the gate is open
 THERE = _record("slot arrival")
 CHANNEL = _record("arrivals counted cause counter")
-RECORD = _record("arrived seen waits remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
+RECORD = _record("begun arrived seen waits remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
 SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")  # of a record, from one die
 BARRIER = _record("arrived data complete time", ("who", BINDER), "cause", ("waited_for", BINDER), "head tail")  # of a rank
 BORDER = _record("arrived", ("who", BINDER), "head tail")  # of a GPU; the last one of all GPUs
@@ -118,7 +118,7 @@ class State(NamedTuple):
     feeds: Array  # channels
     channels: Array  # CHANNEL
     records: Array  # [ranks][steps][channels] RECORD
-    sights: Array  # [ranks][steps][channels][dies] SIGHT
+    sights: Array  # [ranks][steps][channels][dies] SIGHT; set by whoever comes to their record first
     counter_times: Array  # [ranks][steps][counter_total] arrivals at counters
     barriers: Array  # [ranks] BARRIER
     barrier_times: Array  # [ranks][blocks_of_rank]
