@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.resets import with_resets
+from twin.plan.settle import delay_of, layered, settled
 from twin.plan.splits import kv_of
 from twin.plan.step import step
 from twin.plan.types import (
     MOST_STAGGER_NS,
     CollectiveKind,
-    Common,
     Execution,
     HandOffKind,
     LateParts,
@@ -31,9 +29,6 @@ SIZES = (  # options that count things or bytes
     "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
 )  # fmt: skip
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
-# In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 % slower with one token, 0.5, 5 and 90 %
-# faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384 elements) 16 % faster.
-SLICED_FROM = 8192  # elements of all tokens' residual streams
 
 
 def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
@@ -43,7 +38,7 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     """
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
-    options = _settled(spec, options)
+    options = settled(spec, options)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = shard_of(spec, ranks)
@@ -65,12 +60,6 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
         die_of_block=dies(options, limits.dies),
     )
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
-
-
-def layered(spec: ModelSpec, options: Options) -> bool:
-    """Is the step made of layers that are described one by one, for one or more tokens? Else they are dense, alike, and for one token."""
-    several = options.tokens > 1 or options.residual is Residual.SLICED
-    return bool(spec.layout) or spec.stored is not None or spec.hyper is not None or several
 
 
 def dies(options: Options, count: int) -> tuple[int, ...]:
@@ -121,7 +110,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or a library")
     if options.delay and not spec.lanes:
         raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
-    delay = options.delay if options.delay is not None else spec.lanes.delay if spec.lanes else 0
+    delay = delay_of(spec, options)
     if not 0 <= delay < spec.layers:
         message = f"delay={delay}: a later layer must hear of this one's output; {spec.name} has {spec.layers} layers"
         raise PlanError(f"{message}, choose 0 to {spec.layers - 1}")
@@ -162,7 +151,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
         return
     if lanes.count < 2:
         raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
-    delay = options.delay if options.delay is not None else lanes.delay
+    delay = delay_of(spec, options)
     if reduced and delay == 0:
         raise PlanError("late_parts=reduced with delay=0: all parts are needed at once, none is late; use late_parts=each or a delay")
     if options.lane_stagger_ns and lanes.count <= options.gpus:
@@ -189,30 +178,3 @@ def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
     for feed in feeds:
         if feed.experts % options.expert_ranks:
             raise PlanError(f"expert_ranks={options.expert_ranks}: {spec.name} has {feed.experts} experts, which do not divide over them")
-
-
-def _settled(spec: ModelSpec, options: Options) -> Options:
-    """Fill in what the options leave to the model."""
-    delay = options.delay if options.delay is not None else (spec.lanes.delay if spec.lanes else 0)
-    elements = options.tokens * (spec.hyper.streams if spec.hyper else 1) * spec.hidden
-    large = layered(spec, options) and elements >= SLICED_FROM and not spec.lanes
-    residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
-    pushed = options.collective is CollectiveKind.PUSH
-    common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
-    late = options.late_parts or _late_parts(spec, options, delay)
-    chunk = 1 if layered(spec, replace(options, residual=residual)) else options.prompt_chunk
-    return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
-
-
-def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
-    """By the bytes of one addition to the residual: own part and others' parts, or own part, sums, and a slice of the others' parts.
-
-    Polled hand-offs only: a helper of the block makes the sums beside its other work. A kernel, or a barrier, for them would cost more.
-    """
-    polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    if not spec.lanes or not delay or not polled:
-        return LateParts.EACH
-    ranks, blocks = spec.lanes.count, options.blocks * options.gpus // spec.lanes.count
-    slice_of = -(-spec.hidden // blocks)
-    each, reduced = ranks * spec.hidden, 2 * spec.hidden + ranks * slice_of
-    return LateParts.REDUCED if reduced < each else LateParts.EACH
