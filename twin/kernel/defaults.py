@@ -12,7 +12,8 @@ from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TILE_ROWS, TOKENS, fitting_chunk
 from twin.kernel.teams import WARPS
 from twin.models.spec import ModelSpec
-from twin.plan.build import build, check_sizes, shard_of
+from twin.plan.build import build, shard_of
+from twin.plan.ranges import check_least
 from twin.plan.settle import layered
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
@@ -69,7 +70,7 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
     reaches = min(spec.context, chosen.get("max_context", spec.context))
     options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus, context=max(1, min(DEFAULT.context, reaches)))
     options = dataclasses.replace(options, **chosen)
-    check_sizes(options)
+    check_least(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus
     settled: dict[str, Any] = {
         "max_context": _max_context(spec, options),

@@ -7,12 +7,12 @@ from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
+from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
 from twin.plan.settle import delay_of, layered, settled
 from twin.plan.splits import kv_of
 from twin.plan.step import step
 from twin.plan.types import (
-    MOST_STAGGER_NS,
     CollectiveKind,
     Execution,
     HandOffKind,
@@ -25,9 +25,6 @@ from twin.plan.types import (
     Shard,
 )
 
-SIZES = (  # options that count things or bytes
-    "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
-)  # fmt: skip
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 
 
@@ -95,8 +92,9 @@ def shard_of(spec: ModelSpec, ranks: int) -> Shard:
 def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.gpus not in (1, 2, 4, 8):
         raise PlanError(f"gpus={options.gpus}: the tensor-parallel degree is 1, 2, 4 or 8")
-    if options.blocks < 1:
-        raise PlanError(f"blocks={options.blocks}: at least 1 block per GPU")
+    if options.blocks < RANGES["blocks"][0]:
+        raise PlanError(f"blocks={options.blocks}: at least {RANGES['blocks'][0]} block per GPU")
+    check_least(options)
     if ranks % options.gpus:
         raise PlanError(f"{spec.name} has {ranks} lanes, which do not divide over {options.gpus} GPUs")
     if options.blocks % (ranks // options.gpus):
@@ -122,7 +120,6 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         )
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
-    check_sizes(options)
     if spec.head_dim % HEAD_STEP:
         raise PlanError(f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} elements at a time")
     if options.slot_bytes % 16:
@@ -131,18 +128,12 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together")
 
 
-def check_sizes(options: Options) -> None:
-    """Raises PlanError for what cannot be a number of things or bytes."""
-    for name in SIZES:
-        if getattr(options, name) < 1:
-            raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
-
-
 def _check_lanes(spec: ModelSpec, options: Options) -> None:
     lanes = spec.lanes
     reduced = options.late_parts is LateParts.REDUCED
-    if not 0 <= options.lane_stagger_ns <= MOST_STAGGER_NS:
-        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between 0 and {MOST_STAGGER_NS}")
+    least, most = RANGES["lane_stagger_ns"]
+    if not least <= options.lane_stagger_ns <= most:
+        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between {least} and {most}")
     if not lanes:
         if options.lane_stagger_ns:
             raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: {spec.name} has no lanes; use 0")
@@ -165,9 +156,6 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
     """Several tokens a step, and experts."""
-    for name, least in (("batch", 1), ("draft", 0), ("expert_ranks", 1), ("ahead_slots", 0)):
-        if getattr(options, name) < least:
-            raise PlanError(f"{name}={getattr(options, name)}: must be at least {least}")
     if spec.lanes and (options.tokens > 1 or options.residual is Residual.SLICED):
         raise PlanError(f"{spec.name} has lanes, which are planned for one token and a replicated residual: use batch=1 and draft=0")
     feeds = [layer.feed for layer in spec.layout if isinstance(layer.feed, ExpertFeed)]
