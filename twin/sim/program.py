@@ -299,13 +299,17 @@ class _Lowering:
         """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
         stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
         where slots are only asked for once the inputs are there."""
-        if ROWS[stage.kind].input is None or stage.matrix is None or self.device.warps is None or self.plan.simulation_only():
+        if stage.matrix is None or self.device.warps is None or self.device.block.loading == "on-demand":
             return ()
-        if self.device.block.loading == "on-demand":
+        if stage.kind not in self.taken:
             return ()
         waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
         return tuple(max(0, ps - loaded) for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
+
+    def _takes_ahead(self, stage: Stage) -> bool:
+        """Does a block of warps ever take weights of a stage of this kind from the ring before its inputs are there?"""
+        return self.device.warps is not None and stage.kind in self.taken and self.taken[stage.kind].chunks > 0
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -469,7 +473,7 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            joined = stage.kind is StageKind.STREAM and (self.device.warps is None or not self.taken[stage.kind].chunks)
+            joined = stage.kind is StageKind.STREAM and not self._takes_ahead(stage)
             yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:
