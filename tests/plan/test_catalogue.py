@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import pytest
+
+from tests.plan.family_models import DENSE, FEEDS, GROUPED, MIXERS, PACKED, family
+from tests.proof.tiny import plan_of, tiny
 from twin.data import data_dir
+from twin.models.feeds import Feed
+from twin.models.mixers import Mixer
 from twin.plan.catalogue import ROWS, Input, Spent
 from twin.plan.types import StageKind
 from twin.sim.causes import CAUSES
@@ -27,3 +34,29 @@ def test_only_what_the_engine_runs_has_an_input_or_a_norm_of_it() -> None:
 
 def test_every_row_names_a_cause_of_the_twin() -> None:
     assert {spent.value for spent in Spent} <= set(CAUSES)
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
+def test_the_rows_refuse_every_model_that_readers_of_configurations_refuse(mixer: Mixer, feed: Feed) -> None:
+    spec = family((mixer, feed))
+    plan = plan_of(spec, blocks=2)
+    assert plan.simulation_only() == spec.runnable_reason() is not None
+
+
+def test_a_dense_layer_that_is_described_by_itself_is_refused_for_its_cache() -> None:
+    plan = plan_of(family((replace(GROUPED, sinks=False, output_gate=False), DENSE)), blocks=2)
+    assert {stage.kind for stage in plan.stages if not stage.has_code} == {StageKind.ATTENTION}
+
+
+def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
+    packed = replace(tiny(2), hidden=32, stored=PACKED)
+    refused = [stage for stage in plan_of(packed, blocks=2).stages if any(matrix.format for matrix in stage.matrices)]
+    assert refused
+    assert not any(stage.has_code for stage in refused)
+
+
+def test_a_stage_without_code_is_named_where_the_model_is_dense() -> None:
+    plan = plan_of(tiny(2), blocks=2)
+    foreign = replace(plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ROUTE)))
+    assert "route can be planned and simulated only" in (foreign.simulation_only() or "")

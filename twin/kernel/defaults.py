@@ -12,7 +12,9 @@ from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TILE_ROWS, TOKENS, fitting_chunk
 from twin.kernel.teams import WARPS
 from twin.models.spec import ModelSpec
-from twin.plan.build import build, check_sizes, shard_of
+from twin.plan.build import build, shard_of
+from twin.plan.ranges import check_least
+from twin.plan.settle import layered
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
@@ -49,7 +51,9 @@ def limits_of(node: Node) -> Limits:
 
 def plan_for(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
     """The plan of a model on a node with default options, except those given. It still has to pass `validate`."""
-    return build(spec, default_options(spec, node, **chosen), limits_of(node))
+    options = _node_options(spec, node, chosen)
+    plan, ring = _ringed(spec, node, options, chosen)
+    return dataclasses.replace(plan, options=dataclasses.replace(plan.options, **ring))
 
 
 def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
@@ -57,10 +61,16 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
 
     `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond the model's.
     """
+    options = _node_options(spec, node, chosen)
+    return dataclasses.replace(options, **_ringed(spec, node, options, chosen)[1])
+
+
+def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Options:
+    """All options but the ring's, whose size follows from the plan."""
     reaches = min(spec.context, chosen.get("max_context", spec.context))
     options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus, context=max(1, min(DEFAULT.context, reaches)))
     options = dataclasses.replace(options, **chosen)
-    check_sizes(options)
+    check_least(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus
     settled: dict[str, Any] = {
         "max_context": _max_context(spec, options),
@@ -71,7 +81,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
     options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
     if "prompt_chunk" not in chosen:
         options = dataclasses.replace(options, prompt_chunk=_prompt_chunk(spec, node, options, ranks))
-    return dataclasses.replace(options, **_ring(spec, node, options, chosen))
+    return options
 
 
 def _max_context(spec: ModelSpec, options: Options) -> int:
@@ -99,7 +109,8 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
 
     A CPU takes any number; 16 were 3.6 times faster than one.
     """
-    if node.device.sharing is None and options.tile_rows > TILE_ROWS:
+    tall = node.device.sharing is None and options.tile_rows > TILE_ROWS
+    if tall or layered(spec, options):  # prompts of layered models are read by ordinary steps
         return 1
     limits = limits_of(node)
     if not limits.teams:
@@ -139,24 +150,30 @@ def _largest_divisor(number: int, most: int) -> int:
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
-def _ring(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Slots that fill the on-chip memory left by everything else; smaller slots where only few would fit.
+def _ringed(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """The plan with a ring of one slot, and what its ring should be. A plan is built once for each size of a slot that is tried:
+    how many there are changes neither its tiles nor its splits.
 
-    Where blocks share a core there is no ring to fill: the cache does it, and the ring only has to fit.
+    Slots fill the on-chip memory left by everything else; they are smaller where only few would fit. Where blocks share a core
+    there is no ring to fill: the cache does it, and the ring only has to fit.
     """
     limits = limits_of(node)
-    slot = options.slot_bytes
-    room = _most_slots(spec, options, slot, limits)
-    while "slot_bytes" not in chosen and slot > 1024 and room < FEWEST_SLOTS:
-        slot //= 2
-        room = _most_slots(spec, options, slot, limits)
-    slots = options.ring_slots
+    plan = _of_one_slot(spec, options, options.slot_bytes, limits)
+    room = _most_slots(plan)
+    while "slot_bytes" not in chosen and plan.options.slot_bytes > 1024 and room < FEWEST_SLOTS:
+        plan = _of_one_slot(spec, options, plan.options.slot_bytes // 2, limits)
+        room = _most_slots(plan)
+    slot, slots = plan.options.slot_bytes, options.ring_slots
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
     window = options.window_slots
     if "window_slots" not in chosen:
         window = min(slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots)
-    return {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
+    return plan, {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
+
+
+def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:
+    return build(spec, dataclasses.replace(options, slot_bytes=slot_bytes, ring_slots=1, window_slots=1), limits)
 
 
 def _window(node: Node, slot_bytes: int, options: Options) -> int:
@@ -165,13 +182,13 @@ def _window(node: Node, slot_bytes: int, options: Options) -> int:
     return max(2, ceil((STAGGERED_UNDER_WAY_S if options.lane_stagger_ns else UNDER_WAY_S) * share / slot_bytes))
 
 
-def _most_slots(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> int:
+def _most_slots(plan: Plan) -> int:
     """The largest ring that fits, at least one slot; what lies beside it may grow with it."""
-    slots = max(1, limits.on_chip_bytes // slot_bytes)
-    plan = build(spec, dataclasses.replace(options, slot_bytes=slot_bytes, ring_slots=1, window_slots=1), limits)
+    room, slot_bytes = plan.limits.on_chip_bytes, plan.options.slot_bytes
+    slots = max(1, room // slot_bytes)
     while slots > 1:
         grown = dataclasses.replace(plan, options=dataclasses.replace(plan.options, ring_slots=slots, window_slots=slots))
-        over = on_chip_bytes(grown) - limits.on_chip_bytes
+        over = on_chip_bytes(grown) - room
         if over <= 0:
             break
         slots = max(1, slots - -(-over // slot_bytes))

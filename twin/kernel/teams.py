@@ -183,7 +183,12 @@ class Ahead:
 
 
 def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
-    """By kind of stage that has a matrix. Raises PlanError as `teams_of` does. For a whole plan: a plan is large, and slow to look up."""
+    """By kind of stage that has a matrix; nothing of a plan that the kernel has no code for. Raises PlanError as `teams_of` does.
+
+    For a whole plan: a plan is large, and slow to look up.
+    """
+    if plan.simulation_only():
+        return {}
     teams = teams_of(plan)
     by_input = {name: Ahead(getattr(teams, name), *ahead_pieces(plan, name)) for name in KINDS}
     return {kind: by_input[name] for name, kinds in KINDS.items() for kind in kinds}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
+from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
+from twin.plan.settle import delay_of, layered, settled
 from twin.plan.splits import kv_of
 from twin.plan.step import step
 from twin.plan.types import (
-    MOST_STAGGER_NS,
     CollectiveKind,
-    Common,
     Execution,
     HandOffKind,
     LateParts,
@@ -27,13 +25,7 @@ from twin.plan.types import (
     Shard,
 )
 
-SIZES = (  # options that count things or bytes
-    "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "tile_rows", "kv_page", "copies", "prompt_chunk", "max_context",
-)  # fmt: skip
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
-# In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 % slower with one token, 0.5, 5 and 90 %
-# faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384 elements) 16 % faster.
-SLICED_FROM = 8192  # elements of all tokens' residual streams
 
 
 def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
@@ -43,7 +35,7 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     """
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
-    options = _settled(spec, options)
+    options = settled(spec, options)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = shard_of(spec, ranks)
@@ -65,12 +57,6 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
         die_of_block=dies(options, limits.dies),
     )
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
-
-
-def layered(spec: ModelSpec, options: Options) -> bool:
-    """Is the step made of layers that are described one by one, for one or more tokens? Else they are dense, alike, and for one token."""
-    several = options.tokens > 1 or options.residual is Residual.SLICED
-    return bool(spec.layout) or spec.stored is not None or spec.hyper is not None or several
 
 
 def dies(options: Options, count: int) -> tuple[int, ...]:
@@ -106,8 +92,9 @@ def shard_of(spec: ModelSpec, ranks: int) -> Shard:
 def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.gpus not in (1, 2, 4, 8):
         raise PlanError(f"gpus={options.gpus}: the tensor-parallel degree is 1, 2, 4 or 8")
-    if options.blocks < 1:
-        raise PlanError(f"blocks={options.blocks}: at least 1 block per GPU")
+    if options.blocks < RANGES["blocks"][0]:
+        raise PlanError(f"blocks={options.blocks}: at least {RANGES['blocks'][0]} block per GPU")
+    check_least(options)
     if ranks % options.gpus:
         raise PlanError(f"{spec.name} has {ranks} lanes, which do not divide over {options.gpus} GPUs")
     if options.blocks % (ranks // options.gpus):
@@ -121,7 +108,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or a library")
     if options.delay and not spec.lanes:
         raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
-    delay = options.delay if options.delay is not None else spec.lanes.delay if spec.lanes else 0
+    delay = delay_of(spec, options)
     if not 0 <= delay < spec.layers:
         message = f"delay={delay}: a later layer must hear of this one's output; {spec.name} has {spec.layers} layers"
         raise PlanError(f"{message}, choose 0 to {spec.layers - 1}")
@@ -133,7 +120,6 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         )
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
-    check_sizes(options)
     if spec.head_dim % HEAD_STEP:
         raise PlanError(f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} elements at a time")
     if options.slot_bytes % 16:
@@ -142,18 +128,12 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together")
 
 
-def check_sizes(options: Options) -> None:
-    """Raises PlanError for what cannot be a number of things or bytes."""
-    for name in SIZES:
-        if getattr(options, name) < 1:
-            raise PlanError(f"{name}={getattr(options, name)}: must be at least 1")
-
-
 def _check_lanes(spec: ModelSpec, options: Options) -> None:
     lanes = spec.lanes
     reduced = options.late_parts is LateParts.REDUCED
-    if not 0 <= options.lane_stagger_ns <= MOST_STAGGER_NS:
-        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between 0 and {MOST_STAGGER_NS}")
+    least, most = RANGES["lane_stagger_ns"]
+    if not least <= options.lane_stagger_ns <= most:
+        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between {least} and {most}")
     if not lanes:
         if options.lane_stagger_ns:
             raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: {spec.name} has no lanes; use 0")
@@ -162,7 +142,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
         return
     if lanes.count < 2:
         raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
-    delay = options.delay if options.delay is not None else lanes.delay
+    delay = delay_of(spec, options)
     if reduced and delay == 0:
         raise PlanError("late_parts=reduced with delay=0: all parts are needed at once, none is late; use late_parts=each or a delay")
     if options.lane_stagger_ns and lanes.count <= options.gpus:
@@ -176,9 +156,6 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
     """Several tokens a step, and experts."""
-    for name, least in (("batch", 1), ("draft", 0), ("expert_ranks", 1), ("ahead_slots", 0)):
-        if getattr(options, name) < least:
-            raise PlanError(f"{name}={getattr(options, name)}: must be at least {least}")
     if spec.lanes and (options.tokens > 1 or options.residual is Residual.SLICED):
         raise PlanError(f"{spec.name} has lanes, which are planned for one token and a replicated residual: use batch=1 and draft=0")
     feeds = [layer.feed for layer in spec.layout if isinstance(layer.feed, ExpertFeed)]
@@ -189,30 +166,3 @@ def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
     for feed in feeds:
         if feed.experts % options.expert_ranks:
             raise PlanError(f"expert_ranks={options.expert_ranks}: {spec.name} has {feed.experts} experts, which do not divide over them")
-
-
-def _settled(spec: ModelSpec, options: Options) -> Options:
-    """Fill in what the options leave to the model."""
-    delay = options.delay if options.delay is not None else (spec.lanes.delay if spec.lanes else 0)
-    elements = options.tokens * (spec.hyper.streams if spec.hyper else 1) * spec.hidden
-    large = layered(spec, options) and elements >= SLICED_FROM and not spec.lanes
-    residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
-    pushed = options.collective is CollectiveKind.PUSH
-    common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
-    late = options.late_parts or _late_parts(spec, options, delay)
-    chunk = 1 if layered(spec, replace(options, residual=residual)) else options.prompt_chunk
-    return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
-
-
-def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
-    """By the bytes of one addition to the residual: own part and others' parts, or own part, sums, and a slice of the others' parts.
-
-    Polled hand-offs only: a helper of the block makes the sums beside its other work. A kernel, or a barrier, for them would cost more.
-    """
-    polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    if not spec.lanes or not delay or not polled:
-        return LateParts.EACH
-    ranks, blocks = spec.lanes.count, options.blocks * options.gpus // spec.lanes.count
-    slice_of = -(-spec.hidden // blocks)
-    each, reduced = ranks * spec.hidden, 2 * spec.hidden + ranks * slice_of
-    return LateParts.REDUCED if reduced < each else LateParts.EACH

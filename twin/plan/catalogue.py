@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twin.plan.types import StageKind
+from twin.plan.kinds import StageKind
 
 
 class Input(Enum):
@@ -71,3 +71,6 @@ ROWS: dict[StageKind, Row] = {
     StageKind.ROUTED_UP: Row(),
     StageKind.ROUTED_DOWN: Row(vector=True, summed=True),
 }
+
+# What the engine runs of options that plans may have more of.
+ENGINE_OPTIONS = {"batch": 1, "draft": 0, "expert_ranks": 1, "ahead_slots": 0}

@@ -7,7 +7,7 @@ given once, per block of a rank. All exchanged values are FP32, but for attentio
 Within one stage a block, in this order: waits for all its reads, resets, computes, publishes.
 
 A step handles `Plan.tokens` tokens: one, or those of several sequences and their drafts. Plans of more than one token, and of layers
-that are not dense, are simulated only (`simulation_only` says why).
+that are not dense, are simulated only (`simulation_only` says why, by the rows of the catalogue).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 from twin.models.formats import Format
 from twin.models.spec import DType, ModelSpec
+from twin.plan.catalogue import ENGINE_OPTIONS, ROWS
+from twin.plan.kinds import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
 MOST_STAGGER_NS = 100_000  # more than any layer takes
@@ -30,36 +32,6 @@ MOST_BATCH_ROWS = 256  # where few warps share a row; Stage::tile_inverse of the
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 WARP_COLUMNS = 128  # fewest of a tile that a warp covers
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
-
-
-class StageKind(Enum):
-    EMBED = "embed"  # token -> residual, no exchange
-    QKV = "qkv"  # residual += reads; norm; rows of q, k, v
-    ATTENTION = "attention"  # append k, v; partial softmax per (kv head, split)
-    O_PROJ = "o_proj"  # combine splits; rows of the output projection
-    GATE_UP = "gate_up"  # residual += reads; norm; silu(gate) * up
-    DOWN = "down"  # rows of the down projection
-    COLLECTIVE = "collective"  # library all-gather of the ranks' parts, between kernels only
-    LANE_MEAN = "lane_mean"  # lanes only: publish this lane's final stream
-    LM_HEAD = "lm_head"  # final norm; rows of the vocabulary
-    SAMPLE = "sample"  # next token
-    STREAM = "stream"  # probe: consume weights, no exchange
-    EXCHANGE = "exchange"  # probe: publish and gather, no weights
-    REDUCE = "reduce"  # reads summed, each block its own elements (of the residual stream where that is sliced); publishes the sums
-    HYPER = "hyper"  # residual streams += reads; how they mix, one partial sum per stream
-    LATENT = "latent"  # norm; rows of compressed queries, keys and values
-    QUERY = "query"  # norm; queries from the compressed ones
-    ABSORB = "absorb"  # each head's query carried into the latent space
-    INDEX = "index"  # scores of compressed entries
-    HEAD_OUT = "head_out"  # combine splits; first half of the output projection, head by head or group by group
-    DELTA_IN = "delta_in"  # norm; rows of a linear attention's queries, keys, values and gates
-    DELTA = "delta"  # convolve; read, update and write the recurrent state
-    ROUTER = "router"  # residual += reads; norm; one logit an expert
-    ROUTE = "route"  # choose each token's experts: from here on their weights may be fetched
-    SHARED_UP = "shared_up"  # silu(gate) * up of the shared experts
-    SHARED_DOWN = "shared_down"  # their rows of the down projection, kept for ROUTED_DOWN
-    ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
-    ROUTED_DOWN = "routed_down"  # their weighted rows of the down projection, and those that were kept
 
 
 class HandOffKind(Enum):
@@ -324,6 +296,13 @@ class Stage:
         return (self.matrix, *self.more) if self.matrix else ()
 
     @property
+    def has_code(self) -> bool:
+        """Does the kernel have code for the stage and decode its weights? It multiplies the plan's own weight type, and
+        attends keys and values that all layers cache alike."""
+        own = all(matrix.format is None for matrix in self.matrices)
+        return ROWS[self.kind].engine and own and self.scan is None
+
+    @property
     def late(self) -> bool:
         """A sum of late parts: a later stage's reads wait for it, nothing else in the block does."""
         return self.kind is StageKind.REDUCE and not any(read.residual for read in self.reads)
@@ -464,17 +443,18 @@ class Plan:
         return weights + 2 * positions * self.shard.head_dim * self.kv.dtype.bytes
 
     def simulation_only(self) -> str | None:
-        """Why the engine cannot run this plan; None: it can."""
-        options = self.options
-        for name, value, limit in (
-            ("batch", options.batch, 1), ("draft", options.draft, 0), ("expert_ranks", options.expert_ranks, 1),
-            ("ahead_slots", options.ahead_slots, 0),
-        ):  # fmt: skip
+        """Why the engine cannot run this plan, by its options and the catalogue's rows of its stages; None: it can."""
+        for name, limit in ENGINE_OPTIONS.items():
+            value = getattr(self.options, name)
             if value > limit:
                 return f"{name}={value} can be planned and simulated only; the engine runs {name}={limit}"
-        if options.residual is Residual.SLICED:
+        if self.options.residual is Residual.SLICED:
             return "residual=sliced can be planned and simulated only; the engine runs residual=replicated"
-        return self.spec.runnable_reason() if self.spec else None
+        stage = next((stage for stage in self.stages if not stage.has_code), None)
+        if stage is None:
+            return None
+        model = self.spec.runnable_reason() if self.spec else None
+        return model or f"{stage.name} can be planned and simulated only; the engine runs dense models in 16 or 32 bits"
 
     def launches(self) -> int:
         """Kernels launched per step."""

@@ -11,7 +11,7 @@ from twin.errors import PlanError
 from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
-from twin.plan.types import MOST_BATCH_ROWS, Matrix, Plan, Sampling, Span, Stage, StageKind
+from twin.plan.types import MOST_BATCH_ROWS, Matrix, Plan, Residual, Sampling, Span, Stage, StageKind
 from twin.proof.violation import Violation
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
@@ -29,7 +29,7 @@ THE_PLAN = "the plan"
 
 def check_kernel(plan: Plan) -> list[Violation]:
     """Of a plan that the engine runs; the plan's structure must be sound."""
-    if plan.simulation_only():
+    if _simulated_only(plan):
         return []
     found = [*_limits(plan), *(violation for stage in plan.stages for violation in _stage(plan, stage))]
     return found if plan.spec else [*found, *(violation for stage in plan.stages for violation in _probe_stage(stage))]
@@ -37,7 +37,15 @@ def check_kernel(plan: Plan) -> list[Violation]:
 
 def check_layout(plan: Plan) -> list[Violation]:
     """The same, of what the kernel makes of a plan whose data flow is sound: does the layout exist, and do its numbers fit the tables?"""
-    return [] if plan.simulation_only() else list(_laid_out(plan))
+    return [] if _simulated_only(plan) else list(_laid_out(plan))
+
+
+def _simulated_only(plan: Plan) -> bool:
+    """By the model and the options, not by the stages: a dense model's plan with a stage that the kernel lacks is refused here."""
+    options, spec = plan.options, plan.spec
+    several = options.batch > 1 or options.draft > 0 or options.expert_ranks > 1 or options.ahead_slots > 0
+    layered = spec is not None and bool(spec.layout or spec.stored or spec.hyper)
+    return several or options.residual is Residual.SLICED or layered
 
 
 def _limits(plan: Plan) -> Iterator[Violation]:

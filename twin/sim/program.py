@@ -21,7 +21,6 @@ from twin.plan.types import (
     Parts,
     Plan,
     Read,
-    Residual,
     Sampling,
     Span,
     Stage,
@@ -197,16 +196,6 @@ class _Lowering:
         return taken_ahead(self.plan)
 
     @cached_property
-    def takes_ahead(self) -> bool:
-        """Does the kernel load weights before a stage's inputs are there? Its code does for one token of a model that it can run, whose
-        residual every rank holds whole."""
-        options, spec = self.plan.options, self.plan.spec
-        one_token = options.batch <= 1 and not options.draft
-        whole = options.expert_ranks <= 1 and not options.ahead_slots and options.residual is not Residual.SLICED
-        runs = spec is None or spec.runnable_reason() is None
-        return one_token and whole and runs and self.device.warps is not None and self.device.block.loading != "on-demand"
-
-    @cached_property
     def aside(self) -> list[bool]:
         """[stages] that a warp which a block has to spare makes: sums of late parts."""
         spare = self._polled() and self.device.warps is not None and self.device.sharing is None
@@ -312,11 +301,17 @@ class _Lowering:
         """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
         stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
         where slots are only asked for once the inputs are there."""
-        if not self.takes_ahead or ROWS[stage.kind].input is None or stage.matrix is None:
+        if stage.matrix is None or self.device.warps is None or self.device.block.loading == "on-demand":
+            return ()
+        if stage.kind not in self.taken:
             return ()
         waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
         loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
         return tuple(max(0, ps - loaded) for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
+
+    def _takes_ahead(self, stage: Stage) -> bool:
+        """Does a block of warps ever take weights of a stage of this kind from the ring before its inputs are there?"""
+        return self.device.warps is not None and stage.kind in self.taken and self.taken[stage.kind].chunks > 0
 
     def _polled(self) -> bool:
         return self.plan.options.handoff is HandOffKind.SENTINEL and self.plan.options.execution is Execution.RESIDENT
@@ -480,7 +475,7 @@ class _Lowering:
     def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            joined = stage.kind is StageKind.STREAM and (self.device.warps is None or not self.taken[stage.kind].chunks)
+            joined = stage.kind is StageKind.STREAM and not self._takes_ahead(stage)
             yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:

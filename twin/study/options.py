@@ -10,31 +10,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.kernel.defaults import FIELDS
-from twin.plan.types import MOST_STAGGER_NS, Options
+from twin.plan.ranges import RANGES as PLANNED
+from twin.plan.types import Options
 from twin.text import shown
 from twin.units import parse_quantity, unit_of
 
 ALIASES = {"dtype": "weight_dtype", "draft_step": "draft_step_s"}
-# The least and the most of each number: beyond them no plan is made in reasonable time, or none could ever run.
+# The least and the most of each number: of the plan's options, and of the conditions below.
 RANGES: dict[str, tuple[float, float]] = {
-    "gpus": (1, 8),
-    "blocks": (1, 65_536),
-    "slot_bytes": (16, 2**30),
-    "ring_slots": (1, 2**20),
-    "window_slots": (1, 2**20),
-    "tile_rows": (1, 65_536),
-    "delay": (0, 65_536),
-    "context": (1, 2**31 - 1),
-    "max_context": (1, 2**31 - 1),
-    "kv_page": (1, 2**31 - 1),
-    "attention_splits": (1, 65_536),
-    "copies": (1, 1024),
-    "prompt_chunk": (1, 4096),
-    "batch": (1, 1024),
-    "draft": (0, 64),
-    "expert_ranks": (1, 1024),
-    "ahead_slots": (0, 2**20),
-    "lane_stagger_ns": (0, MOST_STAGGER_NS),
+    **PLANNED,
     "seed": (0, 2**63 - 1),
     "acceptance": (0, 1),
     "draft_step_s": (0, 1000),
