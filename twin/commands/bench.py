@@ -18,11 +18,11 @@ from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.commands.run import open_source, plan_run
-from twin.engine.choose import HOST, check_present, compile_all, open_engine
+from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.files import check_folder
-from twin.hardware.types import Node
+from twin.hardware.types import HOST, Node
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, percent, table
 from twin.text import shown

@@ -19,11 +19,10 @@ from twin.engine.session import Session
 from twin.engine.standin import StandIn
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, TwinError
-from twin.hardware.types import Device
+from twin.hardware.types import HOST, Device
 from twin.plan.shards import Weights
 from twin.plan.types import Plan
 
-HOST = "host"
 ALIKE = 0.15  # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in other units
 SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
 SMI_TIMEOUT_S = 20.0

@@ -17,6 +17,7 @@ class Kind(Enum):
     ASSUMED = "assumed"
 
 
+HOST = "host"  # the instruction set of this computer's CPU, and the name of the device
 QUEUE_S = 1e-6  # of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less the latency
 
 
