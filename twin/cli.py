@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from twin.commands.output import error_text, one_line
@@ -53,6 +52,14 @@ class Parser(argparse.ArgumentParser):
             self._check_value(action, value)
             return value
         return super()._get_values(action, arg_strings)
+
+
+class Version(argparse.Action):
+    """Looked up when it is asked for: the library that knows it takes as long to load as a plan to build."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"twin {_version()}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,6 +136,8 @@ def _abandon_output() -> None:
 
 def _version() -> str:
     """Of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("monotwin")
     except PackageNotFoundError:
@@ -141,7 +150,7 @@ def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         prog="twin", usage="twin [-h] COMMAND ...", description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"twin {_version()}", help="show the version and exit")
+    parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     # The spare width keeps argparse from breaking the line of the longest command.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND [...]", prog="twin", required=True)
     for name in named:

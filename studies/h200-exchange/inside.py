@@ -73,10 +73,7 @@ __device__ __forceinline__ void inside(const Block& b, int k) {{
     (RING, "    expect_copies(now.at,",
      f"    tile_log[blockIdx.x * {TILES} + (tile & {TILES - 1})] = uint4{{tile, began, had, u32(now_ns())}};\n    expect_copies(now.at,"),
     ("twin/engine/cuda.py", "    def _abort_address", '''    def logged(self, name: bytes, shape: tuple[int, ...]) -> NDArray[np.uint32]:
-        at, size = self._call("cuModuleGetGlobal", self._module, name)
-        found = np.zeros(int(size) // 4, np.uint32)
-        self._call("cuMemcpyDtoH", address(found), at, int(size))
-        return found.reshape(shape)
+        return self._gpus[0].read_symbol(name).view(np.uint32).reshape(shape)
 
     def _abort_address'''),
 ]  # fmt: skip

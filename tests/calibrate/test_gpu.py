@@ -213,10 +213,10 @@ def test_folders_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
 
 
 def test_another_gpu_is_not_taken_for_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90", 132, 85 * 10**9))
+    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90a", 132, 85 * 10**9))
     with pytest.raises(EngineError, match=r"h200-sxm has 132 .* here is NVIDIA H100"):
         choose.check_present(h200().device)
-    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H200", "sm_90", 132, HUGE))
+    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H200", "sm_90a", 132, HUGE))
     choose.check_present(h200().device)
 
 

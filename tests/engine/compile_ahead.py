@@ -26,7 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from tests.engine.fake_driver import FakeDriver
     from twin.engine import cuda
+    from twin.engine.driver import ADVICE, Driver
+    from twin.errors import EngineError
 
     for mark in ("skipif", "skip", "xfail"):  # of the plugin that is left out: it would skip all without a GPU
         config.addinivalue_line("markers", f"{mark}: not heeded here")
@@ -37,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.skip("compiled")
 
     cuda.compile_cubin = compile_only  # type: ignore[assignment]
-    cuda._driver = lambda: None  # a context would be made before
+    cuda.open_driver = lambda: Driver(FakeDriver(), EngineError, ADVICE)  # a GPU would be asked before
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import device_names, load_device, load_node, node_names, read_device, read_family
 from twin.hardware.override import assumed, numbers
-from twin.hardware.types import Kind
+from twin.hardware.types import Device, Kind
 
 DEVICES = ["b200", "b300", "h100-sxm", "h200-sxm", "mi300x", "mi325x", "mi355x", "mi455x", "rubin-r200"]
 
@@ -97,10 +97,10 @@ def h200() -> dict[str, Any]:
     return read_yaml(data_dir("hwmodels") / "devices" / "h200-sxm.yaml")
 
 
-def _read(data: dict[str, Any], folder: Path, name: str = "h200-sxm") -> None:
+def _read(data: dict[str, Any], folder: Path, name: str = "h200-sxm") -> Device:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(data))
-    read_device(path)
+    return read_device(path)
 
 
 def _change(data: dict[str, Any], dotted: str, value: object) -> None:
@@ -136,6 +136,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
         ("name", "h300", "must be the file's name"),
         ("nmae", "x", "did you mean name"),
         ("block.loading", "later", "block.loading: 'later' is unknown"),
+        ("block.inputs", "elsewhere", "block.inputs: 'elsewhere' is unknown"),
         ("l2.retention", "most", "l2.retention: 'most' is unknown"),
         ("title", "red\x1b[31m", "must be a line of text"),
         ("structure.dies.value", 10**18, "structure.dies: value 1e+18 is out of range"),
@@ -154,6 +155,15 @@ def test_a_wrong_file_names_the_file_and_the_key(h200: dict[str, Any], tmp_path:
     with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         _read(h200, tmp_path)
     assert told in str(error.value)
+
+
+def test_a_capability_decides_and_not_the_vendor(h200: dict[str, Any], tmp_path: Path) -> None:
+    h200["vendor"] = "somebody else"
+    assert _read(h200, tmp_path).teams
+    del h200["block"]["inputs"]
+    other = tmp_path / "other"  # a path is read once
+    other.mkdir()
+    assert not _read(h200, other).teams
 
 
 def test_a_stream_cannot_beat_the_datasheet(h200: dict[str, Any], tmp_path: Path) -> None:

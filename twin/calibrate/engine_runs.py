@@ -11,10 +11,10 @@ from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of, traced_stages
-from twin.engine.choose import HOST, compile_all, open_random
+from twin.engine.choose import compile_all, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
-from twin.hardware.types import Node
+from twin.hardware.types import HOST, Node
 
 
 def held_out(node: Node) -> list[HeldOut]:

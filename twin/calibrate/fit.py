@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from twin.calibrate import store
 from twin.calibrate.probes import Probe
@@ -134,6 +133,8 @@ def _fit_group(
         some numbers and a tenth of others."""
         here = residual(point)
         return np.column_stack([(residual(point + STEP * unit) - here) / STEP for unit in np.eye(len(point))])
+
+    from scipy.optimize import least_squares  # slow to load, and only a fit needs it
 
     found = least_squares(
         residual, start, jac=slopes, bounds=(start - REACH, start + REACH), max_nfev=EVALUATIONS,

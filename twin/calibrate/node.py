@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from twin.calibrate import store
-from twin.engine.choose import HOST
 from twin.hardware.derive import follow, followed
 from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Device, Node
+from twin.hardware.types import HOST, Device, Node
 
 
 def calibrated_node(name: str) -> Node:

@@ -14,9 +14,9 @@ from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, steady
 from twin.calibrate.starts import Starts, gpu_starts, host_starts
-from twin.engine.choose import HOST, gpu_conditions
+from twin.engine.choose import gpu_conditions
 from twin.errors import CalibrationError
-from twin.hardware.types import Device
+from twin.hardware.types import HOST, Device
 from twin.plan.types import Limits
 
 Groups = dict[str, tuple[str, ...]]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
-from twin.engine.choose import HOST
 from twin.errors import ConfigError, OutputError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
-from twin.hardware.types import Node
+from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import FIELDS, SETTLED
 from twin.plan.types import Options
 from twin.study.options import check_range

@@ -17,12 +17,12 @@ from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
-from twin.commands.run import open_source, plan_run, tokens_per_s
-from twin.engine.choose import HOST, check_present, compile_all, open_engine
+from twin.commands.run import open_source, plan_run
+from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.files import check_folder
-from twin.hardware.types import Node
+from twin.hardware.types import HOST, Node
 from twin.plan.types import Plan
 from twin.report.tables import count, facts, percent, table
 from twin.text import shown
@@ -163,7 +163,7 @@ def time_host(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, 
             raise EngineError(
                 f"repeat {repeat + 1} gave other tokens than the first: the engine is not deterministic here, report this plan"
             )
-        samples.append(tokens_per_s(made))
+        samples.append(made.tokens_per_s)
     return samples
 
 

@@ -12,7 +12,7 @@ from twin.calibrate.validate import Compared, Validation, calibrated_node
 from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import calibrate_host
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
-from twin.commands.run import check_memory, tokens_per_s
+from twin.commands.run import check_memory
 from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
 from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
@@ -105,7 +105,7 @@ def _compare(checkpoint: Checkpoint, way: str, chosen: dict[str, Any], show: Pro
             made = engine.generate(prompt, max_tokens=TOKENS)
             if made.stop_reason == "cancelled":
                 raise KeyboardInterrupt
-            speeds.append(tokens_per_s(made))
+            speeds.append(made.tokens_per_s)
     median = statistics.median(speeds)
     return Compared(way, predicted, median, (max(speeds) - min(speeds)) / median, plan.options.blocks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import chosen_options
 from twin.models.load import load_model
 from twin.study.case import Case

@@ -20,9 +20,9 @@ _HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 BUSY = 0.5  # runnable programs per core from which a measurement suffers
 
 
-def harmless(text: str) -> str:
-    """`text` with everything but newlines escaped that could move a terminal's cursor or change what it shows."""
-    return _HARMFUL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def harmless(text: str, *, allowed: str = "") -> str:
+    """`text` with everything but newlines and `allowed` escaped that could move a terminal's cursor or change what it shows."""
+    return _HARMFUL.sub(lambda found: found[0] if found[0] in allowed else found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(message: str, limit: int = LONGEST_MESSAGE) -> str:

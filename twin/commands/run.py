@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any
 
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
-from twin.commands.output import Progress, done, emit, progress, say
+from twin.commands.output import Progress, done, emit, harmless, progress, say
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
+from twin.engine.generate import Completion, Piece, Request, Stop, complete
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
-from twin.engine.tokenizer import TOKENIZER, Stream, Tokenizer, make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import TOKENIZER, Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import ConfigError, EngineError
 from twin.files import read_text
@@ -117,40 +117,6 @@ class Watched:
         return self.weights[name]
 
 
-@dataclass(slots=True)
-class Printer:
-    """Shows text as it is made and watches for stop texts."""
-
-    stream: Stream | None
-    stops: list[str]
-    show: bool
-    cancel: Callable[[], None]
-    text: str = ""
-    shown: int = 0
-    stopped: bool = field(default=False)
-    found: str = ""  # the stop text that ended it
-
-    def push(self, token: int) -> None:
-        if self.stopped:
-            return  # the engine was a token ahead of the cancellation
-        piece = self.stream.push(token) if self.stream else f"{token} "
-        self.add(piece)
-
-    def add(self, piece: str, *, final: bool = False) -> None:
-        self.text += piece
-        found = [(at, stop) for stop in self.stops if (at := self.text.find(stop)) >= 0]
-        if found:
-            first, self.found = min(found)
-            self.text, self.stopped = self.text[:first], True
-            self.cancel()
-        # The last characters may be the beginning of a stop text.
-        held = 0 if self.stopped or final else max((len(stop) - 1 for stop in self.stops), default=0)
-        ready = max(self.shown, len(self.text) - held)
-        if self.show:
-            print(self.text[self.shown : ready], end="", flush=True)
-        self.shown = ready
-
-
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
@@ -160,19 +126,20 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args, source)
     plan = plan_run(args, source.spec, positions=len(prompt) + args.max_tokens, greedy=sampling.greedy, node=node)
     ids, texts = _stops(args, source)
+    request = Request(prompt, args.max_tokens, sampling, frozenset(ids), tuple(texts))
     with _engine(args, node, plan, source) as engine:
-        stream = source.tokenizer.stream() if source.tokenizer else None
-        printer = Printer(stream, texts, not args.json, engine.cancel)
-        made = engine.generate(prompt, max_tokens=args.max_tokens, sampling=sampling, stop=ids, on_token=printer.push)
-    if stream and not printer.stopped:
-        printer.add(stream.finish(), final=True)
-    if not args.json:
-        print(flush=True)
-    reason = "stop" if printer.stopped else made.stop_reason
+        ended = complete(engine, source.tokenizer, request, None if args.json else show_piece)
     if args.json:
-        emit(args, to_json(plan, prompt, made, printer.text, reason), "")
-    say(speed_line(plan, len(prompt), made, ending(args, made, reason, printer)))
-    return INTERRUPTED if reason == "cancelled" else 0
+        emit(args, to_json(plan, prompt, ended), "")
+    else:
+        print(flush=True)
+    say(speed_line(plan, len(prompt), ended.made, ending(args, ended)))
+    return INTERRUPTED if ended.stop is Stop.CANCELLED else 0
+
+
+def show_piece(piece: Piece) -> None:
+    """A model's text may hold anything: what could change a terminal is escaped."""
+    print(harmless(piece.text, allowed="\t"), end="", flush=True)
 
 
 def chosen_node(args: argparse.Namespace) -> Node:
@@ -268,38 +235,36 @@ def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
     first = f"prompt: {prompt} tokens in {format_quantity(made.prompt_ns / 1e9, 's')}"
     if not made.tokens:
         return f"{first}; nothing generated ({reason})"
-    speed = tokens_per_s(made)
+    speed = made.tokens_per_s
     rate = f"{count(speed)} tokens/s, streaming {plan.weight_bytes() * speed / 1e9:.3g} GB/s" if speed else "too short to time"
     return f"{first}; {len(made.tokens)} tokens generated, {rate} (measured); ended by {reason}"
 
 
-def ending(args: argparse.Namespace, made: Generation, reason: str, printer: Printer) -> str:
-    """Why the generation ended, for people: a text of --stop, a token of --stop or the model's own end token, or --max-tokens."""
-    if printer.stopped:
-        return f"the stop text {shown(printer.found)}"
-    if reason == "stop" and made.tokens:
-        of = "of --stop" if str(made.tokens[-1]) in args.stop else "that ends a text of this model"
-        return f"token {made.tokens[-1]}, {of}"
-    return f"--max-tokens {args.max_tokens}" if reason == "length" else reason
+def ending(args: argparse.Namespace, ended: Completion) -> str:
+    """Why the generation ended, for people."""
+    match ended.stop:
+        case Stop.TEXT:
+            return f"the stop text {shown(ended.stop_text)}"
+        case Stop.TOKEN:
+            token = ended.made.tokens[-1]
+            return f"token {token}, {'of --stop' if str(token) in args.stop else 'that ends a text of this model'}"
+        case Stop.LENGTH:
+            return f"--max-tokens {args.max_tokens}"
+        case Stop.CANCELLED:
+            return "Ctrl-C: cancelled"
 
 
-def tokens_per_s(made: Generation) -> float:
-    """Of the steps after the prompt; 0 when there are none."""
-    total = float(made.step_ns[1:].sum())
-    return (len(made.step_ns) - 1) / total * 1e9 if total else 0.0
-
-
-def to_json(plan: Plan, prompt: list[int], made: Generation, text: str, reason: str) -> dict[str, Any]:
-    speed = tokens_per_s(made)
+def to_json(plan: Plan, prompt: list[int], ended: Completion) -> dict[str, Any]:
+    made = ended.made
     return {
         "model": plan.spec.name if plan.spec else plan.name,
-        "text": text,
+        "text": ended.text,
         "tokens": made.tokens,
         "prompt_tokens": prompt,
-        "stop_reason": reason,
-        "tokens_per_s": speed,
+        "stop_reason": ended.stop.value,
+        "tokens_per_s": made.tokens_per_s,
         "prompt_s": made.prompt_ns / 1e9,
-        "stream_bytes_per_s": plan.weight_bytes() * speed,
+        "stream_bytes_per_s": plan.weight_bytes() * made.tokens_per_s,
         "gpus": plan.options.gpus,
         "blocks_per_gpu": plan.options.blocks,
     }

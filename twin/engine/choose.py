@@ -11,17 +11,18 @@ from multiprocessing import get_context
 from typing import Any
 
 from twin.engine.cuda import CudaEngine
-from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_build import architecture, compile_cubin
+from twin.engine.driver import open_driver
+from twin.engine.gpu import Gpu
 from twin.engine.host import HostEngine
 from twin.engine.session import Session
 from twin.engine.standin import StandIn
 from twin.engine.weights import random_weights
-from twin.errors import EngineError, ToolchainError, TwinError
-from twin.hardware.types import Device
+from twin.errors import EngineError, TwinError
+from twin.hardware.types import HOST, Device
 from twin.plan.shards import Weights
 from twin.plan.types import Plan
 
-HOST = "host"
 ALIKE = 0.15  # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in other units
 SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
 SMI_TIMEOUT_S = 20.0
@@ -32,7 +33,7 @@ class Found:
     """A GPU of this computer, as its driver describes it."""
 
     name: str
-    isa: str  # sm_90, without the suffix of what is specific to it
+    isa: str  # what the compiler is told for it
     blocks: int  # multiprocessors
     memory_bytes: int
 
@@ -68,7 +69,7 @@ def check_present(device: Device) -> None:
         )
     found = gpu()
     wanted = device.memory.capacity_bytes.value
-    same = (device.isa or "").rstrip("a") == found.isa and found.blocks == device.blocks and abs(found.memory_bytes / wanted - 1) < ALIKE
+    same = device.isa == found.isa and found.blocks == device.blocks and abs(found.memory_bytes / wanted - 1) < ALIKE
     if not same:
         raise EngineError(
             f"{device.name} has {device.blocks} multiprocessors of {device.isa} and {wanted / 1e9:.0f} GB; here is {found.name} "
@@ -77,30 +78,13 @@ def check_present(device: Device) -> None:
 
 
 def gpu() -> Found:
-    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is none to be used."""
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise ToolchainError("an NVIDIA GPU is reached through cuda-python, which is not installed: pip install cuda-python") from error
-
-    def ask(name: str, *arguments: Any) -> Any:
-        error, *values = getattr(driver, name)(*arguments)
-        if int(error):
-            raise EngineError(f"no NVIDIA GPU can be used here ({name}: {error.name}); run on a computer with one")
-        return values[0] if values else None
-
-    try:
-        ask("cuInit", 0)
-    except RuntimeError as error:  # the binding without the driver's library
-        raise EngineError(f"no NVIDIA driver can be loaded ({error}); run on a computer with an NVIDIA GPU") from error
-    if not ask("cuDeviceGetCount"):
+    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is none that the engine can use."""
+    driver = open_driver()
+    if not driver.call("cuDeviceGetCount"):
         raise EngineError("the NVIDIA driver sees no GPU; run on a computer with one")
-    device, attribute = ask("cuDeviceGet", 0), driver.CUdevice_attribute
-    major = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    minor = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
-    blocks = ask("cuDeviceGetAttribute", attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
-    name = ask("cuDeviceGetName", 100, device).split(b"\0")[0].decode()
-    return Found(name, f"sm_{major}{minor}", int(blocks), int(ask("cuDeviceTotalMem", device)))
+    first = Gpu(driver, 0)
+    arch = architecture(first.capability, first.name)
+    return Found(first.name, arch, first.multiprocessors, first.memory_bytes)
 
 
 def gpu_conditions() -> dict[str, Any]:
@@ -118,12 +102,12 @@ def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str],
 
     The host's kernels differ by types only and compile when they are first used.
     """
-    if not device.nvidia or not plans:
+    if not device.nvidia or device.isa is None or not plans:
         return {}
     refused = {}
     workers = min(len(plans), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would inherit an initialised driver
-        running = {pool.submit(_compile, plan, trace): at for at, plan in enumerate(plans)}
+        running = {pool.submit(_compile, plan, device.isa, trace): at for at, plan in enumerate(plans)}
         for done, one in enumerate(as_completed(running), start=1):
             said = one.result()
             if said:
@@ -132,10 +116,10 @@ def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str],
     return refused
 
 
-def _compile(plan: Plan, trace: bool) -> str:
+def _compile(plan: Plan, arch: str, trace: bool) -> str:
     """In a process of its own: what the compiler refused, or nothing. The code stays in the cache."""
     try:
-        compile_cubin(plan, trace=trace)
+        compile_cubin(plan, arch, trace=trace)
     except TwinError as error:
         return str(error)
     return ""

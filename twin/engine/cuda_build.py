@@ -7,10 +7,12 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from twin.data import data_dir
-from twin.errors import ToolchainError
+from twin.engine.driver import compiler_version, open_compiler
+from twin.errors import EngineError, ToolchainError
 from twin.kernel.budget import shared_bytes
 from twin.kernel.header import header
 from twin.kernel.layout import layout
@@ -21,6 +23,8 @@ from twin.toolchain import cache_dir, cached, content_key, native_sources, run_c
 
 HELPER_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
+ARCHITECTURES = MappingProxyType({(9, 0): "sm_90a"})  # what the kernel is written for, by compute capability; "a": its bulk copies
+HOPPER = ARCHITECTURES[9, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,23 @@ class CompileReport:
     cubin: bytes
 
 
+def architecture(capability: tuple[int, int], name: str) -> str:
+    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one that the kernel is not written for."""
+    if capability in ARCHITECTURES:
+        return ARCHITECTURES[capability]
+    known = ", ".join(f"{major}.{minor} ({arch})" for (major, minor), arch in ARCHITECTURES.items())
+    raise EngineError(
+        f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernel is written for {known}, which H100 and H200 have: "
+        "run on one of these or on the CPU (1xhost), or simulate this GPU"
+    )
+
+
 def threads(plan: Plan) -> int:
     """Threads of a block."""
     return 32 * (int(layout(plan).sizes["consumer_warps"]) + HELPER_WARPS)
 
 
-def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False, lines: bool = False) -> CompileReport:
+def compile_cubin(plan: Plan, arch: str = HOPPER, *, trace: bool = False, lines: bool = False) -> CompileReport:
     """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses.
 
     With `lines` the same code says which source line each of its instructions is from (cuda_lines.py).
@@ -51,7 +66,7 @@ def compile_cubin(plan: Plan, arch: str = "sm_90a", *, trace: bool = False, line
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
     flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
-    version = run_compiler([nvcc, "--version"]) if nvcc else _nvrtc_version()
+    version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"
 
     def build(folder: Path) -> Path:
@@ -81,46 +96,20 @@ def _by_nvcc(nvcc: str, arch: str, flags: list[str], folder: Path) -> tuple[byte
 
 
 def _by_nvrtc(arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
-    nvrtc = _nvrtc()
+    nvrtc = open_compiler()
     platform = data_dir("native") / "platform"
     source = (platform / "cuda_main.cu").read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(source, b"cuda_main.cu", 0, None, None), "nvrtcCreateProgram")
+    program = nvrtc.call("nvrtcCreateProgram", source, b"cuda_main.cu", 0, None, None)
     options = [f"-arch={arch}", *flags, f"-I{folder}", f"-I{platform}"]
-    result = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize"))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+    compiled = nvrtc.succeeds("nvrtcCompileProgram", program, len(options), [o.encode() for o in options])
+    log = bytearray(nvrtc.call("nvrtcGetProgramLogSize", program))
+    nvrtc.call("nvrtcGetProgramLog", program, log)
     said = log.decode(errors="replace").rstrip("\0\n")
-    if int(result[0]):
+    if not compiled:
         raise ToolchainError(f"NVRTC refused the kernel for {arch}; report this with its output:\n{said[:2000]}")
-    cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize"))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+    cubin = bytearray(nvrtc.call("nvrtcGetCUBINSize", program))
+    nvrtc.call("nvrtcGetCUBIN", program, cubin)
     return bytes(cubin), said
-
-
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as error:
-        raise ToolchainError("neither nvcc nor cuda-python is installed: pip install cuda-python, or install the CUDA toolkit") from error
-    return nvrtc
-
-
-def _nvrtc_version() -> str:
-    try:
-        return "nvrtc {}.{}".format(*_checked_all(_nvrtc().nvrtcVersion(), "nvrtcVersion"))
-    except RuntimeError as error:  # cuda-python without the library it binds
-        raise ToolchainError(f"NVRTC cannot be loaded ({error}): pip install nvidia-cuda-nvrtc-cu12") from error
-
-
-def _checked_all(result: tuple[Any, ...], call: str) -> tuple[Any, ...]:
-    if int(result[0]):
-        raise ToolchainError(f"{call} failed: {result[0]}")
-    return result[1:]
-
-
-def _checked(result: tuple[Any, ...], call: str) -> Any:
-    values = _checked_all(result, call)
-    return values[0] if values else None
 
 
 def _read_report(said: str) -> dict[str, int]:
@@ -131,7 +120,3 @@ def _read_report(said: str) -> dict[str, int]:
         raise ToolchainError(f"the assembler's report is not understood: {said[:500]!r}")
     stack, stores, loads = (int(group) for group in found.groups())
     return {"registers": int(registers[1]), "stack_bytes": stack, "spill_bytes": stores + loads}
-
-
-def _up16(size: int) -> int:
-    return -(-size // 16) * 16

@@ -37,6 +37,12 @@ class Generation:
     trace: NDArray[np.int64] | None = None  # [steps after the passes][ranks][blocks][stages][inputs ready, finished] ns since the start
     pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [passes] duration of each prompt pass
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the steps after the prompt; 0 when there are none."""
+        total = float(self.step_ns[1:].sum())
+        return (len(self.step_ns) - 1) / total * 1e9 if total else 0.0
+
 
 class Session(ABC):
     """A plan and its weights, ready to generate. A context manager.

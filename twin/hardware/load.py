@@ -19,6 +19,7 @@ from twin.units import format_quantity
 
 HOST = "host"
 LOADING = ("ahead", "on-demand")
+INPUTS = ("on-chip", "registers")
 RETENTION = ("whole", "random")
 TOPOLOGIES = ("mesh", "switch", "memory")
 _NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z")
@@ -96,7 +97,11 @@ def read_device(path: Path) -> Device:
 
 def _check_words(device: Device, path: Path) -> None:
     """Capabilities are words, and a word that nobody looks for would be a capability left out in silence."""
-    words = {"block.loading": (device.block.loading, LOADING), "l2.retention": (device.l2.retention, RETENTION)}
+    words = {
+        "block.loading": (device.block.loading, LOADING),
+        "block.inputs": (device.block.inputs, INPUTS),
+        "l2.retention": (device.l2.retention, RETENTION),
+    }
     if device.llc is not None:
         words["llc.retention"] = (device.llc.retention, RETENTION)
     for name, (word, known) in words.items():

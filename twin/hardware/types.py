@@ -17,6 +17,7 @@ class Kind(Enum):
     ASSUMED = "assumed"
 
 
+HOST = "host"  # the instruction set of this computer's CPU, and the name of the device
 QUEUE_S = 1e-6  # of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less the latency
 
 
@@ -59,6 +60,8 @@ class BlockUnit:
 
     `loading` says when weights move: "ahead" by a loader that fills the ring while the block waits, or "on-demand" by the
     core itself while it computes (a CPU), so that every hand-off drains the stream.
+    `inputs` says where a stage's input lies while a block multiplies with it: in the "registers" of its warps, teams of which
+    share the rows of a matrix, or in "on-chip" memory.
     """
 
     clock_hz: Number
@@ -73,6 +76,7 @@ class BlockUnit:
     kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
     sample_element_s: Number  # one logit examined by the sampling block
     loading: str = "ahead"
+    inputs: str = "on-chip"
     load_latency_s: Number | None = None  # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
 
 
@@ -192,8 +196,8 @@ class Device:
 
     @property
     def teams(self) -> bool:
-        """Would it, once compiled for the part? Its warps keep a stage's input in registers."""
-        return self.vendor == "nvidia"
+        """Do teams of warps share a matrix's rows? They do where warps keep a stage's input in registers."""
+        return self.block.inputs == "registers"
 
     @property
     def exchange(self) -> Cache:

@@ -9,8 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from twin.files import write
 from twin.report.words import OF_A_PAGE, WORDS
 
@@ -98,6 +96,8 @@ class Page:
 
     def html(self) -> str:
         """The whole document, plotly.js included."""
+        from plotly.offline import get_plotlyjs  # slow to load, and most commands write no page
+
         cards = "".join(f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in self.cards)
         sections = "".join(_section(i, section) for i, section in enumerate(self.sections))
         return (

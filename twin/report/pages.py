@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twin.calibrate.validate import Validation
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Kind, Node
 from twin.plan.types import Plan
@@ -17,8 +16,11 @@ from twin.report.tables import count, percent
 from twin.sim.causes import CAUSES
 from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
-from twin.study.sensitivity import Effect
 from twin.units import format_quantity, unit_of
+
+if TYPE_CHECKING:  # pages of one simulation need neither
+    from twin.calibrate.validate import Validation
+    from twin.study.sensitivity import Effect
 
 US = 1e6  # microseconds per second
 TIMELINE_BLOCKS = 8  # of one GPU, spread evenly: more rows cannot be read

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
-from scipy.stats import rankdata
-from scipy.stats import t as student
 
 from twin.calibrate.node import calibrated
 from twin.calibrate.store import read_fit
@@ -189,6 +186,8 @@ def summary(node: Node, draws: Draws, speeds: Sequence[float], touched: Collecti
 
 def chance(count: int, tried: int) -> float:
     """The rank correlation that the strongest of `tried` unrelated numbers exceeds once in twenty, by Student's t (Bonferroni)."""
+    from scipy.stats import t as student  # slow to load, as all of SciPy: only who asks for an interval waits for it
+
     quantile = float(student.ppf(1 - 0.05 / 2 / tried, count - 2))
     return quantile / math.sqrt(count - 2 + quantile**2)
 
@@ -219,6 +218,8 @@ def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collec
 
 def _centred(values: Floats) -> Floats:
     """Ranks about their mean."""
+    from scipy.stats import rankdata
+
     ranks = rankdata(values)
     return np.asarray(ranks - ranks.mean(), dtype=np.float64)
 
@@ -239,6 +240,8 @@ def _width(number: Number) -> float:
 
 def _values(number: Number, uniform: Floats) -> Floats:
     """The number at each quantile: half normal on either side of its value, on a logarithmic scale where the range allows."""
+    from scipy.special import ndtri
+
     low, high = interval(number)
     z = ndtri(TAIL + (1 - 2 * TAIL) * uniform)
     reach = z / ndtri(1 - TAIL)  # -1 at low, 0 at the value, 1 at high

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,6 +16,8 @@ def each(work: Callable[[T], R], items: Sequence[T], *, workers: int | None = No
     if count <= 1:
         yield from ((index, work(item)) for index, item in enumerate(items))
         return
+    from concurrent.futures import ProcessPoolExecutor, as_completed  # slow to load, and one simulation needs none
+
     with ProcessPoolExecutor(count) as pool:
         futures = {pool.submit(work, item): index for index, item in enumerate(items)}
         try:

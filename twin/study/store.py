@@ -1,4 +1,7 @@
-"""Results on disk: a folder of Parquet files, keyed by content. Files are only added, so several programs may share the folder."""
+"""Results on disk: a folder of Parquet files, keyed by content. Files are only added, so several programs may share the folder.
+
+Arrow takes half a second to load, so that only a store that reads or writes files loads it (twin/study/parquet.py).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
-
 from twin.errors import ConfigError, OutputError
 from twin.files import check_folder
 from twin.study.point import Point, Row, code_version
@@ -26,33 +24,6 @@ from twin.toolchain import cache_dir
 VARIABLE = "MONOTWIN_POINTS"
 ABANDONED_S = 3600.0  # writing a file takes less than a second
 NESTED = ("attribution", "kinds", "assumed", "step_times_s")  # JSON in their column
-SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("problem", pa.string()),
-        ("step_s", pa.float64()),
-        ("floor_s", pa.float64()),
-        ("bytes_per_step", pa.int64()),
-        ("stream_bytes_per_s", pa.float64()),
-        ("peak_bytes_per_s", pa.float64()),
-        ("attribution", pa.string()),
-        ("kinds", pa.string()),
-        ("assumed", pa.string()),
-        ("step_times_s", pa.string()),
-        ("tokens_per_step", pa.float64()),
-        ("draft_s", pa.float64()),
-        ("sequences", pa.int64()),
-        ("why_simpy", pa.string()),
-        ("wall_s", pa.float64()),
-        # For readers of the files; the key says the same.
-        ("code", pa.string()),
-        ("model", pa.string()),
-        ("node", pa.string()),
-        ("options", pa.string()),
-        ("settings", pa.string()),
-        ("steps", pa.int64()),
-    ]
-)
 RESULT = tuple(Row.__dataclass_fields__)
 
 
@@ -78,12 +49,11 @@ class Store:
         """The rows that are there, by key."""
         if not keys or not self.files():
             return {}
+        from twin.study import parquet
+
         try:
-            table = ds.dataset(str(self.folder), format="parquet", schema=SCHEMA, filesystem=LocalFileSystem()).to_table(
-                columns=list(RESULT), filter=ds.field("key").isin(sorted(keys))
-            )
-            return {row["key"]: _row(row) for row in table.to_pylist()}
-        except (OSError, pa.ArrowException, ValueError, TypeError) as error:  # also other values than we wrote, in files of our columns
+            return {row["key"]: _row(row) for row in parquet.read(self.folder, keys, RESULT)}
+        except (OSError, parquet.Failure, ValueError, TypeError) as error:  # also other values than we wrote, in files of our columns
             raise ConfigError(
                 f"{shown(self.folder, 200)}: results cannot be read ({error}); remove the broken file, or name another --store"
             ) from error
@@ -97,11 +67,13 @@ class Store:
         """Everything added becomes a file: written under a name that no reader takes, then renamed, so that nobody sees half of it."""
         if not self._waiting:
             return
+        from twin.study import parquet
+
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:12]}.parquet"
         hidden = self.folder / f".{name}"
         try:
             with hidden.open("xb") as file:
-                pq.write_table(pa.Table.from_pylist(self._waiting, schema=SCHEMA), file)
+                parquet.write(self._waiting, file)
             hidden.rename(self.folder / name)
         except OSError as error:
             raise OutputError(
@@ -120,7 +92,12 @@ class Store:
 
     def count(self) -> int:
         """Rows on disk."""
-        return sum(int(pq.read_metadata(file).num_rows) for file in self.files())
+        files = self.files()
+        if not files:
+            return 0
+        from twin.study import parquet
+
+        return sum(parquet.count(file) for file in files)
 
     def files(self) -> list[Path]:
         """Whole files of results; those that are being written, or were when their program was killed, begin with a dot."""

@@ -1,0 +1,65 @@
+"""The program's first second: what it loads, and what Ctrl-C does meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SLOW = ("pandas", "pyarrow", "plotly", "scipy", "torch", "tokenizers", "multiprocessing", "twin.engine")
+HALTS = '''
+import sys, time
+
+class Halt:
+    """Stays in the import of one module, having said so."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            print("loading", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Halt())
+'''
+
+
+def test_simulate_loads_no_library_that_it_does_not_need() -> None:
+    code = (
+        "import sys\nfrom twin.cli import main\nassert main(['simulate', 'llama-3.2-1b', '1xh200']) == 0\n"
+        f"print(sorted(set({SLOW}) & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["twin.cli", "argparse", "twin.commands.output"])
+def test_ctrl_c_while_the_program_is_loaded_ends_it_quietly(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HALTS.format(name=name))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "twin", "--version"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job inherits "ignore"
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == b"loading\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_the_installed_program_starts_where_ctrl_c_is_minded() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"twin": "twin.__main__:main"}
+    module, function = scripts["twin"].split(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_a_module_starts_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "twin", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("twin ")

@@ -1,0 +1,131 @@
+"""Text from a session: tokens become pieces of text as they are made, and stop texts end a generation. Prints and parses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from twin.engine.sampling import SamplingParams
+from twin.engine.session import Generation, Session
+from twin.engine.tokenizer import Stream, Tokenizer
+from twin.errors import EngineError
+
+
+class Stop(Enum):
+    """What ended a generation."""
+
+    LENGTH = "length"  # as many tokens as were asked for
+    TOKEN = "stop-token"
+    TEXT = "stop-text"
+    CANCELLED = "cancelled"  # by Ctrl-C or `Session.cancel`
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to continue, and when to end."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009  # frozen
+    stop_tokens: frozenset[int] = frozenset()
+    stop_texts: tuple[str, ...] = ()  # none of them is empty
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What became known at once: a token, and the text that may be shown since.
+
+    The text is often empty: within a character of several tokens, or while it may be the beginning of a stop text.
+    """
+
+    text: str
+    token: int | None = None  # None: the rest of the text, after the last token
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A generation that has ended, with its timings."""
+
+    text: str  # without the stop text, and what came after it
+    stop: Stop
+    made: Generation
+    stop_text: str = ""  # the one that ended it
+
+
+OnPiece = Callable[[Piece], None]
+
+
+def complete(session: Session, tokenizer: Tokenizer | None, request: Request, on_piece: OnPiece | None = None) -> Completion:
+    """One request, in the caller's thread; `on_piece` gets the text as it is made. Without a tokenizer the text is token ids.
+
+    `session.cancel` ends it from another thread, or from `on_piece`. Raises EngineError.
+    """
+    if "" in request.stop_texts:
+        raise EngineError("a stop text is empty: it would end every generation before it begins")
+    text = Text(tokenizer.stream(request.prompt) if tokenizer else None, request.stop_texts)
+
+    def tell(piece: Piece) -> None:
+        if on_piece is not None:
+            on_piece(piece)
+
+    def take(token: int) -> None:
+        if text.found is not None:
+            return  # the engine was a token ahead of the cancellation
+        tell(Piece(text.push(token), token))
+        if text.found is not None:
+            session.cancel()
+
+    made = session.generate(
+        request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop_tokens, on_token=take
+    )
+    if rest := text.finish():
+        tell(Piece(rest))
+    return Completion(text.whole, _stop(made, text), made, text.found or "")
+
+
+def _stop(made: Generation, text: Text) -> Stop:
+    if text.found is not None:
+        return Stop.TEXT
+    return {"stop": Stop.TOKEN, "cancelled": Stop.CANCELLED, "length": Stop.LENGTH}[made.stop_reason]
+
+
+class Text:
+    """Text as it grows, up to the first stop text. What may be the beginning of one is held back."""
+
+    def __init__(self, stream: Stream | None, stops: Sequence[str]) -> None:
+        self.whole = ""
+        self.found: str | None = None  # the stop text that ended it
+        self._stream = stream
+        self._stops = tuple(stops)
+        self._given = 0  # characters
+
+    def push(self, token: int) -> str:
+        """What may be shown since the last call."""
+        return self.add(self._stream.push(token) if self._stream else f"{token} ")
+
+    def add(self, piece: str) -> str:
+        """The same, of text."""
+        self.whole += piece
+        found = [(at, stop) for stop in self._stops if (at := self.whole.find(stop, self._given)) >= 0]
+        if found:
+            first, self.found = min(found)
+            self.whole = self.whole[:first]
+            return self._give(first)
+        return self._give(len(self.whole) - self._held())
+
+    def finish(self) -> str:
+        """What was held back, and what is left of a character that never became whole (U+FFFD)."""
+        if self.found is not None:
+            return ""
+        shown = self.add(self._stream.finish()) if self._stream else ""
+        return shown + self._give(len(self.whole))
+
+    def _give(self, end: int) -> str:
+        begin, self._given = self._given, end
+        return self.whole[begin:end]
+
+    def _held(self) -> int:
+        """Characters at the end that a stop text begins with."""
+        longest = min(max((len(stop) - 1 for stop in self._stops), default=0), len(self.whole) - self._given)
+        return next((n for n in range(longest, 0, -1) if any(stop.startswith(self.whole[-n:]) for stop in self._stops)), 0)

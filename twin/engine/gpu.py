@@ -1,0 +1,281 @@
+"""One GPU of a session: its context, the kernel's module, its streams, and the memory that the session has there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from twin.engine.cuda_build import CompileReport
+from twin.engine.driver import Driver
+from twin.engine.session import address
+from twin.errors import EngineError
+
+STEPS_AHEAD = 16  # graph launches queued beyond the oldest that has not ended: the device never waits for the host
+LEAST_BYTES = 16  # of an allocation: the driver has none of zero
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What every launch of a session's kernel has alike."""
+
+    blocks: int
+    threads: int  # of a block
+    shared_bytes: int  # of a block
+
+
+class Gpu:
+    """Memory is the session's, or the present run's and gone with the next.
+
+    `usable` ends with `close` and with the first failure of the kernel: every later call would fail alike and hide that one.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        """Looks only: nothing is held before `hold`."""
+        self.usable = False
+        self._driver = driver
+        self._names = driver.module
+        self._device = driver.call("cuDeviceGet", index)
+        self._pinned: dict[int, list[int]] = {0: [], 1: []}  # host memory that the device sees: of the session, of the present run
+        self._scratch: list[int] = []  # device memory of the present run
+        self._allocated: list[int] = []
+        self._streams: list[Any] = []
+        self._module: Any = None
+        self._graph: Any = None
+        self._ends: list[Any] = []
+        self._steps_left = 0
+        self.cleared: list[tuple[int, int, int]] = []  # (address, words, value) that a run starts from
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, major and minor."""
+        names = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
+        major, minor = (self._attribute(name) for name in names)
+        return major, minor
+
+    @property
+    def multiprocessors(self) -> int:
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    @property
+    def name(self) -> str:
+        found: bytes = self._call("cuDeviceGetName", 100, self._device)
+        return found.split(b"\0")[0].decode()
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self._call("cuDeviceTotalMem", self._device))
+
+    def hold(self) -> None:
+        """Take the context, which other libraries of this process share."""
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self.usable = True
+
+    def use(self) -> None:
+        """Calls of this thread are for this GPU."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def load(self, report: CompileReport, shape: Shape) -> None:
+        """The kernel. All its blocks must run at once: one that waits for an unstarted one would wait forever."""
+        self._shape = shape
+        self._module = self._call("cuModuleLoadData", report.cubin)
+        self._kernel = self._call("cuModuleGetFunction", self._module, b"twin_kernel")
+        attribute = self._names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", self._kernel, attribute, shape.shared_bytes)
+        fit = self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._kernel, shape.threads, shape.shared_bytes)
+        count = self.multiprocessors
+        if fit * count < shape.blocks:
+            raise EngineError(
+                f"{shape.blocks} blocks of {shape.threads} threads and {shape.shared_bytes} bytes of shared memory cannot be "
+                f"resident: {count} multiprocessors hold {fit} each; plan with blocks={fit * count} or a smaller ring"
+            )
+
+    def open_streams(self) -> None:
+        """One for the kernel, one for words that must reach it while it runs."""
+        self._stream = self._new_stream()
+        self._side = self._new_stream()
+        self._one = self.pin(4, run=0)
+        ctypes.c_int.from_address(self._one).value = 1
+        self.abort = self.allocate(4)
+        self.cleared.append((self.abort, 1, 0))
+
+    def close(self) -> None:
+        """Give everything back; the words that the kernel left in page-locked memory must have been read."""
+        if not self.usable:
+            return
+        self.use()
+        self.usable = False
+        self.forget_run()
+        for at in self._allocated:
+            self._call("cuMemFree", at)
+        self._allocated = []
+        for stream in self._streams:
+            self._call("cuStreamDestroy", stream)
+        if self._module is not None:
+            self._call("cuModuleUnload", self._module)
+        for at in self._pinned[0]:
+            self._call("cuMemFreeHost", at)
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    # ---- memory ---------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int) -> int:
+        """Device memory of zeros, of the session."""
+        made = int(self._call("cuMemAlloc", max(LEAST_BYTES, size)))
+        self._allocated.append(made)
+        self._call("cuMemsetD8", made, 0, max(LEAST_BYTES, size))
+        return made
+
+    def write(self, at: int, array: NDArray[Any], size: int | None = None) -> None:
+        self._call("cuMemcpyHtoD", at, address(array), array.nbytes if size is None else size)
+
+    def copied(self, array: NDArray[Any]) -> int:
+        """Device memory that holds `array`, of the session."""
+        made = self.allocate(array.nbytes)
+        self.write(made, array)
+        return made
+
+    def lent(self, array: NDArray[Any]) -> int:
+        """The same, of the present run."""
+        self._scratch.append(self.copied(array))
+        return self._scratch[-1]
+
+    def repeat(self, at: int, chunk: NDArray[np.uint8], size: int) -> None:
+        """Fill `size` bytes with a chunk from the host, doubled on the device until they are full."""
+        made = min(size, chunk.nbytes)
+        self.write(at, chunk, made)
+        while made < size:
+            more = min(made, size - made)
+            self._call("cuMemcpyDtoD", at + made, at, more)
+            made += more
+
+    def read_symbol(self, name: bytes) -> NDArray[np.uint8]:
+        """Bytes of a variable of the kernel's module."""
+        at, size = self._call("cuModuleGetGlobal", self._module, name)
+        found = np.zeros(int(size), np.uint8)
+        self._call("cuMemcpyDtoH", address(found), at, int(size))
+        return found
+
+    def pin(self, size: int, *, run: int) -> int:
+        """Page-locked host memory, at the same address on the device: of the session (0) or of the present run (1)."""
+        flags = self._names.CU_MEMHOSTALLOC_DEVICEMAP | self._names.CU_MEMHOSTALLOC_PORTABLE
+        made = int(self._call("cuMemHostAlloc", max(LEAST_BYTES, size), flags))
+        self._pinned[run].append(made)
+        seen = int(self._call("cuMemHostGetDevicePointer", made, 0))
+        if seen != made:
+            raise EngineError(f"page-locked memory lies at {made:#x} on the host and {seen:#x} on the device: unified addressing is needed")
+        ctypes.memset(made, 0, max(LEAST_BYTES, size))
+        return made
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """A page-locked array of the present run."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        region = (ctypes.c_uint8 * max(1, size)).from_address(self.pin(size, run=1))
+        return np.ctypeslib.as_array(region)[:size].view(dtype).reshape(shape)
+
+    def forget_run(self) -> None:
+        """Give the last run's memory back."""
+        for at in self._pinned[1]:
+            self._call("cuMemFreeHost", at)
+        for at in self._scratch:
+            self._allocated.remove(at)
+            self._call("cuMemFree", at)
+        self._pinned[1], self._scratch = [], []
+
+    # ---- launches -------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """What a run starts from, before its first launch."""
+        for at, words, value in self.cleared:
+            self._call("cuMemsetD32Async", at, value, words, self._stream)
+
+    def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
+        """The kernel: the address of its plan, then its other arguments, all of them 32-bit integers."""
+        words = [ctypes.c_int(n) for n in numbers]
+        arguments = (ctypes.c_void_p * (1 + len(words)))(plan, *(ctypes.addressof(word) for word in words))
+        config = self._names.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._shape.blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._shape.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self._shape.shared_bytes, self._stream
+        if cooperative:
+            attribute = self._names.CUlaunchAttribute()
+            attribute.id = self._names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        self._call("cuLaunchKernelEx", config, self._kernel, ctypes.addressof(arguments), 0)
+
+    def capture(self, plan: int, numbers: Sequence[Sequence[int]], steps: int) -> None:
+        """One step as a graph, kernel after kernel; `feed` launches it once for each of `steps`."""
+        mode = self._names.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", self._stream, mode)
+        for one in numbers:
+            self.launch(plan, one, cooperative=False)
+        captured = self._call("cuStreamEndCapture", self._stream)
+        self._graph = self._call("cuGraphInstantiate", captured, 0)
+        self._call("cuGraphDestroy", captured)
+        self._steps_left = steps
+
+    def feed(self, *, running: bool) -> None:
+        """Keep the device supplied with steps, until the run ends."""
+        if not self._steps_left and not self._ends:
+            return
+        self.use()  # events are made in it
+        self._steps_left = self._steps_left if running else 0
+        while self._ends and self._done("cuEventQuery", self._ends[0]):
+            self._call("cuEventDestroy", self._ends.pop(0))
+        while self._steps_left and len(self._ends) < STEPS_AHEAD:
+            self._call("cuGraphLaunch", self._graph, self._stream)
+            flags = self._names.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._ends.append(self._call("cuEventCreate", flags))
+            self._call("cuEventRecord", self._ends[-1], self._stream)
+            self._steps_left -= 1
+
+    def idle(self) -> bool:
+        """Has it ended all that it was given, and is nothing left to give?"""
+        return not self._steps_left and self._done("cuStreamQuery", self._stream)
+
+    def drop_steps(self) -> None:
+        """What `feed` has not launched stays so."""
+        self._steps_left = 0
+
+    def tell_to_leave(self) -> None:
+        """By a copy engine: no multiprocessor is free."""
+        self._call("cuMemcpyHtoDAsync", self.abort, self._one, 4, self._side)
+
+    def end_run(self) -> None:
+        """After `idle`."""
+        self._call("cuStreamSynchronize", self._side)
+        for event in self._ends:
+            self._call("cuEventDestroy", event)
+        self._ends = []
+        if self._graph is not None:
+            self._call("cuGraphExecDestroy", self._graph)
+            self._graph = None
+
+    def synchronize(self) -> None:
+        self._call("cuCtxSynchronize")
+
+    # ---- the driver -----------------------------------------------------------------------------------------
+
+    def _new_stream(self) -> Any:
+        made = self._call("cuStreamCreate", self._names.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._streams.append(made)
+        return made
+
+    def _attribute(self, name: str) -> int:
+        which = getattr(self._names.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call("cuDeviceGetAttribute", which, self._device))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._driver.call(name, *arguments)
+
+    def _done(self, name: str, what: Any) -> bool:
+        try:
+            return self._driver.done(name, what)
+        except EngineError:
+            self.usable = False
+            raise
