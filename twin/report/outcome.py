@@ -46,12 +46,17 @@ def text(study: Study, outcome: Outcome) -> str:
     """For a terminal: the tables that are meant for one, and the notes."""
     pieces = [study.title, study.question]
     if study.prediction:
-        pieces.append(f"predicted before it ran: {study.prediction} ({UNCORRECTED})")
+        pieces += [f"predicted before it ran: {study.prediction}", f"outcome: {_after(study)}"]
     for part in outcome.parts:
         tables = [_plain(one) for one in part.tables if one.terminal]
         if tables:
             pieces += [part.title.upper(), *tables]
     return "\n\n".join([*pieces, *(f"- {note}" for note in outcome.notes)])
+
+
+def _after(study: Study) -> str:
+    """What became of the prediction."""
+    return study.outcome or f"{UNCORRECTED[0].upper()}{UNCORRECTED[1:]}."
 
 
 def _plain(one: Table) -> str:
@@ -64,7 +69,8 @@ def markdown(study: Study, outcome: Outcome) -> str:
     """All tables and notes."""
     pieces = [f"# {study.title}", study.question]
     if study.prediction:
-        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)")
+        pieces.append(f"**Predicted before it ran.** {study.prediction}")
+        pieces.append(f"**Outcome.** {_after(study)}")
     for part in outcome.parts:
         tables = [_markdown_table(one) for one in part.tables if one.page]
         if tables:
@@ -100,6 +106,7 @@ def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:
         "title": study.title,
         "question": study.question,
         "prediction": study.prediction,
+        "outcome": study.outcome,
         "tables": {one.name: [dict(zip(map(_csv_name, one.columns), row, strict=True)) for row in one.rows] for one in outcome.tables()},
         "charts": [{"part": part.title, "kind": type(chart).__name__} | asdict(chart) for part in outcome.parts for chart in part.charts],
         "notes": list(outcome.notes),
@@ -110,7 +117,8 @@ def page(study: Study, outcome: Outcome) -> Page:
     """Self-contained HTML."""
     sections = [*map(_section, outcome.parts)]
     if study.prediction:
-        sections.append(Section("What was predicted before it ran", f"{study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)"))
+        rows = [("Predicted before it ran", study.prediction), ("Outcome", _after(study))]
+        sections.insert(0, Section("Prediction and outcome", "", (), html_table(("", ""), rows, text_columns=2)))
     if outcome.notes:
         sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
     return Page(study.title, study.question, outcome.headline, (*sections, words_section()))
