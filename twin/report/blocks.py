@@ -10,15 +10,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from twin.errors import ConfigError
 from twin.text import shown
 
-MARK = re.compile(
-    r"^<!-- made: (?P<name>\S+)(?P<words>[^\n]*?) -->\n(?P<body>.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE
-)
+MARK = re.compile(r"^<!-- made: (?P<name>\S+)(?P<words>[^\n]*?) -->\n(?P<body>.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
 FIT, INPUTS = STAMPED = ("fit", "inputs")
 
 
@@ -72,3 +70,10 @@ def _block(found: re.Match[str]) -> Block:
     words = {key: value for key, _, value in pairs}
     stamp = Stamp(words.pop(FIT), words.pop(INPUTS)) if set(STAMPED) <= set(words) else None
     return Block(found["name"], words, stamp, found["body"])
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1) -> str:
+    """A table of Markdown: the first `text_columns` to the left, the others to the right. None is an empty cell."""
+    lines = [list(head), ["---" if at < text_columns else "---:" for at in range(len(head))]]
+    lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -19,7 +19,9 @@ from twin.study.kinds import Study
 from twin.study.outcome import Cell, Column, Outcome, Part, Shown, Table
 from twin.units import format_quantity
 
-UNCORRECTED = "not corrected afterwards: the numbers of this study are its outcome"
+UNCORRECTED = "not corrected afterwards"
+NUMBERS = "The numbers of this study are its outcome."  # where nobody has written one
+JUDGED = "What was predicted before it ran, and what came out"
 RANGE = re.compile(r"(?<=\d)-(?=\d)")  # must not be broken over lines
 
 
@@ -46,17 +48,12 @@ def text(study: Study, outcome: Outcome) -> str:
     """For a terminal: the tables that are meant for one, and the notes."""
     pieces = [study.title, study.question]
     if study.prediction:
-        pieces += [f"predicted before it ran: {study.prediction}", f"outcome: {_after(study)}"]
+        pieces += [f"predicted before it ran: {study.prediction} ({UNCORRECTED})", f"outcome: {study.outcome or NUMBERS}"]
     for part in outcome.parts:
         tables = [_plain(one) for one in part.tables if one.terminal]
         if tables:
             pieces += [part.title.upper(), *tables]
     return "\n\n".join([*pieces, *(f"- {note}" for note in outcome.notes)])
-
-
-def _after(study: Study) -> str:
-    """What became of the prediction."""
-    return study.outcome or f"{UNCORRECTED[0].upper()}{UNCORRECTED[1:]}."
 
 
 def _plain(one: Table) -> str:
@@ -69,8 +66,8 @@ def markdown(study: Study, outcome: Outcome) -> str:
     """All tables and notes."""
     pieces = [f"# {study.title}", study.question]
     if study.prediction:
-        pieces.append(f"**Predicted before it ran.** {study.prediction}")
-        pieces.append(f"**Outcome.** {_after(study)}")
+        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED.capitalize()}.)")
+        pieces.append(f"**Outcome.** {study.outcome or NUMBERS}")
     for part in outcome.parts:
         tables = [_markdown_table(one) for one in part.tables if one.page]
         if tables:
@@ -117,8 +114,8 @@ def page(study: Study, outcome: Outcome) -> Page:
     """Self-contained HTML."""
     sections = [*map(_section, outcome.parts)]
     if study.prediction:
-        rows = [("Predicted before it ran", study.prediction), ("Outcome", _after(study))]
-        sections.insert(0, Section("Prediction and outcome", "", (), html_table(("", ""), rows, text_columns=2)))
+        rows = [(f"predicted before it ran, {UNCORRECTED}", study.prediction), ("outcome", study.outcome or NUMBERS)]
+        sections.append(Section(JUDGED, "", (), html_table(("", ""), rows, text_columns=2)))
     if outcome.notes:
         sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
     return Page(study.title, study.question, outcome.headline, (*sections, words_section()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from twin.report.blocks import Block, Stamp, blocks, filled, marked
 from twin.report.outcome import shown as as_read
 from twin.study.inputs import fits_on_file, study_digest
 from twin.study.kinds import FILE, Study, read_study
-from twin.study.outcome import Cell, Outcome, Table
+from twin.study.outcome import Cell, Chart, Outcome, Table
 from twin.study.runner import Runner
 from twin.study.store import Store, default_folder
 from twin.text import shown
@@ -63,9 +63,20 @@ def make(folder: Path, runner: Runner) -> list[Path]:
     tables = marked(Block(TABLES, {}, None, ""), report.markdown(study, made.outcome), made.stamp)
     contents[folder / RESULTS / "tables.md"] = tables + "\n"
     contents[page] = filled(text, lambda block: body(made, block), made.stamp)
-    contents |= {folder / FIGURE: drawing(made, block) for block in _figures(text)}
+    for block in _figures(text):
+        contents[folder / FIGURE] = drawing(made, block)
     write(contents)
     return list(contents)
+
+
+def write_page(folder: Path, stamp: Stamp, bodies: Mapping[str, str], chart: Chart) -> None:
+    """What the script of a study without a study file writes: its page's blocks by their names, and its figure."""
+    page = folder / PAGE
+    text = page.read_text(encoding="utf-8")
+    if unknown := sorted({block.name for block in blocks(text)} - set(bodies)):
+        raise ConfigError(f"{page}: block {shown(unknown[0])}; there are {', '.join(bodies)}")
+    figure = f"<!-- {stamp.words()} -->\n{svg.figure(chart)}"
+    write({page: filled(text, lambda block: bodies[block.name], stamp), folder / FIGURE: figure})
 
 
 def body(made: Made, block: Block) -> str:

@@ -188,5 +188,6 @@ def _text(x: float, y: float, said: str, anchor: str) -> str:
 
 
 def _document(height: float, parts: Iterable[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif" font-size="10.5" fill="{INK}">'
+    box = f'viewBox="0 0 {WIDTH} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="10.5" fill="{INK}">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>', *parts, "</svg>", ""])

@@ -1,16 +1,11 @@
-"""The four changes, each of one option of a base plan: what is predicted is what is measured."""
+"""Four changes of a plan (studies/h200-changes), each of one option of a base plan: what is predicted is what is measured."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "h200-acceptance"))
-
-from shapes import Bench, fitting_slots
-
+from twin.bench.shapes import Bench, fitting_slots
 from twin.plan.build import build
 from twin.plan.types import Execution, HandOffKind, Options, Plan
 from twin.proof.validate import validate

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import numpy as np
-from shapes import SEED, Bench, prompt_of
 
+from twin.bench.shapes import SEED, Bench, prompt_of
 from twin.engine.session import Session
 from twin.plan.types import Plan
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from runs import Failed
-from shapes import Bench, prompt_of
-
+from twin.bench.acceptance.runs import Failed
+from twin.bench.shapes import Bench, prompt_of
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import EngineError, TwinError

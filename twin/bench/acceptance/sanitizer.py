@@ -1,4 +1,4 @@
-"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this file as a program is what it watches."""
+"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this module as a program is what it watches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hazards import judged
-from runs import Failed
-from shapes import Bench, prompt_of
-
+from twin.bench.acceptance.hazards import judged
+from twin.bench.acceptance.runs import Failed
+from twin.bench.shapes import Bench, prompt_of
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Kernel, read_kernel
 from twin.plan.types import Execution, HandOffKind, Plan
@@ -113,7 +112,8 @@ def _races(said: str, fact: dict[str, Any], kernels: list[Kernel]) -> str:
 
 
 def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
-    command = [program, "--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--print-limit", str(SHOWN), sys.executable, __file__]
+    command = [program, "--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--print-limit", str(SHOWN)]
+    command += [sys.executable, "-m", "twin.bench.acceptance.sanitizer"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ, start_new_session=True
     ) as running:

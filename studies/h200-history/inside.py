@@ -1,8 +1,8 @@
 """Where a step's microseconds go inside its stages, and when each tile is asked for: a kernel with marks of its own, on one H200.
 
-python studies/h200-exchange/inside.py tree FOLDER                    a copy of the sources with the marks
-python FOLDER/studies/h200-exchange/inside.py measure OUT NAME...     on a GPU machine; NAMEs as of studies/h200-tuning/tune.py
-python studies/h200-exchange/inside.py table OUT/0.npz                what sections 12 and 14 of README.md are made of
+python studies/h200-history/inside.py tree FOLDER                    a copy of the sources with the marks
+PYTHONPATH=FOLDER python FOLDER/studies/h200-history/inside.py measure OUT NAME...     on a GPU machine; NAMEs as of tune.py
+python studies/h200-history/inside.py table OUT/0.npz                from the last block of a stage to each mark
 
 The marks cost Llama-3.2-1B 5 % of a step. They are placed by exact pieces of the sources; where one is not found any more, `tree` names it.
 """
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "studies" / "h200-tuning"), str(ROOT / "studies" / "h200-first-run")]
 
 STEPS, MARKS, STAGES, WORKERS, TILES = 4, 12, 330, 132, 8192  # kept: the last steps; marks of a stage; stages; blocks; a block's last tiles
 TOKENS = 48
@@ -83,7 +82,7 @@ __device__ __forceinline__ void inside(const Block& b, int k) {{
 
 
 def make_tree(folder: Path) -> None:
-    for name in ("twin", "native", "hwmodels", "studies/h200-tuning", "studies/h200-first-run", "studies/h200-exchange"):
+    for name in ("twin", "native", "hwmodels", "studies/h200-history"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for file, old, new in PLACES:
@@ -94,9 +93,7 @@ def make_tree(folder: Path) -> None:
 
 
 def measure(out: Path, names: list[str]) -> None:
-    from first_run import SEED, Vectors
-    from tune import plan_of
-
+    from twin.bench.tuning import SEED, Vectors, plan_of
     from twin.engine.cuda import CudaEngine
 
     out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +113,7 @@ def measure(out: Path, names: list[str]) -> None:
 
 
 def table(path: Path) -> None:
-    from tune import plan_of
+    from twin.bench.tuning import plan_of
 
     stored = np.load(path)
     name, step_us = str(stored["name"]), float(stored["step_us"])

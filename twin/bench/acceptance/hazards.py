@@ -76,7 +76,7 @@ def lines_of(file: str, function: str) -> range:
     source = (data_dir("native") / "platform" / file).read_text(encoding="utf-8").splitlines()
     starts = [i for i, line in enumerate(source, 1) if re.search(rf"__device__.*\b{function}\(", line)]
     if len(starts) != 1:
-        raise ValueError(f"{file} defines {function} {len(starts)} times instead of once; correct studies/h200-acceptance/hazards.py")
+        raise ValueError(f"{file} defines {function} {len(starts)} times instead of once; correct twin/bench/acceptance/hazards.py")
     depth = 0
     for number, line in enumerate(source[starts[0] - 1 :], starts[0]):
         depth += line.count("{") - line.count("}")

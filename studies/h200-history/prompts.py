@@ -1,6 +1,6 @@
 """Prompts on one H200: the passes' results against single steps and FP32, then the time of 512 tokens; see README.md.
 
-PYTHONPATH=. python3 studies/h200-prompts/measure.py --out out/prompts [--only WORD]... [--device host]
+PYTHONPATH=. python3 studies/h200-history/prompts.py --out out/prompts [--only WORD]... [--device host]
 """
 
 from __future__ import annotations
@@ -20,19 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from twin.bench.shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, cpu_plan, prompt_of
+from twin.engine.weights import random_weights
+from twin.kernel.defaults import plan_for
+from twin.kernel.prompt import pass_weight_bytes, passes
+from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeStyle
+from twin.plan.types import Execution, Plan
+from twin.reference.step import Reference
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "studies" / "h200-acceptance"))
-
-from shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, prompt_of  # noqa: E402  # found by the lines above
-
-from twin.engine.weights import random_weights  # noqa: E402
-from twin.kernel.defaults import plan_for  # noqa: E402
-from twin.kernel.prompt import pass_weight_bytes, passes  # noqa: E402
-from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeStyle  # noqa: E402
-from twin.plan.types import Execution, Plan  # noqa: E402
-from twin.reference.step import Reference  # noqa: E402
-
 PROMPT, REPEATS, CEILING = 512, 5, 4.61e12  # tokens; runs; bytes a second that an H200 streams
 LENGTHS = (5, 31, 32, 33, 70)  # tokens before those whose logits are compared, around the borders of a pass
 AFTER = 2  # positions compared after each
@@ -94,7 +90,7 @@ def main() -> None:
         return
     begun = time.monotonic()
     trees = {v.name: patched(v, args.out / "trees") for v in chosen(args) if v.changes}
-    command = [sys.executable, "studies/h200-prompts/measure.py", "--out", str(args.out.resolve()), "--device", args.device]
+    command = [sys.executable, "studies/h200-history/prompts.py", "--out", str(args.out.resolve()), "--device", args.device]
     command += [word for only in args.only for word in ("--only", only)]
     building = [subprocess.Popen([*command, "--work", f"compile:{v}"], cwd=tree, env=environment(tree)) for v, tree in trees.items()]
     print(f"{compiled(args)} kernels and {len(trees)} variants", flush=True)
@@ -140,7 +136,7 @@ def patched(variant: Variant, folder: Path) -> Path:
     """A copy of what a run needs, with the variant's changes."""
     tree = (folder / variant.name.replace(" ", "-")).resolve()
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("twin", "native", "hwmodels", "calibration/fits", "studies/h200-acceptance", "studies/h200-prompts"):
+    for name in ("twin", "native", "hwmodels", "calibration/fits", "studies/h200-history"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in variant.changes:
@@ -178,9 +174,7 @@ def small(bench: Bench, spec: ModelSpec, dtype: DType, chunk: int, **more: Any) 
         "kv_dtype": dtype,
     }
     if bench.device == "host":
-        from shapes import _cpu_plan
-
-        return _cpu_plan(spec, {**few, **more, "prompt_chunk": chunk, "context": 64})
+        return cpu_plan(spec, {**few, **more, "prompt_chunk": chunk, "context": 64})
     from twin.hardware.load import load_node
 
     return plan_for(spec, load_node("1xh200"), **{**few, **more, "prompt_chunk": chunk, "context": 64})

@@ -1,4 +1,4 @@
-"""Models, plans and engines of the H200 studies. On `host` small stand-ins of the same kinds, to try the scripts without a GPU."""
+"""Models, plans and engines that the GPU studies run. On `host` small stand-ins of the same kinds, to try the scripts without a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from twin.engine.cuda import CudaEngine
-from twin.engine.cuda_build import compile_cubin, shared_bytes
+from twin.engine.cuda_build import compile_cubin
 from twin.engine.host import HostEngine
 from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
+from twin.kernel.budget import shared_bytes
 from twin.kernel.defaults import plan_for
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
@@ -90,14 +91,14 @@ class Bench:
             spec = replace(spec, layers=layers, windows=spec.windows[-layers:], vocab=min(spec.vocab, 8192))
         if "max_context" in chosen:
             chosen = {"context": min(Options().context, chosen["max_context"]), **chosen}
-        made = _cpu_plan(spec, chosen) if self.device == "host" else _h200_plan(spec, {**CHOSEN[name], **chosen})
+        made = cpu_plan(spec, chosen) if self.device == "host" else _h200_plan(spec, {**CHOSEN[name], **chosen})
         validate(made)
         return made
 
     def engine(self, plan: Plan, *, trace: bool = False, watchdog_s: float | None = None, weights: Any = None) -> Session:
         """With random weights. On a GPU its matrices are filled on the device, unless `weights` are given."""
         assert plan.spec is not None
-        patience = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
+        patience: dict[str, Any] = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
         dtype = plan.options.weight_dtype
         if self.device == "host":
             made = weights if weights is not None else random_weights(plan.spec, SEED, dtype)
@@ -151,7 +152,7 @@ def _h200_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
     return made if slots == made.options.ring_slots else plan_for(spec, node, **{**chosen, "ring_slots": slots, "window_slots": slots})
 
 
-def _cpu_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
+def cpu_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
     """Small rings, of which half is in flight, and few blocks."""
     base: dict[str, Any] = {
         "blocks": 4 if spec.lanes else 2, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 2,
