@@ -2,6 +2,7 @@
 # make test   everything that needs no GPU
 # make check  the one gate: lint, types, tests, generated files
 # make attack SECONDS=3600  broken plans, machines, files and command lines, drawn at random: is any law broken?
+# make studies  every study's tables, figure and page again, from the fits and records on file (20 core-minutes)
 # make venv   .venv with everything the above need
 
 VENV := .venv
@@ -10,7 +11,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv compiler demo test check attack lint types generated clean
+.PHONY: help venv compiler demo test check attack lint types generated studies clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -46,6 +47,11 @@ generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 	@$(BIN)/python -m twin.report.words > docs/glossary.md
 	@$(BIN)/python -m twin.kernel.facts > native/platform/facts.h
+
+# Each line may be run alone. What is known already is not simulated again.
+studies: $(STAMP) compiler
+	@$(BIN)/python -m twin.report.study_page
+	@for page in studies/*/page.py; do echo $$page; $(BIN)/python $$page || exit 1; done
 
 check: lint types test
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refusals import broken, refusal_plans, wrong_requests
-from runs import Failed, cancel, cancel_plans, repeat_plans, repeats, soak, soak_plans
-from sanitizer import NotRun, sanitize, sanitizer_plans
-from shapes import Bench, conditions
-
+from twin.bench.acceptance.refusals import broken, refusal_plans, wrong_requests
+from twin.bench.acceptance.runs import Failed, cancel, cancel_plans, repeat_plans, repeats, soak, soak_plans
+from twin.bench.acceptance.sanitizer import NotRun, sanitize, sanitizer_plans
+from twin.bench.shapes import Bench, conditions
 from twin.plan.types import Plan
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import BASE, PROMPT, TOKENS, Case, cases
-from shapes import Bench, FilledWeights, conditions, prompt_of
 
+from twin.bench.changes import BASE, PROMPT, TOKENS, Case, cases
+from twin.bench.shapes import Bench, FilledWeights, conditions, prompt_of
 from twin.engine.session import Session
 
 WARMUP = 16  # steps after the prompt that are not counted

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cases import BASE, CONTEXT, Case, cases
-from shapes import NODE, Bench
-
+from twin.bench.changes import BASE, CONTEXT, Case, cases
+from twin.bench.shapes import NODE, Bench
 from twin.calibrate import store
 from twin.calibrate.validate import calibrated_node
 from twin.hardware.types import Node

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "h200-acceptance"))
-
-from shapes import Bench, conditions, prompt_of
-
+from twin.bench.shapes import Bench, conditions, prompt_of
 from twin.engine.session import Generation
 from twin.plan.types import Plan
 from twin.report.recording import STEPS, record

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
 from pathlib import Path
+
+import pytest
 
 from twin.plan.types import StageKind
 from twin.report import outcome as report
@@ -114,5 +117,15 @@ def test_a_page_opens_with_the_finding_and_says_that_the_prediction_came_before(
     page = report.page(STUDY, OUTCOME)
     assert page.subtitle == "A question?"
     titles = [section.title for section in page.sections]
-    assert titles.index("Speeds") < titles.index("What was predicted before it ran")
+    assert titles.index("Speeds") < titles.index(report.JUDGED)
     assert "not corrected afterwards" in report.text(STUDY, OUTCOME)
+
+
+@pytest.mark.parametrize("came", ["", "It was half of that."])
+def test_every_form_of_a_study_shows_what_became_of_its_prediction(came: str) -> None:
+    study = dataclasses.replace(STUDY, outcome=came)
+    body = next(section.body for section in report.page(study, OUTCOME).sections if section.title == report.JUDGED)
+    for form in (body, report.text(study, OUTCOME), report.markdown(study, OUTCOME)):
+        assert study.prediction in form
+        assert (came or report.NUMBERS) in form
+    assert report.to_json(study, OUTCOME)["outcome"] == came

@@ -5,19 +5,16 @@ A read whose line the tool did not find is looked up in the kernel that the rest
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.native.scoreboards import arrivals
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
+from twin.bench.acceptance import hazards
+from twin.bench.acceptance.sanitizer import sanitizer_plans
+from twin.bench.shapes import Bench
 from twin.engine.cuda_lines import Kernel, Place, Row
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "h200-acceptance"))
-import hazards
-from sanitizer import sanitizer_plans
-from shapes import Bench
 
 COPY = hazards.lines_of(*hazards.COPY)
 READ = hazards.lines_of(*hazards.READS[0])

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from twin.bench.acceptance import runs
+from twin.bench.shapes import Bench
 from twin.plan.types import Plan
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "h200-acceptance"))
-import runs
-from shapes import Bench
 
 TOKENS = 20
 Bits = Callable[[Plan, int], int]  # of the plan's n-th answer

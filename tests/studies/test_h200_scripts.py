@@ -71,7 +71,7 @@ def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_marks_inside_stages_find_their_places(tmp_path: Path) -> None:
-    done = script("h200-exchange/inside.py", "tree", tmp_path / "marked")
+    done = script("h200-history/inside.py", "tree", tmp_path / "marked")
     assert done.returncode == 0, done.stderr
     assert "inside(b, 7);" in (tmp_path / "marked" / "native" / "monokernel" / "gemv.cuh").read_text()
 
@@ -80,8 +80,9 @@ def test_gpu_scripts_import_no_simulator() -> None:
     """The GPU machine has neither simpy nor scipy."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
     for folder, modules in {
-        "h200-acceptance": "acceptance, sanitizer",
+        "h200-acceptance": "acceptance, twin.bench.acceptance.sanitizer",
         "h200-changes": "measure",
+        "h200-history": "tune, inside, prompts",
         "h200-traces": "record",
     }.items():
         code = f"{blocked}; sys.path.insert(0, 'studies/{folder}'); import {modules}"

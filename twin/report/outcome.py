@@ -19,7 +19,9 @@ from twin.study.kinds import Study
 from twin.study.outcome import Cell, Column, Outcome, Part, Shown, Table
 from twin.units import format_quantity
 
-UNCORRECTED = "not corrected afterwards: the numbers of this study are its outcome"
+UNCORRECTED = "not corrected afterwards"
+NUMBERS = "The numbers of this study are its outcome."  # where nobody has written one
+JUDGED = "What was predicted before it ran, and what came out"
 RANGE = re.compile(r"(?<=\d)-(?=\d)")  # must not be broken over lines
 
 
@@ -46,7 +48,7 @@ def text(study: Study, outcome: Outcome) -> str:
     """For a terminal: the tables that are meant for one, and the notes."""
     pieces = [study.title, study.question]
     if study.prediction:
-        pieces.append(f"predicted before it ran: {study.prediction} ({UNCORRECTED})")
+        pieces += [f"predicted before it ran: {study.prediction} ({UNCORRECTED})", f"outcome: {study.outcome or NUMBERS}"]
     for part in outcome.parts:
         tables = [_plain(one) for one in part.tables if one.terminal]
         if tables:
@@ -64,7 +66,8 @@ def markdown(study: Study, outcome: Outcome) -> str:
     """All tables and notes."""
     pieces = [f"# {study.title}", study.question]
     if study.prediction:
-        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)")
+        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED.capitalize()}.)")
+        pieces.append(f"**Outcome.** {study.outcome or NUMBERS}")
     for part in outcome.parts:
         tables = [_markdown_table(one) for one in part.tables if one.page]
         if tables:
@@ -100,6 +103,7 @@ def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:
         "title": study.title,
         "question": study.question,
         "prediction": study.prediction,
+        "outcome": study.outcome,
         "tables": {one.name: [dict(zip(map(_csv_name, one.columns), row, strict=True)) for row in one.rows] for one in outcome.tables()},
         "charts": [{"part": part.title, "kind": type(chart).__name__} | asdict(chart) for part in outcome.parts for chart in part.charts],
         "notes": list(outcome.notes),
@@ -110,7 +114,8 @@ def page(study: Study, outcome: Outcome) -> Page:
     """Self-contained HTML."""
     sections = [*map(_section, outcome.parts)]
     if study.prediction:
-        sections.append(Section("What was predicted before it ran", f"{study.prediction} ({UNCORRECTED[0].upper()}{UNCORRECTED[1:]}.)"))
+        rows = [(f"predicted before it ran, {UNCORRECTED}", study.prediction), ("outcome", study.outcome or NUMBERS)]
+        sections.append(Section(JUDGED, "", (), html_table(("", ""), rows, text_columns=2)))
     if outcome.notes:
         sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
     return Page(study.title, study.question, outcome.headline, (*sections, words_section()))

@@ -45,6 +45,7 @@ class Study:
     question: str
     prediction: str  # written before it ran; may be empty
     body: Question
+    outcome: str = ""  # what came out, written after it ran
 
 
 def read_study(place: Path) -> Study:
@@ -55,6 +56,7 @@ def read_study(place: Path) -> Study:
     fields = Fields(read_yaml(file), file)
     kind = fields.choice("kind", list(KINDS))
     head = fields.text("title"), fields.text("question"), fields.text("prediction", "")
+    came = fields.text("outcome", "")
     body: Question = import_module(KINDS[kind]).read(fields)
     fields.done()
-    return Study(file.resolve().parent.name if file.name == FILE else file.stem, kind, *head, body)
+    return Study(file.resolve().parent.name if file.name == FILE else file.stem, kind, *head, body, came)

@@ -1,0 +1,81 @@
+"""Pages of studies are of the fit and the inputs on file: their stamps are compared, nothing long is computed again."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from twin.report.blocks import Stamp, blocks
+from twin.report.study_page import FIGURE, PAGE, RESULTS, current_stamp
+from twin.study.kinds import FILE
+
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
+ASKED = sorted(file.parent for file in STUDIES.glob(f"*/{FILE}"))
+SCRIPTED = sorted(file.parent for file in STUDIES.glob("*/page.py"))
+MOST_LINES = 110  # two screens; the blocks of some hold tables of 20 rows
+NOTHING = "0" * 12
+
+
+def stamp_of(folder: Path) -> Stamp:
+    """What the folder's blocks should be stamped with: by its own script, where it has one."""
+    if folder in ASKED:
+        return current_stamp(folder)
+    found = runpy.run_path(str(folder / "page.py"))["stamp"]()
+    assert isinstance(found, Stamp)
+    return found
+
+
+def generated(folder: Path) -> list[Path]:
+    tables = [folder / RESULTS / "tables.md"] if folder in ASKED else []
+    return [folder / PAGE, *tables]
+
+
+@pytest.mark.parametrize("folder", [*ASKED, *SCRIPTED], ids=lambda folder: folder.name)
+def test_every_block_was_made_from_the_fit_and_inputs_on_file(folder: Path) -> None:
+    for file in generated(folder):
+        found = list(blocks(file.read_text(encoding="utf-8")))
+        assert found, f"{file} has no block that a script writes"
+        for block in found:
+            assert block.stamp == stamp_of(folder), f"{file}: {block.name} is of other inputs: run `make studies`"
+
+
+@pytest.mark.parametrize("folder", [*ASKED, *SCRIPTED], ids=lambda folder: folder.name)
+def test_every_figure_is_of_the_same_inputs(folder: Path) -> None:
+    first = (folder / FIGURE).read_text(encoding="utf-8").partition("\n")[0]
+    assert first == f"<!-- {stamp_of(folder).words()} -->", "run `make studies`"
+
+
+@pytest.mark.parametrize("folder", ASKED, ids=lambda folder: folder.name)
+def test_every_prediction_has_its_outcome_beside_it(folder: Path) -> None:
+    page = (folder / PAGE).read_text(encoding="utf-8")
+    assert "**Prediction, before it ran.**" in page
+    assert "**Outcome.**" in page
+
+
+@pytest.mark.parametrize("page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name)
+def test_a_page_is_short_and_speaks_of_no_present(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES
+    assert not re.search(r"\b(?:the present (?:kernel|fit|one)|the kernel before|the tables before)\b", text)
+    assert "studies/history" not in text or (STUDIES / "history").is_dir()
+
+
+@pytest.mark.parametrize("page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name)
+def test_what_a_page_links_exists(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_a_changed_question_changes_the_stamp_and_words_do_not(tmp_path: Path) -> None:
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    text = (STUDIES / "lanes" / FILE).read_text(encoding="utf-8")
+    stamps = []
+    for changed in (text, text.replace("where does", "how soon does"), text.replace("draws: 16", "draws: 17")):
+        (folder / FILE).write_text(changed, encoding="utf-8")
+        stamps.append(current_stamp(folder))
+    assert stamps[0] == stamps[1] != stamps[2]
+    assert stamps[0].inputs != NOTHING

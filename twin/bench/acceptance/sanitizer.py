@@ -1,0 +1,133 @@
+"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this module as a program is what it watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twin.bench.acceptance.hazards import judged
+from twin.bench.acceptance.runs import Failed
+from twin.bench.shapes import Bench, prompt_of
+from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_lines import Kernel, read_kernel
+from twin.plan.types import Execution, HandOffKind, Plan
+
+TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
+CLEAN = "ERROR SUMMARY: 0 errors"
+SHOWN = 1000  # reports of one tool: racecheck's are judged one by one
+PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/bin", "/opt/nvidia/nsight-compute/*/host/*")
+ERRORS_FOUND = 9  # exit code
+WATCHDOG_S = 300.0  # watched kernels are slow, and others wait for them
+LIMIT_S = 150.0  # for one tool
+REFUSED = "Device not supported"  # some virtual machines do not let the tool in
+PROMPT, TOKENS = 3, 4
+MODELS = ("tiny", "tiny-lanes")
+
+
+class NotRun(Exception):
+    """Why a part could not be tried."""
+
+
+def find() -> str | None:
+    """compute-sanitizer on the path, else where CUDA and Nsight put it."""
+    found = shutil.which("compute-sanitizer")
+    for place in () if found else PLACES:
+        for folder in sorted(Path("/").glob(place.lstrip("/"))):
+            if (folder / "compute-sanitizer").is_file():
+                return str(folder / "compute-sanitizer")
+    return found
+
+
+def sanitizer_plans(bench: Bench) -> list[Plan]:
+    plans = [bench.plan(name, max_context=64, handoff=handoff) for name in MODELS for handoff in HandOffKind]
+    return [
+        *plans,
+        bench.plan("tiny", max_context=64, execution=Execution.GRAPH),
+        bench.plan("tiny-tensor", max_context=64, slot_bytes=4096),
+    ]
+
+
+def run_all(bench: Bench) -> list[list[int]]:
+    """Tokens of every plan: the same with and without a tool that watches."""
+    made = []
+    for plan in sanitizer_plans(bench):
+        with bench.engine(plan, watchdog_s=WATCHDOG_S) as engine:
+            made.append(engine.generate(prompt_of(plan, PROMPT), max_tokens=TOKENS).tokens)
+            engine.logits(prompt_of(plan, PROMPT))
+    return made
+
+
+def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
+    """Each tool without a finding (racecheck's are judged by hazards.py), and with the tokens of an unwatched run. Logs go to `out`."""
+    if bench.device == "host":
+        raise NotRun("compute-sanitizer watches GPU kernels; the host engine has its own tests under ASan, UBSan and TSan")
+    program = find()
+    if program is None:
+        raise NotRun(f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it with the CUDA toolkit")
+    expected = run_all(bench)
+    kernels = [read_kernel(compile_cubin(plan).cubin) for plan in sanitizer_plans(bench)]  # those that ran: the cache has them
+    facts: dict[str, Any] = {"program": program, "plans": len(expected)}
+    failed = []
+    for tool in TOOLS:
+        log = out / f"{tool}.log"
+        facts[tool] = _watch(program, tool, log)
+        said = log.read_text()
+        if REFUSED in said:
+            raise NotRun(f"{program} says {REFUSED!r}: this machine does not let it watch the GPU; run the part on another one")
+        wrong = _races(said, facts[tool], kernels) if tool == "racecheck" else _errors(facts[tool])
+        if wrong:
+            failed.append(f"{tool}: {wrong}")
+        elif facts[tool]["tokens"] != expected:
+            failed.append(f"{tool}: other tokens than without it")
+    if failed:
+        raise Failed("; ".join(failed) + f"; logs in {out}")
+    return facts
+
+
+def _errors(fact: dict[str, Any]) -> str:
+    if CLEAN in fact["summary"] and not fact["exit"]:
+        return ""
+    return f"{fact['summary'] or 'no summary'} (exit code {fact['exit']})"
+
+
+def _races(said: str, fact: dict[str, Any], kernels: list[Kernel]) -> str:
+    """What is wrong, if anything. Pairs that an mbarrier orders are counted, not failed."""
+    verdict = judged(said, kernels)
+    if verdict is None:
+        return f"no summary (exit code {fact['exit']})"
+    fact["ordered by an mbarrier that the tool does not follow"] = verdict.ordered
+    fact["reads whose line only the line table has"] = verdict.looked_up
+    if verdict.unseen:
+        return f"{verdict.unseen} of its reports are not shown"
+    if verdict.others:
+        return f"{len(verdict.others)} pairs of accesses that no mbarrier of the ring orders, the first: {verdict.others[0]}"
+    return "" if fact["exit"] in (0, ERRORS_FOUND) else f"exit code {fact['exit']}"
+
+
+def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
+    command = [program, "--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--print-limit", str(SHOWN)]
+    command += [sys.executable, "-m", "twin.bench.acceptance.sanitizer"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ, start_new_session=True
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # the tool and what it watches: a spinning kernel would hold the GPU
+            said, _ = running.communicate()
+            said += f"\n========= SUMMARY: ended after {LIMIT_S:g} s\n"
+    log.write_text(said)
+    summary = re.findall(r"=+ (.*SUMMARY.*)", said)
+    tokens = [line for line in said.splitlines() if line.startswith("[[")]
+    return {"exit": running.returncode, "summary": summary[-1] if summary else "", "tokens": json.loads(tokens[-1]) if tokens else None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_all(Bench("cuda"))), flush=True)

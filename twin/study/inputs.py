@@ -1,0 +1,83 @@
+"""What a study's results rest on: the fits on file, and a digest of everything else that it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from twin.calibrate import store
+from twin.data import data_dir, read_yaml
+from twin.errors import TwinError
+from twin.hardware.override import numbers
+from twin.study.hardware import node_on_file
+from twin.study.kinds import FILE
+
+OWN_FIT = "host"  # of the computer at hand: no study that is kept rests on it
+WORDS = ("title", "question", "prediction", "outcome")  # of a study file: what people wrote
+DIGITS = 12  # of a digest
+NO_FIT = "none"
+
+
+def fits_on_file() -> str:
+    """The probing runs behind all fits that come with MonoTwin, joined by "+"."""
+    devices = sorted(file.stem for file in (data_dir("calibration") / "fits").glob("*.yaml"))
+    found = (store.read_fit(device) for device in devices if device != OWN_FIT)
+    return "+".join(str(fit[1]["run"]) for fit in found if fit) or NO_FIT
+
+
+def study_digest(folder: Path) -> str:
+    """Of a study's question, its own files, and the numbers of every node, model and machine named.
+
+    Words and comments do not count. The kernel tables do, because ordinary engines are built of them.
+    """
+    asked = {key: value for key, value in read_yaml(folder / FILE).items() if key not in WORDS}
+    parts: list[Any] = [asked]
+    for word in sorted(set(_words(asked))):
+        parts += [[word, content] for content in _named(folder, word)]
+    tables = sorted((data_dir("hwmodels") / "kernels").rglob("*.csv"))
+    return digest([json.dumps(parts, sort_keys=True).encode(), *(file.read_bytes() for file in tables)])
+
+
+def digest(contents: Iterable[bytes]) -> str:
+    """A short name for these bytes in this order."""
+    found = hashlib.sha256()
+    for content in contents:
+        found.update(hashlib.sha256(content).digest())
+    return found.hexdigest()[:DIGITS]
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    return digest(file.read_bytes() for file in files)
+
+
+def _words(asked: Any) -> Iterator[str]:
+    """Every text and key of nested plain data."""
+    if isinstance(asked, str):
+        yield asked
+    elif isinstance(asked, dict):
+        for key, value in asked.items():
+            yield from _words(key)
+            yield from _words(value)
+    elif isinstance(asked, list):
+        for one in asked:
+            yield from _words(one)
+
+
+def _named(folder: Path, word: str) -> Iterator[Any]:
+    """What a word of a study file stands for: a node or device, a model, a machine, a file beside it."""
+    for name in (word, f"1x{word}"):
+        with suppress(TwinError, ValueError):
+            yield {path: number.value for path, number in numbers(node_on_file(name)).items()}
+            break
+    for kind in ("models", "machines"):
+        file = data_dir("hwmodels") / kind / f"{word.partition('@')[0]}.yaml"
+        if "/" not in word and file.is_file():
+            yield read_yaml(file)
+    if "/" not in word and word.endswith(".csv") and (folder / word).is_file():
+        yield (folder / word).read_text(encoding="utf-8")
+    if "/" not in word and word:
+        yield from sorted(run.name for run in store.runs_folder(word).glob("*-engine"))[-1:]
