@@ -24,7 +24,7 @@ LINKING = (
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
-    "studies/history.md",
+    "studies/h200-history/README.md",
     *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")),
 )
 PLACES = ("twin", "native", "hwmodels", "tests", "studies")

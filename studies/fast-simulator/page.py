@@ -24,7 +24,9 @@ def stamp() -> Stamp:
 
 def main() -> None:
     rows = [row for row in _read(POINTS) if row["tokens_per_s"]]
-    chart = Bars(tuple(f"below {edge:g} s" for edge in EDGES), (Series("points", _counts(rows)),), "points, by the core-seconds that one takes")
+    chart = Bars(
+        tuple(f"below {edge:g} s" for edge in EDGES), (Series("points", _counts(rows)),), "points, by the core-seconds that one takes"
+    )
     write_page(HERE, stamp(), {"points": points(rows), "agreement": agreement(_read(AGREE))}, chart)
 
 

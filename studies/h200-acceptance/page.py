@@ -55,7 +55,9 @@ def soak(facts: dict[str, Any]) -> Iterator[str]:
 
 def sanitizer(facts: dict[str, Any]) -> Iterator[str]:
     race = facts["racecheck"]
-    pairs, looked = (race[key] for key in ("ordered by an mbarrier that the tool does not follow", "reads whose line only the line table has"))
+    pairs, looked = (
+        race[key] for key in ("ordered by an mbarrier that the tool does not follow", "reads whose line only the line table has")
+    )
     yield f"{facts['plans']} plans, the same tokens as without"
     yield f"memcheck and synccheck: {facts['memcheck']['summary']}, {facts['synccheck']['summary']}"
     yield f"racecheck: {race['summary'].split(':')[1].split('hazards')[0].strip()} reports, {pairs} pairs, all a bulk copy and a read of its slot ({looked} looked up)"

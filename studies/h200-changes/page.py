@@ -46,7 +46,9 @@ def main() -> None:
     bodies = {"changes": table(rows)}
     changed = [row for row in rows if row[1] != BASE]
     names = tuple(f"{model}: {change}" for model, change, *_ in changed)
-    series = tuple(Series(label, tuple(row[at][1] for row in changed)) for label, at in (("predicted first", 2), ("by the fit", 3), ("measured", 4)))
+    series = tuple(
+        Series(label, tuple(row[at][1] for row in changed)) for label, at in (("predicted first", 2), ("by the fit", 3), ("measured", 4))
+    )
     write_page(HERE, stamp(), bodies, Bars(names, series, "change of the time of a token"))
 
 
@@ -67,7 +69,10 @@ def lines(first: dict[str, Any], fitted: dict[str, float], samples: store.Sample
 
 def table(rows: list[Line]) -> str:
     head = ("model", "change", "predicted first, us", "by the fit, us", "measured, us")
-    cells = [(model, change, *(f"{s * 1e6:,.0f}" + (f" ({c:+.1%})" if change != BASE else "") for s, c in times)) for model, change, *times in rows]
+    cells = [
+        (model, change, *(f"{s * 1e6:,.0f}" + (f" ({c:+.1%})" if change != BASE else "") for s, c in times))
+        for model, change, *times in rows
+    ]
     return f"{markdown_table(head, cells, text_columns=2)}\n\nFit: {fits_on_file()}; measured: {record().name}."
 
 
