@@ -60,7 +60,8 @@ def sanitizer(facts: dict[str, Any]) -> Iterator[str]:
     )
     yield f"{facts['plans']} plans, the same tokens as without"
     yield f"memcheck and synccheck: {facts['memcheck']['summary']}, {facts['synccheck']['summary']}"
-    yield f"racecheck: {race['summary'].split(':')[1].split('hazards')[0].strip()} reports, {pairs} pairs, all a bulk copy and a read of its slot ({looked} looked up)"
+    reports = race["summary"].split(":")[1].split("hazards")[0].strip()
+    yield f"racecheck: {reports} reports, {pairs} pairs, all a bulk copy and a read of its slot ({looked} looked up)"
 
 
 FACTS = {
