@@ -27,7 +27,7 @@ def main() -> None:
     found = side_by_side(recording, calibrated_node(NODE), shown=pages.traced_blocks(recording.plan), steps=2)
     sides = (("measured", [one.measured_span_us for one in found.stages]), ("simulated", [one.simulated_span_us for one in found.stages]))
     names = tuple(one.kind for one in found.stages)
-    chart = Bars(names, tuple(Series(label, tuple(values)) for label, values in sides), "span of a stage, us")
+    chart = Bars(names, tuple(Series(label, tuple(values)) for label, values in sides), "span of a stage, us (logarithmic)", log=True)
     write_page(HERE, stamp(), {"stages": table(found)}, chart)
 
 

@@ -10,7 +10,7 @@ from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Called, Kernel, Place, Row
 from twin.errors import ToolchainError
 
-INSTRUCTION_CACHE = 128 * 1024  # bytes, of an H200's block: past it instructions take two to four times as long (studies/h200-exchange)
+INSTRUCTION_CACHE = 128 * 1024  # bytes, of an H200's block: past it instructions take two to four times as long (studies/h200-history)
 
 
 # Builds of test_device_builds, the second a slow one there. Of Qwen3-8B other contexts and rings make a difference of 2 KiB at most.

@@ -25,11 +25,11 @@ DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
 # On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes 1,305 cycles; with all of a 208 KiB ring
-# it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-exchange).
+# it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-history).
 UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132 SMs
 # Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with 80. Apart, some lanes always have room
 # for what the others leave: each 3 us after the one before 1,051 and 1,040 us. On a slower H200, with 80 KiB: so 1,055, in four groups
-# 5, 7 or 10 us apart 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-exchange, 14).
+# 5, 7 or 10 us apart 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-history).
 LANE_STAGGER_NS = 7000
 STAGGERED_UNDER_WAY_S = 2.2e-6
 BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less

@@ -8,7 +8,7 @@ from twin.plan.types import Kv, Limits, Options, Shard
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks at four splits at once: Llama-3.2-1B
 # with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
-POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-tuning)
+POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-history)
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 TENSOR_ROW, TENSOR_HEAD = 128, 128  # bytes that a cached key is a multiple of; most elements: wider heads leave no registers
 

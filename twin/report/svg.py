@@ -31,7 +31,7 @@ def bars(chart: Bars) -> str:
     plain = [series for series in chart.series if not series.marks]
     each = ROW if chart.stacked else ROW * max(1, len(plain))
     left = min(290.0, 14 + LETTER * max(len(name) for name in chart.names))
-    legend, top = _legend([spoken(series.label) for series in chart.series], left)
+    legend, top = _legend(chart.series, left)
     height = top + (each + GAP) * len(chart.names)
     scale = _Scale.of(_reach(chart), left, WIDTH - RIGHT, log=chart.log)
     parts = [*legend, *_grid(scale, top, height, chart.axis)]
@@ -71,7 +71,7 @@ def _beside(plain: Sequence[Series], marks: Series) -> float:
 def lines(chart: Lines) -> str:
     """A line for each series, told apart by dashes; series of marks as diamonds."""
     left, numeric = 66.0, all(not isinstance(x, str) for x in chart.x)
-    legend, top = _legend([spoken(series.label) for series in chart.series], left, dashed=True)
+    legend, top = _legend(chart.series, left, dashed=True)
     bottom = top + PLOT_HEIGHT
     values = [v for series in chart.series for v in (*series.values, *series.low, *series.high) if v is not None]
     up = _Scale.of(values, bottom, top, log=chart.log_y)
@@ -149,20 +149,21 @@ def _upright(scale: _Scale, left: float, axis: str) -> Iterator[str]:
     yield f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(axis)}</text>'
 
 
-def _legend(labels: Sequence[str], left: float, *, dashed: bool = False) -> tuple[list[str], float]:
-    """The names of several series, and where the plot may begin below them. Marks are named as diamonds by who made them."""
-    if len(labels) < 2:
+def _legend(series: Sequence[Series], left: float, *, dashed: bool = False) -> tuple[list[str], float]:
+    """The names of several series with their looks, and where the plot may begin below them."""
+    if len(series) < 2:
         return [], float(TOP)
     parts, x, y = [], left, float(TOP)
-    for at, label in enumerate(labels):
+    for at, one in enumerate(series):
+        label = spoken(one.label)
         width = 30 + LETTER * len(label)
         if x + width > WIDTH - RIGHT and x > left:
             x, y = left, y + LEGEND_ROW
-        if dashed:
+        if one.marks:
+            parts.append(_diamond(x + 9, y))
+        elif dashed:
             dash = DASHES[at % len(DASHES)]
             parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 18}" y2="{y}" stroke="{INK}" stroke-width="1.6" stroke-dasharray="{dash}"/>')
-        elif label.endswith(("published", "tabulated", "measured")):
-            parts.append(_diamond(x + 9, y))
         else:
             parts.append(_rectangle(x, y - 5, 18, GREYS[at % len(GREYS)]))
         parts.append(_text(x + 22, y + 4, label, "start"))

@@ -243,7 +243,7 @@ def _answers(device: Device) -> NDArray[np.int64] | None:
     """[ANSWERS] ps by which memory answers copies of warps' loaders later or sooner than on average; None: always alike.
 
     The stream of a block is then a random walk about the mean, as measured: of the lag of a block behind the others at the end of a stage
-    a fifth comes again in the next step, and over a long matrix it grows as the root of its tiles (studies/h200-exchange, 12).
+    a fifth comes again in the next step, and over a long matrix it grows as the root of its tiles (studies/h200-history).
     """
     jitter = picoseconds(device.warps.jitter_s.value) if device.warps else 0
     if not jitter:

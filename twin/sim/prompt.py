@@ -21,7 +21,7 @@ from twin.plan.catalogue import ROWS
 from twin.plan.types import Matrix, Parts, Plan, Read, Stage
 from twin.sim.cost import weight_rate
 
-# Fitted to nine measured prompts of 512 tokens (three models, 16, 32 and 64 tokens a pass; studies/h200-prompts): their first passes
+# Fitted to nine measured prompts of 512 tokens (three models, 16, 32 and 64 tokens a pass; studies/h200-history): their first passes
 # within 8 %, and how passes grow with what is cached. So those are explained, not predicted.
 START_CYCLES = 2600  # of a stage's products behind the barrier, and of the slowest block's end, beside the first step's latency
 SUM_CYCLES = 3600  # the warps' sums of 1,024 numbers: two block barriers, at which all wait for the slowest warp, between them eight loads

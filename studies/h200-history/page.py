@@ -1,0 +1,70 @@
+"""The kernels on record beside one another: `python studies/h200-history/page.py` writes the table and the figure of README.md."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+
+from twin.calibrate import store
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.study.inputs import NO_FIT, files_digest
+from twin.study.outcome import Lines, Series
+
+HERE = Path(__file__).resolve().parent
+DEVICE, PROMPTS = "h200-sxm", HERE / "prompts.csv"
+RUNS = {  # a column: the first of these held-out runs that a record has is its number
+    "Llama-3.2-1B": ("llama-1b",),
+    "Llama-3.2-1B, 4k": ("llama-1b-4k",),
+    "Laneformer-2B": ("laneformer-2b-staggered", "laneformer-2b-reduced", "laneformer-2b"),
+    "Qwen3-8B, 1k": ("qwen3-8b-1k",),
+    "Qwen2-0.5B": ("qwen2-0.5b",),
+    "Qwen2.5-1.5B, 1k": ("qwen2.5-1.5b-1k",),
+}
+PASSES = ("16", "32", "64")
+
+
+def records() -> list[Path]:
+    return sorted(store.runs_folder(DEVICE).glob("*-engine"))
+
+
+def stamp() -> Stamp:
+    return Stamp(NO_FIT, files_digest([PROMPTS, *(record / "samples.csv" for record in records())]))
+
+
+def main() -> None:
+    runs = [store.read_run(record) for record in records()]
+    commits = [str(run.meta["commit"])[:7] for run in runs]
+    columns = {name: [_us(run.samples, names) for run in runs] for name, names in RUNS.items()}
+    rows = [
+        (commit, run.id, *(_shown(columns[name][at]) for name in RUNS)) for at, (commit, run) in enumerate(zip(commits, runs, strict=True))
+    ]
+    kernels = markdown_table(("kernel", "record", *RUNS), rows, text_columns=2)
+    first = {name: next(us for us in found if us is not None) for name, found in columns.items()}
+    series = tuple(Series(name, tuple(us and us / first[name] for us in found)) for name, found in columns.items())
+    chart = Lines(tuple(commits), series, "kernel", "time of a token, of the first on record")
+    write_page(HERE, stamp(), {"kernels": kernels, "prompts": prompts()}, chart)
+
+
+def prompts() -> str:
+    """Milliseconds of 512 tokens, by tokens a pass."""
+    with PROMPTS.open(newline="", encoding="utf-8") as file:
+        found = {(row["model"], row["tokens_a_pass"]): row["prompt_ms"] for row in csv.DictReader(file)}
+    models = dict.fromkeys(model for model, _ in found)
+    return markdown_table(
+        ("512 tokens, ms", *(f"{one} a pass" for one in PASSES)), [(m, *(f"{float(found[m, one]):.1f}" for one in PASSES)) for m in models]
+    )
+
+
+def _us(samples: store.Samples, names: tuple[str, ...]) -> float | None:
+    name = next((one for one in names if one in samples), None)
+    return None if name is None else statistics.median(samples[name]) * 1e6
+
+
+def _shown(us: float | None) -> str:
+    return "" if us is None else f"{us:,.0f}"
+
+
+if __name__ == "__main__":
+    main()
