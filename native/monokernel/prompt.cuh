@@ -28,7 +28,7 @@ __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
     for (int rank = 0; rank < b.plan.ranks; rank += b.plan.ranks_per_gpu) arrive(counter_of(b.launch.ranks[rank], b.plan.prompt_counter));
     b.core.published();
     const RankMemory& near = b.launch.ranks[b.rank / b.plan.ranks_per_gpu * b.plan.ranks_per_gpu];
-    good = wait_counter(b, counter_of(near, b.plan.prompt_counter), pass.arrivals, {index, -2, pass.number, -1});
+    good = wait_counter(b, counter_of(near, b.plan.prompt_counter), pass.arrivals, {index, facts::PASS_BARRIER, pass.number, -1});
   }
   return !b.core.any(!good);
 }

@@ -13,11 +13,10 @@ from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
 from twin.hardware.override import IDLE, numbers
 from twin.hardware.schema import build, check_blocks, check_keys
-from twin.hardware.types import Device, Link, Node, Number
+from twin.hardware.types import HOST, Device, Link, Node, Number
 from twin.text import shown
 from twin.units import format_quantity
 
-HOST = "host"
 LOADING = ("ahead", "on-demand")
 INPUTS = ("on-chip", "registers")
 RETENTION = ("whole", "random")

@@ -13,10 +13,10 @@ from twin.calibrate import store
 from twin.data import data_dir, read_yaml
 from twin.errors import TwinError
 from twin.hardware.override import numbers
+from twin.hardware.types import HOST
 from twin.study.hardware import node_on_file
 from twin.study.kinds import FILE
 
-OWN_FIT = "host"  # of the computer at hand: no study that is kept rests on it
 WORDS = ("title", "question", "prediction", "outcome")  # of a study file: what people wrote
 DIGITS = 12  # of a digest
 NO_FIT = "none"
@@ -25,7 +25,7 @@ NO_FIT = "none"
 def fits_on_file() -> str:
     """The probing runs behind all fits that come with MonoTwin, joined by "+"."""
     devices = sorted(file.stem for file in (data_dir("calibration") / "fits").glob("*.yaml"))
-    found = (store.read_fit(device) for device in devices if device != OWN_FIT)
+    found = (store.read_fit(device) for device in devices if device != HOST)  # no kept study rests on the fit of the computer at hand
     return "+".join(str(fit[1]["run"]) for fit in found if fit) or NO_FIT
 
 
