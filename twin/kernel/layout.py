@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -159,11 +159,14 @@ def layout(plan: Plan) -> Layout:
     return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
 
 
-def _row(table: str, **named: int | float) -> tuple[int | float, ...]:
-    """A row of a table in the order of its struct. Raises KeyError unless it names every field."""
-    fields = FIELDS[table][1]
+def _row(table: str, **named: int | float) -> tuple[Any, ...]:
+    return in_order(FIELDS[table][1], named)
+
+
+def in_order(fields: Sequence[str], named: Mapping[str, int | float]) -> tuple[Any, ...]:
+    """A record in the order of its struct. Raises KeyError unless it names every field, and no other."""
     if unknown := named.keys() - set(fields):
-        raise KeyError(f"{table} has no {', '.join(sorted(unknown))}")
+        raise KeyError(f"no such fields: {', '.join(sorted(unknown))}")
     return tuple(named[field] for field in fields)
 
 

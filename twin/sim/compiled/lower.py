@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from twin.errors import TwinError
+from twin.kernel.layout import in_order
 from twin.plan.types import StageKind
 from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
@@ -420,12 +421,8 @@ def _spans(rows: Iterable[tuple[int, int]], dtype: np.dtype[Any]) -> Array:
     return np.array([(end - length, end, value) for end, length, value in zip(ends, lengths, values, strict=True)], dtype)
 
 
-def _row(dtype: np.dtype[Any], **named: int) -> tuple[int, ...]:
-    """A record in the order of its fields. Raises KeyError unless it names every field."""
-    fields = dtype.names or ()
-    if unknown := named.keys() - set(fields):
-        raise KeyError(f"no such fields: {', '.join(sorted(unknown))}")
-    return tuple(named[field] for field in fields)
+def _row(dtype: np.dtype[Any], **named: int) -> tuple[Any, ...]:
+    return in_order(dtype.names or (), named)
 
 
 def _filled(count: int, dtype: np.dtype[Any], **values: int) -> Array:
