@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from twin.calibrate import store
-from twin.calibrate.fit import TOGETHER, fit_device, simulated_step_s
+from twin.calibrate.fit import REACH, TOGETHER, fit_device, simulated_step_s
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, settled
@@ -100,6 +101,20 @@ def test_a_number_that_binds_no_probe_says_so_and_gets_a_wide_range() -> None:
     assert unbound.low is not None
     assert unbound.high is not None
     assert unbound.high / unbound.low > 3
+
+
+def test_an_interval_ends_where_the_fit_does_however_noisy_a_probe_is() -> None:
+    """`make demo` once ended with a memory of 70.8 B/s at least, which no device may have."""
+    device, chosen = two_cores(), probes()
+    run = measured(device, chosen)
+    run.samples["stream-bf16-1MB-b1"] = [run.samples["stream-bf16-1MB-b1"][0] * factor for factor in (1e-12, 1e-6, 1.0, 1e6, 1e12)]
+    fit = fit_device(device, chosen, run, lambda said: None)
+    widest = math.exp(2 * REACH)  # from one end of the reach to the other
+    for path, number in fit.numbers.items():
+        assert number.low is not None
+        assert number.high is not None
+        assert number.value / widest <= number.low <= number.value <= number.high <= number.value * widest, path
+    apply_fit(device, fit.numbers)
 
 
 def test_a_run_without_a_probe_is_refused() -> None:

@@ -136,14 +136,16 @@ def _fit_group(
 
     from scipy.optimize import least_squares  # slow to load, and only a fit needs it
 
+    reach = (start - REACH, start + REACH)
     found = least_squares(
-        residual, start, jac=slopes, bounds=(start - REACH, start + REACH), max_nfev=EVALUATIONS,
+        residual, start, jac=slopes, bounds=reach, max_nfev=EVALUATIONS,
         ftol=recipe.enough, xtol=recipe.enough,
         loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip
     left = found.fun[: len(probes)]
-    draws = _bootstrap(found.x, found.jac, left, probes, run)
-    seen = _bootstrap(found.x, found.jac, left, probes, run, weakest=WEAKEST)
+    # A linear step along a direction that probes hardly see goes far beyond where the model is linear: no further than the fit itself.
+    draws = np.clip(_bootstrap(found.x, found.jac, left, probes, run), *reach)
+    seen = np.clip(_bootstrap(found.x, found.jac, left, probes, run, weakest=WEAKEST), *reach)
     low, high = np.percentile(draws, INTERVAL, axis=0)
     low, high = np.minimum(low, found.x), np.maximum(high, found.x)
     source = f"fit of {run.id}, {len(probes)} probes"
