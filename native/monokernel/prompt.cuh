@@ -330,7 +330,123 @@ __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const
   }
 }
 
+// ---- the same on tensor cores: all heads of the chunk are prepared first, then blocks take rows of queries -------------
+
+constexpr int HEADS_AT_ONCE = 4;  // of a token, by a warp: their loads are under way together
+
+// Queries as the tensor cores take them, [tokens][heads][HEAD_DIM].
+__device__ __forceinline__ u8* pass_query(const Block& b, int token, int head) {
+  return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_queries) + (long(token) * b.plan.heads + head) * ROW;
+}
+
+// All heads of the chunk, normed and turned: keys and values into the cache, queries for attend_rows. The last layer only appends.
+__device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, const Pass& pass, bool last) {
+  const Value& published = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  const float* const rows = pass_row(b.memory, published, 0, 0);
+  const float* const cosines = b.memory.constants + b.plan.rope;
+  const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  const int queries = b.plan.heads, keys = queries + b.plan.kv_heads, all = keys + b.plan.kv_heads, begin = last ? queries : 0;
+  const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, together = b.plan.blocks * b.core.warps();
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  Pairs query_norm, key_norm;
+  if (stage.q_norm >= 0) query_norm.load(b, b.memory.constants + stage.q_norm), key_norm.load(b, b.memory.constants + stage.k_norm);
+  TWIN_ONCE
+  for (int set = b.block * b.core.warps() + b.core.warp(); set < pass.tokens * sets; set += together) {
+    const int token = set / sets, first = begin + set % sets * HEADS_AT_ONCE, position = pass.first + token;
+    const float* const cosine = cosines + long(position) * HALF;
+    Pairs turn, head[HEADS_AT_ONCE];
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!Pairs::here(b, k)) continue;
+      turn.x[k] = load_run<1, 4>(cosine + Pairs::number(b, k));
+      turn.y[k] = load_run<1, 4>(cosine + sines + Pairs::number(b, k));
+    }
+    TWIN_UNROLL
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) head[i].load(b, rows + long(token) * published.elements + least(first + i, all - 1) * HEAD_DIM);
+    TWIN_UNROLL
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+      const int h = first + i;
+      if (h >= all) break;
+      if (h < keys) {
+        if (stage.q_norm >= 0) head[i].norm(b, h < queries ? query_norm : key_norm);
+        head[i].rotate(turn, 1.0f);
+      }
+      const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
+      u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
+      u8* const query = pass_query(b, token, h < queries ? h : 0);
+      head[i].each(b, [&](int d, float element) {
+        const int byte = d * type_bytes(KV);
+        store_element<KV>(h < queries ? query + byte : cached(b.plan, cache, position, h < keys ? byte : ROW + byte), element);
+      });
+    }
+  }
+}
+
+// Rows of queries that share a KV head, over what each of them sees of the cache.
+template <class C>
+__device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stage& stage, const Pass& pass, float* out) {
+  using Scan = typename C::Scan;
+  const u32 tiles = chunk.tiles();
+  const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS, columns = b.plan.heads * HEAD_DIM;
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  const float scale = 1.44269504f / square_root(float(HEAD_DIM));  // of exponentials as powers of two
+  TWIN_ONCE
+  for (int set = b.block; set < sets * b.plan.kv_heads; set += b.plan.blocks) {
+    const int kv = set / sets, first_token = set % sets * Scan::TOKENS, end_token = least(pass.tokens, first_token + Scan::TOKENS);
+    const u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + kv * b.plan.splits) * item_bytes;
+    const auto oldest = [&](int token) { return stage.window && pass.first + token + 1 > stage.window ? pass.first + token + 1 - stage.window : 0; };
+    const int begin = oldest(first_token) / Scan::TILE * Scan::TILE, end = pass.first + end_token;
+    int token[2], head[2], from[2], to[2];
+    TWIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = b.core.warp() * 16 + b.core.lane() / 4 + 8 * i;
+      token[i] = first_token + row / GROUP, head[i] = kv * GROUP + row % GROUP;
+      if (row >= Scan::TOKENS * GROUP || token[i] >= pass.tokens) token[i] = -1;
+      from[i] = oldest(token[i] < 0 ? first_token : token[i]);
+      to[i] = pass.first + (token[i] < 0 ? first_token : token[i]) + 1;
+    }
+    Scan scan(b.core.lane(), [&](int i) { return static_cast<const u8*>(pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads)); });
+    const int near = least(pass.first + first_token + b.core.warp() * 16 / GROUP, end - 1);  // of the warp's first token
+    const int far = least(pass.first + first_token + (b.core.warp() * 16 + 15) / GROUP, end - 1);
+    const auto where = [&](int position, int byte) { return static_cast<const u8*>(cached(b.plan, const_cast<u8*>(cache), position, byte)); };
+    const auto ask = [&](int tile) {
+      const int first = begin + tile * Scan::TILE;
+      if (first < end) Scan::ask(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, end, b.core.thread(), where);
+      C::sent();
+    };
+    TWIN_ONCE
+    for (int tile = 0; tile < Scan::TILES - 1; ++tile) ask(tile);
+    int tile = 0;
+    TWIN_ONCE
+    for (int first = begin; first < end; first += Scan::TILE, ++tile) {
+      C::template arrived<Scan::TILES - 2>();
+      b.core.barrier();
+      ask(tile + Scan::TILES - 1);  // in the place of the one before, which all have used
+      const bool all = first + Scan::TILE <= near + 1 && (!stage.window || first > far - stage.window);
+      if (first <= far) scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
+    }
+    scan.close([&](int i, int column, float value, float next) {
+      if (token[i] >= 0) C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
+    });
+    b.core.barrier();
+  }
+}
+
 // ---- a pass ------------------------------------------------------------------------------------------------------------
+
+// Both halves of a pass's attention; false: the run is over.
+template <class C, class Ready>
+__device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& stage, const Pass& pass, bool last, Ready ready) {
+  if constexpr (C::TENSOR_PASS) {
+    prepare_chunk(b, stage, pass, last);
+    if (last) return true;
+    if (!ready()) return false;
+    attend_rows(b, chunk, stage, pass, b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
+  } else {
+    attend_chunk(b, stage, pass, last, chunk.memory(b));
+  }
+  return true;
+}
 
 // `ready` waits until the stage's input is there; false ends the pass.
 template <class Ready>
@@ -342,19 +458,19 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   float* const out = pass_row(b.memory, value, 0, 0);  // looked up here: an emitted sum must not wait for a table
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
-    return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
+    return chunk.multiply<2>(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
       Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
     });
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
-  return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
+  return chunk.multiply<1>(b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
     store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
   });
 }
 
 // Each stage meets all blocks before it reads what they made.
 __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
-  chunk.open(b);
+  chunk.open(b, pass.tokens);
   for (int index = 0; index < b.plan.prompt_stages; ++index) {
     const Stage& stage = b.plan.stages_at(index);
     const StageKind kind = StageKind(stage.kind);
@@ -367,7 +483,7 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
       if (!ready()) return false;
-      attend_chunk(b, stage, pass, last, chunk.memory(b));
+      if (!pass_attention(b, chunk, stage, pass, last, ready)) return false;
       continue;
     }
     if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {

@@ -285,6 +285,8 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
 }  // namespace twin
 
 #include "cuda_copies.cuh"
+#include "cuda_products.cuh"
+#include "cuda_attend.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"

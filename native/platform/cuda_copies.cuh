@@ -63,6 +63,26 @@ __device__ __forceinline__ void copies_arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+// As many groups as are known when the kernel runs.
+__device__ __forceinline__ void copies_arrived(int left) {
+  switch (left) {
+    case 1: return copies_arrived<1>();
+    case 2: return copies_arrived<2>();
+    case 3: return copies_arrived<3>();
+    case 4: return copies_arrived<4>();
+    case 5: return copies_arrived<5>();
+    case 6: return copies_arrived<6>();
+    case 7: return copies_arrived<7>();
+    case 8: return copies_arrived<8>();
+    case 9: return copies_arrived<9>();
+    case 10: return copies_arrived<10>();
+    case 11: return copies_arrived<11>();
+    case 12: return copies_arrived<12>();
+    case 13: return copies_arrived<13>();
+    default: return copies_arrived<0>();
+  }
+}
+
 // Towards the second-level cache; 16-byte units.
 __device__ __forceinline__ void prefetch_weights(const u8* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

@@ -1,112 +1,187 @@
-// A chunk's activations and products. Of 16-bit weights on the tensor cores: 16 tokens are the rows of an instruction, 8 weight
-// rows its columns. Warps divide a matrix by columns: each brings its share of activations and weights onto the chip, steps
-// ahead and across rows, into slots of its own. Loads into registers do not do: the assembler waits for all that are under way
-// at once. The ring rests during the passes; its memory holds the slots, or what attention needs.
+// A chunk's activations and products. Of 16-bit weights on the tensor cores, by products of warp groups (wgmma): 64 tokens are the
+// rows of a product, 32 to 128 weight rows its columns. A chunk of several tiles of tokens is shared by as many neighbouring
+// blocks: each takes the rows of all of them for a tile, so that activations and weights come through the second-level cache in
+// equal parts. The ring rests during the passes; its memory holds the steps of a product, or what attention needs.
 #pragma once
 
 namespace twin {
 
-constexpr int CHUNK_TOKENS = 16;    // of a tensor-core instruction
-constexpr int CHUNK_TILE_ROWS = 8;  // of a tensor-core instruction
+constexpr int GROUP_TOKENS = 64;    // of a warp group's product
+constexpr int WARP_GROUPS = CONSUMER_WARPS / 4;
 constexpr int PIECE_COLUMNS = 8;    // 16 bytes of 16-bit activations
-constexpr int STEP_PIECES = 4;      // of a row: four lanes copy 64 bytes together
-constexpr int CHUNK_SLOTS = 4;      // steps of a warp on the chip: one in use, the others under way
-constexpr int MOST_SUMS = 64;       // registers of a lane
+constexpr int STEP_COLUMNS = facts::PASS_STEP_COLUMNS;
+constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twists
+static_assert(STEP_BYTES == 128, "twisted_rows: rows of 128 bytes");
+constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // on the chip
+constexpr int ALIGNED = 1024;       // of eight twisted rows
 
 // Of a plan with passes; one token a pass is never read in them.
-constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : CHUNK_TOKENS;
-constexpr int TOKEN_SETS = PASS_TOKENS / CHUNK_TOKENS;
-constexpr int CHUNK_GROUPS = TOKEN_SETS < 2 ? 8 : MOST_SUMS / (4 * TOKEN_SETS);  // of 8 rows, that use a step's activations together
-constexpr int PIECE_BYTES = 2 * PIECE_COLUMNS * PASS_TOKENS;
-constexpr int STEP_COLUMNS = STEP_PIECES * PIECE_COLUMNS;
-constexpr int STEP_ACTIVATIONS = STEP_PIECES * PIECE_BYTES;     // bytes
-constexpr int GROUP_BYTES = 2 * STEP_COLUMNS * CHUNK_TILE_ROWS;  // of a step's weights
-constexpr int STEP_BYTES = STEP_ACTIVATIONS + CHUNK_GROUPS * GROUP_BYTES;
-constexpr int SUM_GROUPS = 8 / TOKEN_SETS;  // whose sums are added over the warps together
-constexpr int SUM_ROWS = SUM_GROUPS * CHUNK_TILE_ROWS, SUM_QUADS = SUM_ROWS / 4;
-constexpr int WARP_SUMS = PASS_TOKENS * SUM_ROWS;
-// What twin/kernel/prompt.py counts a block's memory with.
-static_assert(CHUNK_TOKENS == facts::PASS_TOKENS, "TOKENS in twin/kernel/prompt.py is another");
-static_assert(CHUNK_TILE_ROWS == facts::PASS_TILE_ROWS,
-              "TILE_ROWS in twin/kernel/prompt.py is another");
-static_assert(PIECE_COLUMNS == facts::PASS_PIECE_COLUMNS,
-              "PIECE_COLUMNS in twin/kernel/prompt.py is another");
-static_assert(STEP_COLUMNS == facts::PASS_STEP_COLUMNS,
-              "STEP_COLUMNS in twin/kernel/prompt.py is another");
-static_assert(CHUNK_SLOTS == facts::PASS_SLOTS, "SLOTS in twin/kernel/prompt.py is another");
-static_assert(MOST_SUMS == facts::PASS_GROUPS_OF_32 * 8,
-              "GROUPS in twin/kernel/prompt.py uses other registers");
-static_assert(CHUNK_GROUPS == (PASS_TOKENS == 16   ? facts::PASS_GROUPS_OF_16
-                               : PASS_TOKENS == 32 ? facts::PASS_GROUPS_OF_32
-                                                   : facts::PASS_GROUPS_OF_64),
-              "GROUPS in twin/kernel/prompt.py is another");
-static_assert(WARP_SUMS == facts::PASS_SUM_FLOATS,
-              "SUM_FLOATS in twin/kernel/prompt.py is another");
-static_assert(PASS_TOKENS % CHUNK_TOKENS == 0 && CHUNK_GROUPS % SUM_GROUPS == 0, "whole instructions, whole sums");
+constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : GROUP_TOKENS;
+constexpr int TILE_TOKENS = PASS_TOKENS < facts::PASS_TILE_TOKENS ? PASS_TOKENS : facts::PASS_TILE_TOKENS;  // of a block at a time
+constexpr int MEMBERS = (PASS_TOKENS + TILE_TOKENS - 1) / TILE_TOKENS;  // blocks that share their rows
+static_assert(TILE_TOKENS <= WARP_GROUPS * GROUP_TOKENS, "a warp group takes GROUP_TOKENS of a tile");
+static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)) == 0, "whole tiles; twin/kernel/prompt.py");
 
 // Shared memory of a block during passes, in bytes from its start.
 struct ChunkShared {
-  static constexpr int slots = 0;                                            // [warps][CHUNK_SLOTS][STEP_BYTES]
-  static constexpr int sums = CONSUMER_WARPS * CHUNK_SLOTS * STEP_BYTES;       // [warps][tokens][SUM_ROWS] FP32
-  static constexpr int products = sums + 4 * WARP_SUMS * CONSUMER_WARPS;       // bytes
-  static constexpr int bytes = Plan::prompt_bytes;                             // or what attention needs
-  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || products <= bytes, "the plan counts the same");
+  static constexpr int bytes = Plan::prompt_bytes;
+  static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;  // SharedRows
+  static constexpr int places = ALIGNED + facts::PASS_ROOM_BYTES;  // [Feeder::ROWS][CONSUMERS] of a thread's rows, behind the steps
+  static constexpr int used = places + 2 * 128 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS * int(sizeof(uint2));
+  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || used <= rows, "the plan counts the same");
 };
 
-// A block's rows of a stage's matrix as they lie in its stream: row groups of the tile's height, in each its column slices.
-struct Rows16 {
-  const u8* from;
-  int rows;    // of the block
+// The rows of the blocks that share a chunk, as they lie in their streams: row groups of the tile's height, in each its column slices.
+// On the chip, since sums take the registers.
+struct SharedRows {
+  const u8* from;       // the first block's stream
+  u32 next[MEMBERS];    // where the next stage begins in each block's, 16-byte units from there
+  int first, members;   // blocks
+  u32 start[MEMBERS];   // where the stage begins in each block's, 16-byte units from there
+  int end[MEMBERS];     // behind each block's last row
+  int lo;               // first row
   int cols;
   int tile_cols;
-  int height;  // of a row group
+  int height;           // of a row group
+
+  __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
 };
 
-// Where a warp stands in its share of the columns; 32 columns a step, which end with a slice.
-struct ChunkColumns {
-  int before;  // columns of the slices before this one
-  int width;   // of the slice
-  int at;      // in the slice
+static_assert(sizeof(SharedRows) <= facts::PASS_ROWS_BYTES, "ROWS_BYTES in twin/kernel/prompt.py is too small");
 
-  __device__ __forceinline__ void open(const Rows16& matrix, int step) {
-    const int steps = (matrix.tile_cols + STEP_COLUMNS - 1) / STEP_COLUMNS;  // of a slice
-    before = step / steps * matrix.tile_cols;
-    at = step % steps * STEP_COLUMNS;
-    width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+// A thread's share of the copies of one step after the other: a 16-byte unit of each 32nd row, of weights and of activations.
+struct Feeder {
+  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16);  // rows between those of a thread
+  static constexpr int ROWS = 2 * 128 / APART;                 // of it, at most
+  static constexpr int TOKENS = (TILE_TOKENS + APART - 1) / APART;
+
+  u8* chip;          // the block's memory
+  const u8* x;       // the chunk's activations
+  int me, tokens;    // the thread; tokens of the chunk
+  int tile, tiles;   // of tokens: the next step's, and from one of this block to its next
+  int wide;          // weight rows of a step
+  int row;           // the next step's first, from rows.lo
+  int at, before;    // columns: of the thread's unit in its slice, of the slices before
+  int step;          // columns before it, in steps
+  u32 slots, bytes;  // where the steps lie, and one's bytes
+  int count, slot;   // of slots; of the next step
+  u64 policy;
+
+  __device__ __forceinline__ const SharedRows& shared_rows() const { return *reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows); }
+  // Of the thread's row i: its group in slice 0, 16-byte units; rows of the group, 0 where there is none, and 256 times the row in it.
+  // On the chip, since the sums take the registers.
+  __device__ __forceinline__ uint2& place(int i) const { return reinterpret_cast<uint2*>(chip + ChunkShared::places)[i * CONSUMERS + me]; }
+  __device__ __forceinline__ int steps() const { return (shared_rows().cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
+  __device__ __forceinline__ int unit() const { return me % (STEP_BYTES / 16); }
+  __device__ __forceinline__ int first() const { return me / (STEP_BYTES / 16); }
+  __device__ __forceinline__ u32 twisted(int row) const { return u32(row * STEP_BYTES + ((unit() ^ row % 8) << 4)); }
+  __device__ __forceinline__ u32 weights(int which) const { return slots + u32(which) * bytes; }
+  __device__ __forceinline__ u32 activations(int which) const { return weights(which) + u32(wide * STEP_BYTES); }
+
+  // The first step of a batch of rows.
+  __device__ __forceinline__ void open() {
+    const SharedRows& rows = shared_rows();
+    step = 0, before = 0, at = unit() * PIECE_COLUMNS;
+    settle();
+#pragma unroll 1
+    for (int i = 0; i < ROWS; ++i) {
+      const int mine = rows.lo + row + first() + i * APART;
+      int member = 0;
+      while (member + 1 < MEMBERS && mine >= rows.end[member]) ++member;
+      const u32 start = rows.start[member];
+      const int lo = member ? rows.end[member - 1] : rows.lo, hi = rows.end[member];
+      const int of = (mine - lo) % rows.height, group = mine - lo - of, high = hi - lo - group < rows.height ? hi - lo - group : rows.height;
+      const bool there = i * APART + first() < wide && mine < hi;
+      place(i) = uint2{start + u32(group) * u32(rows.cols / PIECE_COLUMNS), there ? u32(high | of << 8) : 0u};
+    }
   }
-  __device__ __forceinline__ void next(const Rows16& matrix) {
-    const bool more = at + STEP_COLUMNS < width;
-    before = more ? before : before + matrix.tile_cols;
-    at = more ? at + STEP_COLUMNS : 0;
-    width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+  // Into the slice that holds the thread's column.
+  __device__ __forceinline__ void settle() {
+    const SharedRows& rows = shared_rows();
+    while (at >= rows.tile_cols) at -= rows.tile_cols, before += rows.tile_cols;
   }
+  __device__ __forceinline__ void ask_weights() const {
+    const SharedRows& rows = shared_rows();
+    const bool held = before + at < rows.cols;
+    const int width = rows.cols - before < rows.tile_cols ? rows.cols - before : rows.tile_cols;
+    const u32 to = weights(slot);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      if (i * APART >= wide) break;
+      const uint2 in = place(i);
+      const u32 high = in.y & 255u, of = in.y >> 8;
+      const bool there = held && high > 0;
+      const u32 from = in.x + (u32(before) * high + of * u32(width) + u32(at)) / PIECE_COLUMNS;
+      copy_weights(to + twisted(first() + i * APART), rows.from + u64(there ? from : 0u) * 16, there, policy);
+    }
+  }
+  __device__ __forceinline__ void ask_activations() const {
+    const int here = tokens - tile * TILE_TOKENS < TILE_TOKENS ? tokens - tile * TILE_TOKENS : TILE_TOKENS;
+    const bool held = step * STEP_COLUMNS + ((unit() ^ first() % 8) * PIECE_COLUMNS) < shared_rows().cols;
+    const u8* from = x + (u64(tile) * u64(steps()) + u64(step)) * (TILE_TOKENS * STEP_BYTES);
+    const u32 to = activations(slot);
+#pragma unroll
+    for (int i = 0; i < TOKENS; ++i) {
+      const int token = first() + i * APART, byte = token * STEP_BYTES + unit() * 16;
+      if (token < here) copy_activations(to + u32(byte), from + byte, held);
+    }
+  }
+  __device__ __forceinline__ bool more() const { return tile * TILE_TOKENS < tokens; }
+  __device__ __forceinline__ void next() {
+    slot = slot + 1 < count ? slot + 1 : 0;
+    ++step, at += STEP_COLUMNS;
+    if (step < steps()) return settle();
+    row += wide;
+    if (row >= shared_rows().count()) row = 0, tile += tiles;
+    open();
+  }
+};
+
+// A block's rows of a stage's FP32 matrix.
+struct Rows32 {
+  const u8* from;
+  int rows;
+  int cols;
+  int tile_cols;
 };
 
 struct Chunk {
   static constexpr int RUN = 8;
+  static constexpr bool TENSOR_PASS = Plan::tensor_pass;  // attention looks at the cache by Scan
+  using Scan = PassScan;
   u8* shared;
   u64* passed;       // all passes are over: the decode ring may have the memory
-  const u8* stream;  // the next stage's weights
+  const u8* stream;  // FP32: the next stage's weights
   int me;            // the thread
 
   // Addresses that are computed here are not kept in registers for the steps that follow.
   template <class Block>
   __device__ explicit Chunk(Block& b) : passed(&b.core.signals.passed), stream(nullptr), me(b.core.thread()) {
-    int start = 0;
-    keep_here(start);
-    shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + start;  // from the ring on
+    int begin = 0;
+    keep_here(begin);
+    shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + begin;  // from the ring on
     keep_here(me);
   }
 
   template <class Block>
   __device__ float* memory(Block&) const {
-    return reinterpret_cast<float*>(shared + ChunkShared::slots);
+    return reinterpret_cast<float*>(shared);
   }
 
-  // A pass begins.
+  __device__ u32 tiles() const { return shared_address(shared); }  // of the cache, for Scan
+
+  __device__ SharedRows& rows() const { return *reinterpret_cast<SharedRows*>(shared + ChunkShared::rows); }
+
+  // A pass of so many tokens begins.
   template <class Block>
-  __device__ void open(Block& b) {
+  __device__ void open(Block& b, int tokens) {
     stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
+    if (WEIGHT == Type::FP32 || me != 0) return;
+    const int tiles = (tokens + TILE_TOKENS - 1) / TILE_TOKENS, first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
+    SharedRows& all = rows();
+    all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
+    all.from = b.memory.stream + u64(page) * PAGE_BYTES;
+    for (int m = 0; m < all.members; ++m) all.next[m] = u32(b.plan.streams_at(first + m).page - page) * (PAGE_BYTES / 16);
   }
 
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
@@ -123,14 +198,21 @@ struct Chunk {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
-    if (me == 0 && bytes > 0) prefetch_weights(stream, bytes < MOST ? bytes : MOST);
+    if (me != 0 || bytes == 0) return;
+    const u8* from = stream;
+    if (WEIGHT != Type::FP32) from = rows().from + u64(rows().next[b.block - rows().first]) * 16;
+    prefetch_weights(from, bytes < MOST ? bytes : MOST);
   }
 
   // ---- activations ----
 
-  // 16-bit: pieces of 8 columns, in each the 16 bytes of all tokens. A number too large for a half becomes the largest one.
-  __device__ static int offset(int token, int column) {
-    return column / PIECE_COLUMNS * PIECE_BYTES + token * 2 * PIECE_COLUMNS + column % PIECE_COLUMNS * 2;
+  // 16-bit: tiles of tokens, in each steps of columns, in each rows of 128 bytes, twisted as a descriptor reads them. A number too
+  // large for a half becomes the largest one.
+  __device__ static long offset(int columns, int token, int column) {
+    const int steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS, row = token % TILE_TOKENS;
+    const int unit = column / PIECE_COLUMNS % (STEP_BYTES / 16) ^ row % 8;
+    return (long(token / TILE_TOKENS) * steps + column / STEP_COLUMNS) * (TILE_TOKENS * STEP_BYTES) + row * STEP_BYTES + unit * 16 +
+           column % PIECE_COLUMNS * 2;
   }
   __device__ static u16 rounded(float value) {
     if constexpr (WEIGHT == Type::BF16) return bfloat_bits(value);
@@ -140,7 +222,15 @@ struct Chunk {
     if constexpr (WEIGHT == Type::FP32) {
       x[long(token) * columns + column] = value;
     } else {
-      *reinterpret_cast<u16*>(reinterpret_cast<u8*>(x) + offset(token, column)) = rounded(value);
+      *reinterpret_cast<u16*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = rounded(value);
+    }
+  }
+  // Neighbours, the first in an even column.
+  __device__ static void store_pair(float* x, int columns, int token, int column, float value, float next) {
+    if constexpr (WEIGHT == Type::FP32) {
+      store(x, columns, token, column, value), store(x, columns, token, column + 1, next);
+    } else {
+      *reinterpret_cast<u32*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = u32(rounded(value)) | u32(rounded(next)) << 16;
     }
   }
   __device__ static void store_run(float* x, int columns, int token, int column, const Run<RUN>& run) {
@@ -151,7 +241,7 @@ struct Chunk {
       u32 words[RUN / 2];
 #pragma unroll
       for (int i = 0; i < RUN / 2; ++i) words[i] = u32(rounded(run.at[2 * i])) | u32(rounded(run.at[2 * i + 1])) << 16;
-      *reinterpret_cast<uint4*>(reinterpret_cast<u8*>(x) + offset(token, column)) = uint4{words[0], words[1], words[2], words[3]};
+      *reinterpret_cast<uint4*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = uint4{words[0], words[1], words[2], words[3]};
     }
   }
 
@@ -198,179 +288,158 @@ struct Chunk {
 
   // ---- products ----
 
-  // A step's weights of the row groups from `row` of the block on, on their way to `to`; zeros beyond the matrix.
-  __device__ __forceinline__ void ask_weights(const Rows16& matrix, const ChunkColumns& columns, int row, u32 to, u64 once) const {
-    const int lane = me % 32, column = columns.at + lane % 4 * PIECE_COLUMNS;
-#pragma unroll
-    for (int g = 0; g < CHUNK_GROUPS; ++g) {
-      const int first = row + g * matrix.height, rows = matrix.rows - first < matrix.height ? matrix.rows - first : matrix.height;
-      const u32 at = u32(first) * u32(matrix.cols) + u32(columns.before * rows + (lane / 4 < rows ? lane / 4 : 0) * columns.width + column);
-      const bool there = rows > 0 && column < columns.width;
-      copy_weights(to + u32(g * GROUP_BYTES + lane * 16), matrix.from + u64(there ? at : 0u) * 2, there, once);
-    }
-  }
-
-  // A step's activations. Tokens are shuffled within a piece, so that the lanes of one load phase (2 tokens of 4 pieces) touch all
-  // banks. Columns beyond the slice are zeros.
-  __device__ __forceinline__ void ask_activations(const u8* x, const ChunkColumns& columns, u32 to) const {
-    const int lane = me % 32, first = (columns.before + columns.at) / PIECE_COLUMNS, pieces = (columns.width - columns.at) / PIECE_COLUMNS;
-#pragma unroll
-    for (int i = 0; i < STEP_PIECES * PASS_TOKENS; i += 32) {
-      const int piece = (i + lane) / PASS_TOKENS, token = (i + lane) % PASS_TOKENS;
-      const bool there = piece < pieces;
-      const u8* from = x + (there ? (first + piece) * PIECE_BYTES + token * 16 : 0);
-      copy_activations(to + u32(piece * PIECE_BYTES + (token ^ piece * 2) * 16), from, there);
-    }
-  }
-
-  // sum += all tokens times the weights of a step that lies at `slot`. Row groups that are not there are zeros: a branch would make
-  // each wait for the one before.
-  __device__ __forceinline__ void multiply_step(const u8* slot, float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4]) const {
-    const int lane = me % 32;
-    const uint4* const at = reinterpret_cast<const uint4*>(slot + lane % 4 * PIECE_BYTES + (lane / 4 ^ lane % 4 * 2) * 16);
-    const uint4* const weights = reinterpret_cast<const uint4*>(slot + STEP_ACTIVATIONS + lane * 16);
-    uint4 low[TOKEN_SETS], high[TOKEN_SETS], w[CHUNK_GROUPS];
-#pragma unroll
-    for (int t = 0; t < TOKEN_SETS; ++t) low[t] = at[16 * t], high[t] = at[16 * t + 8];
-#pragma unroll
-    for (int g = 0; g < CHUNK_GROUPS; ++g) w[g] = weights[g * (GROUP_BYTES / 16)];
-#pragma unroll
-    for (int t = 0; t < TOKEN_SETS; ++t)
-#pragma unroll
-      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].x, high[t].x, low[t].y, high[t].y, w[g].x, w[g].y);
-#pragma unroll
-    for (int t = 0; t < TOKEN_SETS; ++t)
-#pragma unroll
-      for (int g = 0; g < CHUNK_GROUPS; ++g) multiply_add(sum[g][t], low[t].z, high[t].z, low[t].w, high[t].w, w[g].z, w[g].w);
-  }
-
-  // emit(token, element, sum of its first row, sum of its last row) for each element of the block. `ready` waits for the
-  // activations, once the first weights are under way; false ends it.
-  template <class Block, class Ready, class Emit>
+  // emit(token, element, sum of its first row, sum of its last row) for each element of the tokens and rows that are this block's;
+  // an element has UNIT rows. `ready` waits for the activations, once the first weights are under way; false ends it.
+  template <int UNIT, class Block, class Ready, class Emit>
   __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
     keep_here(me);  // nor are they from stage to stage
-    const Span own = b.plan.owned_of(stage.owned, b.block);
-    const bool sliced = stage.cols > stage.tile_cols;
-    const Rows16 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols, sliced ? stage.tile_rows : CHUNK_TILE_ROWS};
-    stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
     if constexpr (WEIGHT == Type::FP32) {
+      const Span own = b.plan.owned_of(stage.owned, b.block);
+      const bool sliced = stage.cols > stage.tile_cols;
+      const Rows32 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols};
+      stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
       if (!ready()) return false;
-      multiply_fp32(matrix, own.lo / stage.unit, stage.unit, sliced ? stage.tile_rows : matrix.rows, x, tokens, emit);
+      multiply_fp32(matrix, own.lo / UNIT, UNIT, sliced ? stage.tile_rows : matrix.rows, x, tokens, emit);
       return true;
     } else {
-      return multiply_16(b, matrix, own.lo / stage.unit, stage.unit, reinterpret_cast<const u8*>(x), tokens, ready, emit);
+      b.core.barrier();  // who used the memory before has left it
+      if (me == 0) share_rows(b, stage, rows());
+      b.core.barrier();
+      return multiply_16<UNIT>(b, rows(), reinterpret_cast<const u8*>(x), tokens, ready, emit);
     }
   }
 
-  template <class Block, class Ready, class Emit>
-  __device__ __forceinline__ bool multiply_16(Block& b, const Rows16& matrix, int element, int unit, const u8* x, int tokens, Ready ready,
-                                              Emit emit) {
-    const int warp = me / 32, batch = CHUNK_GROUPS * matrix.height;
-    const int slice = (matrix.tile_cols + STEP_COLUMNS - 1) / STEP_COLUMNS, last = matrix.cols % matrix.tile_cols;
-    const int all = matrix.cols / matrix.tile_cols * slice + (last + STEP_COLUMNS - 1) / STEP_COLUMNS;
-    const int share = (all + CONSUMER_WARPS - 1) / CONSUMER_WARPS, left = all - warp * share;
-    const int steps = left < 0 ? 0 : left < share ? left : share;  // of this warp
-    const u64 once = read_once();
-
-    u8* const slots = shared + ChunkShared::slots + warp * (CHUNK_SLOTS * STEP_BYTES);
-    const u32 to = shared_address(slots);
-    ChunkColumns start;
-    start.open(matrix, warp * share);
-
-    // The first steps' weights are asked for before their activations are there.
-    ChunkColumns next = start;
-    int next_row = 0, next_step = 0;
-    auto advance = [&] {
-      next.next(matrix);
-      if (++next_step < steps) return;
-      next = start, next_step = 0, next_row += batch;
-    };
-    const int all_steps = steps * ((matrix.rows + batch - 1) / batch);
-#pragma unroll 1
-    for (int i = 0; i < CHUNK_SLOTS - 1 && i < all_steps; ++i) {
-      ask_weights(matrix, next, next_row, to + u32(i * STEP_BYTES) + STEP_ACTIVATIONS, once);
-      advance();
+  // By one thread: the rows of a stage, and where the next one's begin.
+  template <class Block>
+  __device__ static void share_rows(const Block& b, const Stage& stage, SharedRows& rows) {
+    rows.cols = stage.cols, rows.tile_cols = stage.tile_cols, rows.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
+    for (int m = 0; m < MEMBERS; ++m) {
+      const Span own = b.plan.owned_of(stage.owned, rows.first + (m < rows.members ? m : rows.members - 1));
+      if (m == 0) rows.lo = own.lo;
+      rows.end[m] = own.hi, rows.start[m] = rows.next[m];
+      if (m < rows.members) rows.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
     }
-    if (!ready()) return false;
-    next = start, next_row = next_step = 0;
+  }
+
+  // How many rows a block takes together: as few products as possible, each of them and each batch's end counted.
+  __device__ static int width_of(int rows) {
+    constexpr int WIDTHS[] = {32, 64, 128, 192, 256}, END = 32;
+    int best = 0, least = 0;
+#pragma unroll
+    for (int width : WIDTHS) {
+      const int cost = (rows + width - 1) / width * (width + END);
+      if (best == 0 || cost < least) best = width, least = cost;
+    }
+    return best;
+  }
+
+  template <int UNIT, class Block, class Ready, class Emit>
+  __device__ __forceinline__ bool multiply_16(Block& b, const SharedRows& rows, const u8* x, int tokens, Ready ready, Emit emit) {
+    Feeder feed = {shared, x, me, tokens, b.block - rows.first, rows.members, width_of(rows.count()), 0, 0, 0, 0};
+    feed.slots = (shared_address(shared) + ALIGNED - 1) / ALIGNED * ALIGNED;
+    feed.bytes = u32(feed.wide + (tokens > GROUP_TOKENS && TILE_TOKENS > GROUP_TOKENS ? 2 : 1) * GROUP_TOKENS) * STEP_BYTES;
+    feed.count = facts::PASS_ROOM_BYTES / int(feed.bytes) < MOST_STEPS ? facts::PASS_ROOM_BYTES / int(feed.bytes) : MOST_STEPS;
+    feed.policy = rows.members > 1 ? read_again() : read_once();  // what neighbours read as well stays until they have
+    feed.slot = 0;
+    feed.open();
+    const int ahead = feed.count - 2;  // steps under way: one is in use, one may be by the other warp group
+    if (rows.count() > 0)
 #pragma unroll 1
-    for (int i = 0; i < CHUNK_SLOTS - 1; ++i) {
-      if (i < all_steps) ask_activations(x, next, to + u32(i * STEP_BYTES)), advance();
+      for (int i = 0; i < ahead && feed.more(); ++i) feed.ask_weights(), feed.next();
+    if (!ready()) return false;
+    if (rows.count() <= 0) return true;
+    feed.slot = feed.row = 0, feed.tile = b.block - rows.first;
+    feed.open();
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) {
+      if (feed.more()) feed.ask_activations(), feed.next();
       copies_sent();
     }
+    switch (feed.wide) {
+      case 32: return products<UNIT, 32, 1>(b, feed, ahead, emit), true;
+      case 64: return products<UNIT, 64, 1>(b, feed, ahead, emit), true;
+      case 128: return products<UNIT, 128, 1>(b, feed, ahead, emit), true;
+      case 192: return products<UNIT, 96, 2>(b, feed, ahead, emit), true;
+      default: return products<UNIT, 128, 2>(b, feed, ahead, emit), true;
+    }
+  }
 
-    u32 done = 0;  // steps, of all batches
-    for (int row = 0; row < matrix.rows; row += batch) {
-      float sum[CHUNK_GROUPS][TOKEN_SETS][4] = {};
-      const int left = (matrix.rows - row + matrix.height - 1) / matrix.height, groups = left < CHUNK_GROUPS ? left : CHUNK_GROUPS;
+  // WIDE * TIMES rows together, as the feeder brings them.
+  template <int UNIT, int WIDE, int TIMES, class Block, class Emit>
+  __device__ __forceinline__ void products(Block& b, Feeder& feed, int ahead, Emit emit) const {
+    constexpr int GROUP_BYTES = GROUP_TOKENS * STEP_BYTES;
+    const int group = me / 128, steps = feed.steps();
+    int slot = 0;
 #pragma unroll 1
-      for (int step = 0; step < steps; ++step, ++done) {
-        copies_arrived<CHUNK_SLOTS - 2>();
-        __syncwarp();  // all lanes' copies are there, and all have used the slot before
-        if (done + CHUNK_SLOTS - 1 < u32(all_steps)) {
-          const u32 slot = to + (done + CHUNK_SLOTS - 1) % CHUNK_SLOTS * STEP_BYTES;
-          ask_weights(matrix, next, next_row, slot + STEP_ACTIVATIONS, once);
-          ask_activations(x, next, slot);
-          advance();
+    for (int tile = b.block - feed.shared_rows().first; tile * TILE_TOKENS < feed.tokens; tile += feed.tiles) {
+      const int begin = tile * TILE_TOKENS + group * GROUP_TOKENS;  // of this warp group's tokens
+      const bool mine = begin < feed.tokens && group * GROUP_TOKENS < TILE_TOKENS;
+#pragma unroll 1
+      for (int row = 0; row < feed.shared_rows().count(); row += WIDE * TIMES) {
+        float sum[TIMES][WIDE / 2];
+#pragma unroll
+        for (int t = 0; t < TIMES; ++t)
+#pragma unroll
+          for (int i = 0; i < WIDE / 2; ++i) sum[t][i] = 0.0f;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+          copies_arrived(ahead - 1);
+          leave_to_copies();  // products read as bulk copies do
+          b.core.barrier();
+          if (mine) {
+#pragma unroll
+            for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
+            products_begin();
+            const u64 x = twisted_rows(feed.activations(slot) + u32(group * GROUP_BYTES)), w = twisted_rows(feed.weights(slot));
+#pragma unroll
+            for (int k = 0; k < STEP_COLUMNS / 16; ++k)
+#pragma unroll
+              for (int t = 0; t < TIMES; ++t)
+                multiply_group<WEIGHT, WIDE>(sum[t], x + k * NEXT_PRODUCT, w + k * NEXT_PRODUCT + u64(t * WIDE * STEP_BYTES / 16));
+            products_sent();
+#pragma unroll
+            for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
+            products_made<1>();
+          }
+          if (feed.more()) feed.ask_weights(), feed.ask_activations(), feed.next();
+          copies_sent();
+          slot = slot + 1 < feed.count ? slot + 1 : 0;
         }
-        copies_sent();
-        multiply_step(slots + done % CHUNK_SLOTS * STEP_BYTES, sum);
-      }
+        products_made<0>();
 #pragma unroll
-      for (int g = 0; g < CHUNK_GROUPS; g += SUM_GROUPS)
-        if (g < groups) add_warps(b, matrix, row + g * matrix.height, element, unit, tokens, sum, g, emit);
+        for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
+        if (mine)
+#pragma unroll
+          for (int t = 0; t < TIMES; ++t) emit_sums<UNIT>(feed, begin, row + t * WIDE, sum[t], emit);
+      }
     }
-    return true;
   }
 
-  // The warps' sums of SUM_GROUPS row groups from `row` on, added in their order; `from` is the first of them in `sum`.
-  template <class Block, class Emit>
-  __device__ __forceinline__ void add_warps(Block& b, const Rows16& matrix, int row, int element, int unit, int tokens,
-                                            const float (&sum)[CHUNK_GROUPS][TOKEN_SETS][4], int from, Emit emit) const {
-    const int lane = me % 32;
-    float* const sums = reinterpret_cast<float*>(shared + ChunkShared::sums);
-    if (row > 0) b.core.barrier();  // those before have been added
-    // Of token lane / 4 and 8 more, rows 2 * (lane % 4) and the next. Quads of rows are shuffled: no two lanes meet in a bank.
-    float* const mine = sums + me / 32 * WARP_SUMS + lane / 4 * SUM_ROWS + lane % 2 * 2;
+  // A thread's sums of a product: tokens 16 * (warp % 4) + lane / 4 and 8 more, pairs of neighbouring rows.
+  template <int UNIT, int N, class Emit>
+  __device__ __forceinline__ void emit_sums(const Feeder& feed, int begin, int row, const float (&sum)[N], Emit emit) const {
+    const int lane = me % 32, count = feed.shared_rows().count();
 #pragma unroll
-    for (int g = 0; g < SUM_GROUPS; ++g)
+    for (int half = 0; half < 2; ++half) {
+      const int token = begin + me / 32 % 4 * 16 + lane / 4 + 8 * half;
+      if (token >= feed.tokens) continue;
 #pragma unroll
-      for (int t = 0; t < TOKEN_SETS; ++t) {
-        float* const to = mine + t * CHUNK_TOKENS * SUM_ROWS + shuffled(2 * g + lane % 4 / 2, lane / 4) * 4;
-        *reinterpret_cast<float2*>(to) = float2{sum[from + g][t][0], sum[from + g][t][1]};
-        *reinterpret_cast<float2*>(to + 8 * SUM_ROWS) = float2{sum[from + g][t][2], sum[from + g][t][3]};
-      }
-    b.core.barrier();
-#pragma unroll 1
-    for (int i = me; i < tokens * SUM_QUADS; i += CONSUMERS) {
-      const int token = i / SUM_QUADS, quad = i % SUM_QUADS;
-      const float* at = sums + token * SUM_ROWS + shuffled(quad, token) * 4;
-      float4 total = *reinterpret_cast<const float4*>(at);
-#pragma unroll
-      for (int w = 1; w < CONSUMER_WARPS; ++w) {
-        const float4 more = *reinterpret_cast<const float4*>(at + w * WARP_SUMS);
-        total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-      }
-      const int below = quad % 2 * 4, first = row + quad / 2 * matrix.height + below;  // row of total.x, of the block
-      const int here = matrix.height - below < matrix.rows - first ? matrix.height - below : matrix.rows - first;
-      if (unit == 1) {
-        if (here > 0) emit(token, element + first, total.x, total.x);
-        if (here > 1) emit(token, element + first + 1, total.y, total.y);
-        if (here > 2) emit(token, element + first + 2, total.z, total.z);
-        if (here > 3) emit(token, element + first + 3, total.w, total.w);
-      } else {
-        if (here > 1) emit(token, element + first / 2, total.x, total.y);
-        if (here > 3) emit(token, element + first / 2 + 1, total.z, total.w);
+      for (int i = 0; i < N / 4; ++i) {
+        const int at = row + 8 * i + lane % 4 * 2;
+        const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
+        if (UNIT == 2) {
+          if (at < count) emit(token, (feed.shared_rows().lo + at) / 2, low, high);
+        } else {
+          if (at < count) emit(token, feed.shared_rows().lo + at, low, low);
+          if (at + 1 < count) emit(token, feed.shared_rows().lo + at + 1, high, high);
+        }
       }
     }
-  }
-  __device__ static __forceinline__ int shuffled(int quad, int token) {
-    return SUM_QUADS >= 8 ? quad ^ token % 4 * 2 : SUM_QUADS == 4 ? quad ^ token / 2 % 2 * 2 : quad;
   }
 
   // FP32: a warp takes four rows of a row group at a time, and two tokens; its lanes share the columns.
   template <class Emit>
-  __device__ __forceinline__ void multiply_fp32(const Rows16& matrix, int element, int unit, int height, const float* x, int tokens,
+  __device__ __forceinline__ void multiply_fp32(const Rows32& matrix, int element, int unit, int height, const float* x, int tokens,
                                                 Emit emit) const {
     constexpr int TOKENS = 2, ROWS = 4, STEP = 4;
     const int lane = me % 32;

@@ -5,6 +5,7 @@ namespace twin {
 
 struct Chunk {
   static constexpr int RUN = 8;  // neighbours that are stored at once
+  static constexpr bool TENSOR_PASS = false;
 
   template <class Block>
   __device__ explicit Chunk(Block&) {}
@@ -13,7 +14,7 @@ struct Chunk {
     return b.scratch;
   }
   template <class Block>
-  __device__ void open(Block&) {}
+  __device__ void open(Block&, int) {}
   template <class Block>
   __device__ void prefetch(Block&, const Stage&) const {}
   template <class Block>
@@ -38,7 +39,7 @@ struct Chunk {
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block. Each warp adds its tiles'
   // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
-  template <class Block, class Ready, class Emit>
+  template <int UNIT, class Block, class Ready, class Emit>
   __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
     if (!ready()) return false;
     const Span own = b.plan.owned_of(stage.owned, b.block);
@@ -64,7 +65,8 @@ struct Chunk {
         b.core.ring.next(rows * cols * type_bytes(WEIGHT));
       }
       b.core.barrier();
-      const int unit = stage.unit, elements = rows / unit;
+      constexpr int unit = UNIT;
+      const int elements = rows / unit;
       for (int i = b.core.thread(); i < tokens * elements; i += b.core.threads()) {
         const int token = i / elements, first = token * stage.tile_rows + i % elements * unit;
         float sums[2] = {};

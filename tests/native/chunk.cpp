@@ -3,6 +3,7 @@
 // comes too early finds what was there before. Compiled with CHUNK (tokens) and STORED (FP16 or BF16).
 #include <pthread.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #define __device__
 #define __forceinline__ inline
+#include "../../native/platform/facts.h"
 
 namespace twin {
 using u8 = unsigned char;
@@ -24,7 +26,9 @@ constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64
 struct Plan {
   static constexpr int prompt_chunk = CHUNK;
   static constexpr int prompt_bytes = 224 * 1024;
+  static constexpr bool tensor_pass = false;
 };
+struct PassScan {};  // tests/native/attend.cpp
 struct uint2 {
   u32 x, y;
 };
@@ -73,15 +77,9 @@ struct Meeting {
   void wait() { pthread_barrier_wait(&barrier); }
 };
 
-struct Warp {
-  Meeting meeting = Meeting(32);
-  u32 a[32][4], b[32][2];  // an instruction's operands
-};
-
 struct Machine {
   Meeting all = Meeting(CONSUMERS);
-  Warp warps[CONSUMER_WARPS];
-  alignas(128) u8 shared[227 * 1024];
+  alignas(1024) u8 shared[227 * 1024];
 };
 
 struct Copy {
@@ -95,23 +93,24 @@ thread_local int thread;
 thread_local std::deque<std::vector<Copy>> sent;
 thread_local std::vector<Copy> asked;
 
-Warp& warp() { return machine->warps[thread / 32]; }
-void __syncwarp() { warp().meeting.wait(); }
-
 // ---- what native/platform/cuda_copies.cuh asks of the machine ------------------------------------------------
 
 u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - machine->shared); }
 u64 read_once() { return 0; }
+u64 read_again() { return 0; }
 void copy_weights(u32 to, const u8* from, bool there, u64) { asked.push_back({to, from, there}); }
 void copy_activations(u32 to, const u8* from, bool there) { asked.push_back({to, from, there}); }
 void copies_sent() {
   sent.push_back(asked);
   asked.clear();
 }
+void copies_arrived(int left) {
+  for (; int(sent.size()) > left; sent.pop_front())
+    for (const Copy& copy : sent.front()) copy.there ? memcpy(machine->shared + copy.to, copy.from, 16) : memset(machine->shared + copy.to, 0, 16);
+}
 template <int LEFT>
 void copies_arrived() {
-  for (; sent.size() > LEFT; sent.pop_front())
-    for (const Copy& copy : sent.front()) copy.there ? memcpy(machine->shared + copy.to, copy.from, 16) : memset(machine->shared + copy.to, 0, 16);
+  copies_arrived(LEFT);
 }
 void prefetch_weights(const u8*, u32) {}
 void leave_to_copies() {}
@@ -123,26 +122,51 @@ float4 load_quad(const float*) { return {}; }  // FP32 alone
 float4 load_once(const float*) { return {}; }
 float __shfl_xor_sync(u32, float, int) { return 0; }
 
-// Fragments as PTX lays them out: of m16n8k16, lane l holds rows l / 4 and l / 4 + 8 of a, column l / 4 of b.
-void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const int lane = thread % 32;
-  const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-  memcpy(warp().a[lane], a, sizeof a);
-  memcpy(warp().b[lane], b, sizeof b);
-  warp().meeting.wait();
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + (i > 1 ? 8 : 0), column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const u32 x = warp().a[row % 8 * 4 + k % 8 / 2][(row > 7) + 2 * (k > 7)], y = warp().b[column * 4 + k % 8 / 2][k > 7];
-      d[i] += stored(u16(x >> k % 2 * 16)) * stored(u16(y >> k % 2 * 16));
-    }
+// Products as PTX defines them, made when their group is awaited: rows of 128 bytes, their 16-byte units twisted by the row.
+struct Product {
+  u32 a, b;  // where rows begin
+  float* sums;
+  int rows;  // of b
+};
+thread_local std::deque<std::vector<Product>> committed;
+thread_local std::vector<Product> begun;
+constexpr u64 NEXT_PRODUCT = 2;
+
+u64 twisted_rows(u32 at) {
+  if (at % 1024) abort();
+  return at / 16;
+}
+void products_begin() {}
+void products_sent() {
+  committed.push_back(begun);
+  begun.clear();
+}
+float twisted(u32 at, int row, int column) {
+  const u32 start = at / 1024 * 1024, byte = at % 1024 + u32(column) * 2;  // a later product of the same rows begins within the first
+  u16 bits;
+  memcpy(&bits, machine->shared + start + row / 8 * 1024 + row % 8 * 128 + ((byte / 16 ^ u32(row) % 8) * 16) + byte % 16, 2);
+  return stored(bits);
+}
+void make(const Product& product) {
+  for (int i = 0; i < product.rows / 2; ++i) {
+    const int row = thread / 32 % 4 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) product.sums[i] += twisted(product.a, row, k) * twisted(product.b, column, k);
   }
-  warp().meeting.wait();
+}
+template <int LEFT>
+void products_made() {
+  for (; int(committed.size()) > LEFT; committed.pop_front())
+    for (const Product& product : committed.front()) make(product);
+}
+template <int N>
+void hold_sums(float (&)[N]) {}
+template <Type T, int N>
+void multiply_group(float (&d)[N / 2], u64 a, u64 b) {
+  begun.push_back({u32(a) * 16, u32(b) * 16, d, N});
 }
 
 }  // namespace twin
 
-#include "../../native/platform/facts.h"
 #include "../../native/platform/cuda_prompt.cuh"
 
 namespace {
@@ -165,10 +189,11 @@ struct Start {
 };
 struct Spans {
   static constexpr int ring_slots = 2, slot_bytes = 1024;  // of the memory, before the stage's input
-
-  Span own;
-  Span owned_of(int, int) const { return own; }
-  Start streams_at(int) const { return {0}; }
+  int blocks;
+  const Span* own;
+  const Start* starts;
+  const Span& owned_of(int, int block) const { return own[block]; }
+  const Start& streams_at(int block) const { return starts[block]; }
 };
 struct Block {
   Core core;
@@ -180,34 +205,45 @@ struct Block {
 
 }  // namespace
 
-// Sums of each element's first and last row, [tokens][elements] each, of rows lo..hi-1; `x` is [tokens][cols]. `stream` holds
-// the rows as they are packed, twice: the second time is what counts, with the first one's leavings on the chip.
-extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int lo, int hi, int cols, int tile_cols, int tile_rows, int unit,
-                               float* first, float* last) {
-  Machine made;
-  machine = &made;
-  memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
-  std::vector<float> packed(size_t(cols) * CHUNK / 2 + 64, 0.0f);
+// Sums of each element's first and last row, [tokens][elements] each, of all blocks' rows, spans[blocks][2]; `x` is [tokens][cols].
+// `stream` holds each block's rows as they are packed, from page starts[block] on, twice: the second time is what counts, with the
+// first one's leavings on the chip.
+template <int UNIT>
+void multiply_all(const u8* stream, const float* x, int tokens, int blocks, const int* spans, const int* starts, int cols, int tile_cols,
+                  int tile_rows, float* first, float* last) {
+  std::vector<float> packed(size_t(cols + 64) * CHUNK / 2 + 64, 0.0f);
   for (int token = 0; token < tokens; ++token)
     for (int column = 0; column < cols; column += Chunk::RUN) {
       Run<Chunk::RUN> run;
       memcpy(run.at, x + long(token) * cols + column, sizeof run.at);
       Chunk::store_run(packed.data(), cols, token, column, run);
     }
-  const Stage stage = {0, cols, tile_cols, tile_rows, unit};
-  const int elements = (hi - lo) / unit;
-  auto lane = [&](int at) {
-    thread = at;
-    Block b = {{}, {stream}, {{lo, hi}}, 0, reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
-    Chunk chunk(b);
-    chunk.open(b);
-    for (int time = 0; time < 2; ++time)
-      chunk.multiply(b, stage, packed.data(), tokens, [&] { b.core.barrier(); return true; }, [&](int token, int element, float low, float high) {
-        first[token * elements + element - lo / unit] = low;
-        last[token * elements + element - lo / unit] = high;
-      });
-  };
-  std::vector<std::thread> lanes;
-  for (int at = 0; at < CONSUMERS; ++at) lanes.emplace_back(lane, at);
-  for (std::thread& one : lanes) one.join();
+  const Stage stage = {0, cols, tile_cols, tile_rows, UNIT};
+  const Span* own = reinterpret_cast<const Span*>(spans);
+  const int elements = own[blocks - 1].hi / UNIT;
+  for (int block = 0; block < blocks; ++block) {
+    Machine made;
+    machine = &made;
+    memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
+    auto lane = [&](int at) {
+      thread = at;
+      Block b = {{}, {stream}, {blocks, own, reinterpret_cast<const Start*>(starts)}, block,
+                 reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
+      Chunk chunk(b);
+      chunk.open(b, tokens);
+      for (int time = 0; time < 2; ++time)
+        chunk.multiply<UNIT>(b, stage, packed.data(), tokens, [&] { b.core.barrier(); return true; }, [&](int token, int element, float low, float high) {
+          first[token * elements + element] = low;
+          last[token * elements + element] = high;
+        });
+    };
+    std::vector<std::thread> lanes;
+    for (int at = 0; at < CONSUMERS; ++at) lanes.emplace_back(lane, at);
+    for (std::thread& one : lanes) one.join();
+  }
+}
+
+extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int blocks, const int* spans, const int* starts, int cols,
+                               int tile_cols, int tile_rows, int unit, float* first, float* last) {
+  (unit == 2 ? multiply_all<2> : multiply_all<1>)(stream, x, tokens, blocks, spans, starts, cols, tile_cols, tile_rows, first, last);
 }

@@ -12,21 +12,23 @@ import numpy as np
 import pytest
 
 from twin import toolchain
-from twin.kernel.layout import _tile
+from twin.kernel.layout import PAGE_BYTES, _tile
 from twin.models.spec import DType
 from twin.plan.types import Matrix
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"
 STORED: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
-SHAPES = {  # rows lo..hi, columns, tile columns, tile rows, rows of an element
-    "one slice, two batches of rows, half a group": ((5, 75), 96, 96, 16, 1),
-    "slices that end within a step, groups of four rows": ((0, 22), 600, 304, 4, 2),
-    "more steps than slots": ((8, 20), 1328, 1328, 8, 1),
-    "a warp's columns end before others' begin": ((2, 10), 40, 40, 8, 2),
+SHAPES = {  # rows of each block, columns, tile columns, tile rows, rows of an element, tokens of a tile and more
+    "one slice, a few rows": ((20, 19, 19, 19, 19), 96, 96, 16, 1, 13),
+    "slices that end within a step, groups of four rows": ((22, 20), 600, 304, 4, 2, 61),
+    "more steps than lie on the chip": ((8, 9, 8), 1328, 1328, 8, 1, 64),
+    "narrower than a step": ((10, 8, 8), 40, 40, 8, 2, 29),
+    "several batches of rows, of several blocks": ((150, 148, 150, 148, 150), 128, 128, 8, 2, 130),
+    "a block without rows": ((3, 0, 3), 64, 64, 8, 1, 100),
 }
 
 
-@pytest.fixture(scope="module", params=[(16, DType.FP16), (32, DType.BF16), (64, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}")
+@pytest.fixture(scope="module", params=[(16, DType.FP16), (64, DType.BF16), (512, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
     library = tmp_path_factory.mktemp("chunk") / "chunk.so"
@@ -37,21 +39,30 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_block_multiplies_a_chunk_with_its_rows(built: tuple[ctypes.CDLL, int, DType], shape: str) -> None:
+def test_blocks_multiply_a_chunk_with_their_rows(built: tuple[ctypes.CDLL, int, DType], shape: str) -> None:
     library, chunk, dtype = built
-    (lo, hi), cols, tile_cols, tile_rows, unit = SHAPES[shape]
-    tokens = chunk - 3
+    counts, cols, tile_cols, tile_rows, unit, tokens = SHAPES[shape]
+    tokens = min(tokens, chunk)
     rng = np.random.default_rng(cols)
+    ends = np.cumsum(counts)
+    spans = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
     x = rng.standard_normal((tokens, cols)).astype(np.float32).astype(STORED[dtype])
-    rows = rng.standard_normal((hi - lo, cols)).astype(np.float32).astype(STORED[dtype])
-    stream = np.zeros(2 * rows.size, STORED[dtype])
-    matrix = Matrix(hi, cols, unit, tile_rows, tile_cols, ((lo, hi),))
-    for time in range(2):
-        _tile(matrix, rows, stream[time * rows.size : (time + 1) * rows.size])
-    sums = np.full((2, tokens, (hi - lo) // unit), np.nan, np.float32)
+    rows = rng.standard_normal((int(ends[-1]), cols)).astype(np.float32).astype(STORED[dtype])
+    pages = [-(-4 * count * cols // PAGE_BYTES) for count in counts]  # of a block: its rows twice
+    starts = np.cumsum([0, *pages[:-1]]).astype(np.int32)
+    stream = np.zeros(sum(pages) * PAGE_BYTES // 2, STORED[dtype])
+    for (lo, hi), start in zip(spans, starts, strict=True):
+        size, at = (hi - lo) * cols, int(start) * PAGE_BYTES // 2
+        for time in range(2):
+            _tile(Matrix(hi, cols, unit, tile_rows, tile_cols, ((lo, hi),)), rows[lo:hi], stream[at + time * size : at + (time + 1) * size])
+    sums = np.full((2, tokens, len(rows) // unit), np.nan, np.float32)
     inputs = np.ascontiguousarray(x.astype(np.float32))
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (stream.view(np.uint8), inputs, sums[0], sums[1])]
-    library.chunk_products(pointers[0], pointers[1], tokens, lo, hi, cols, tile_cols, tile_rows, unit, pointers[2], pointers[3])
+    where = [np.ascontiguousarray(np.array(spans, np.int32)), starts]
+    library.chunk_products(
+        *(ctypes.c_void_p(a.ctypes.data) for a in (stream.view(np.uint8), inputs)), tokens, len(counts),
+        *(ctypes.c_void_p(a.ctypes.data) for a in where), cols, tile_cols, tile_rows, unit,
+        *(ctypes.c_void_p(a.ctypes.data) for a in sums),
+    )  # fmt: skip
     wanted = x.astype(np.float64) @ rows.astype(np.float64).T
     assert np.abs(sums[0] - wanted[:, ::unit]).max() < 1e-4 * np.abs(wanted).max()
     assert np.abs(sums[1] - wanted[:, unit - 1 :: unit]).max() < 1e-4 * np.abs(wanted).max()

@@ -9,8 +9,7 @@ from typing import Any
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
-from twin.kernel.prompt import TILE_ROWS, TOKENS, fitting_chunk
-from twin.kernel.teams import WARPS
+from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.models.spec import ModelSpec
 from twin.plan.build import build, shard_of
 from twin.plan.ranges import check_least
@@ -105,19 +104,18 @@ def _lanes_share(spec: ModelSpec, node: Node, options: Options) -> bool:
 
 
 def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
-    """As many tokens as fit an NVIDIA block's shared memory, in tensor-core instructions; 1 if they do not take the tiles.
+    """As many tokens as the tensor cores and an NVIDIA block's shared memory take.
 
     A CPU takes any number; 16 were 3.6 times faster than one.
     """
-    tall = node.device.sharing is None and options.tile_rows > TILE_ROWS
-    if tall or layered(spec, options):  # prompts of layered models are read by ordinary steps
+    if layered(spec, options):  # prompts of layered models are read by ordinary steps
         return 1
     limits = limits_of(node)
     if not limits.teams:
         return TOKENS
     blocks = max(1, options.blocks // max(1, ranks // options.gpus))
     return fitting_chunk(
-        shard_of(spec, ranks), blocks=blocks, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
+        shard_of(spec, ranks), blocks=blocks, room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
         kv_bytes=options.kv_dtype.bytes,
     )  # fmt: skip
 

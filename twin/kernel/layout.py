@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.kernel.prompt import chip_bytes, prompt_of
+from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.kernel.teams import KINDS, ahead_pieces, teams_of
 from twin.models.spec import DType, LaneHead, RopeStyle
@@ -388,7 +388,7 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
         "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_bytes": prompt_chip(plan),
+        "prompt_bytes": prompt_chip(plan), "prompt_queries": prompt.queries, "tensor_pass": int(tensor_pass(plan)),
     }  # fmt: skip
 
 
@@ -396,7 +396,7 @@ def prompt_chip(plan: Plan) -> int:
     """NVIDIA: bytes of a block's shared memory during a prompt pass."""
     if not plan.limits.teams:
         return 0
-    return chip_bytes(plan, warps=teams_of(plan).warps)
+    return chip_bytes(plan)
 
 
 def beside_bytes(plan: Plan) -> int:

@@ -14,20 +14,27 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Matrix, Plan, Shard, Stage, StageKind
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Plan, Shard, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
-PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
-TOKENS = 16  # that one tensor-core instruction takes
-TILE_ROWS = 8  # rows of a weight tile that one tensor-core instruction takes
-PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip
+TOKENS = 16  # of a pass on a CPU
+PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip, without tensor cores
 TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
 TILES = 4  # on the chip
-STEP_COLUMNS = 32  # of a row that four lanes copy together, 16 bytes each
-SUM_FLOATS = 1024  # of a warp, that are added over a block's warps together
-SLOTS = 4  # steps of a warp on the chip: one in use, the others under way
-GROUPS = {16: 8, 32: 8, 64: 4}  # by tokens of a pass: row groups that use a step's activations together; more sums would spill
-
+# On tensor cores:
+STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
+TILE_TOKENS = 128  # of a block at a time; as many blocks share their rows as a chunk has tiles
+MOST_STEPS = 16  # of a product on the chip
+ALIGNED_BYTES = 1024  # of eight rows of a step
+ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
+PLACES_BYTES = 16 << 10  # beside them: where a thread's rows lie
+ROWS_BYTES = 128  # and whose rows they are
+SCAN_POSITIONS = 64  # of a tile of cached keys and values
+SCAN_TILES = 4  # on the chip: one in use, the others under way
+SCAN_HEAD = 128  # elements of a head, at most: outputs lie in registers
+SCAN_ROWS = 128  # of queries that share a block's tiles
+CHUNKS = (16, 32, 64, 128, 256, 512)  # tokens of a pass
+SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chip
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -36,6 +43,7 @@ class Prompt:
     floats: int = 0
     residual: int = 0  # [tokens][hidden] FP32
     normed: int = 0  # [tokens][hidden], the input of QKV and GATE_UP, as the platform multiplies it
+    queries: int = 0  # [tokens][heads][head_dim] 16-bit, where attention runs on tensor cores
     values: tuple[int, ...] = ()  # by value: QKV and partial sums in FP32, attention and GATE_UP as inputs; -1: not in a pass
     stages: int = 0  # a pass ends before this stage
     chip_floats: int = 0  # of a block
@@ -66,6 +74,8 @@ def prompt_of(plan: Plan) -> Prompt:
     if chunk == 1 or plan.spec is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
+    if tensor_pass(plan):
+        columns["queries"] = plan.shard.heads * plan.shard.head_dim
     names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
     columns |= {name: width for name, width in names if name}
     at, offsets = 0, {"": -1}
@@ -75,7 +85,8 @@ def prompt_of(plan: Plan) -> Prompt:
     end = max(s.index for s in pass_stages(plan)) + 1
     attention = attention_bytes(plan.shard, chunk=chunk, blocks=plan.blocks, kv_bytes=plan.kv.dtype.bytes)
     chip = max(attention // 4, MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix))
-    return Prompt(at, offsets["residual"], offsets["normed"], tuple(offsets[name] for name, _ in names), end, _up(chip, LINE_FLOATS))
+    values = tuple(offsets[name] for name, _ in names)
+    return Prompt(at, offsets["residual"], offsets["normed"], offsets.get("queries", 0), values, end, _up(chip, LINE_FLOATS))
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:
@@ -112,49 +123,53 @@ def attention_bytes(shard: Shard, *, chunk: int, blocks: int, kv_bytes: int) -> 
     return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
-def chip_bytes(plan: Plan, *, warps: int) -> int:
+def tensor_pass(plan: Plan) -> bool:
+    """Does attention of a pass run on an NVIDIA block's tensor cores?"""
+    return plan.limits.teams and plan.options.prompt_chunk > 1 and plan.spec is not None and tensor_heads(plan.shard, plan.kv.dtype.bytes)
+
+
+def tensor_heads(shard: Shard, kv_bytes: int) -> bool:
+    """Do the tensor cores take such heads and such a cache?"""
+    group = shard.heads // max(1, shard.kv_heads)
+    return kv_bytes == 2 and shard.head_dim % 16 == 0 and 0 < shard.head_dim <= SCAN_HEAD and 0 < group <= SCAN_ROWS
+
+
+def chip_bytes(plan: Plan) -> int:
     """Shared memory of an NVIDIA block's passes; none without passes."""
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
         return 0
-    attention = attention_bytes(plan.shard, chunk=options.prompt_chunk, blocks=plan.blocks, kv_bytes=plan.kv.dtype.bytes)
-    return pass_bytes(attention, chunk=options.prompt_chunk, warps=warps, dtype=options.weight_dtype)
+    return pass_bytes(plan.shard, chunk=options.prompt_chunk, blocks=plan.blocks, dtype=options.weight_dtype, kv_bytes=plan.kv.dtype.bytes)
 
 
-def pass_bytes(attention: int, *, chunk: int, warps: int, dtype: DType) -> int:
-    """What attention needs, or products."""
-    return max(product_bytes(chunk, warps) if dtype is not DType.FP32 else 0, _up(attention, 256))
+def pass_bytes(shard: Shard, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int) -> int:
+    """What attention needs, or products. `blocks` of a rank; `kv_bytes` of a cached number."""
+    if tensor_heads(shard, kv_bytes):
+        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (shard.head_dim * kv_bytes + 16)  # PassScan::bytes in cuda_attend.cuh
+    else:
+        attention = attention_bytes(shard, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
+    products = ALIGNED_BYTES + ROOM_BYTES + PLACES_BYTES if dtype is not DType.FP32 else 0
+    return max(products, _up(attention, 256)) + ROWS_BYTES
 
 
-def product_bytes(chunk: int, warps: int) -> int:
-    """[warps][SLOTS] of a step's activations and weights, 16-bit; and [warps][SUM_FLOATS] sums."""
-    return warps * (SLOTS * 2 * STEP_COLUMNS * (chunk + GROUPS.get(chunk, 0) * TILE_ROWS) + 4 * SUM_FLOATS)
+def fitting_chunk(shard: Shard, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
+    """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest."""
+    chunks = possible_chunks(shard, dtype, kv_bytes)
+    fitting = (c for c in chunks if pass_bytes(shard, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room)
+    return max(fitting, default=TOKENS)
 
 
-def fitting_chunk(shard: Shard, *, blocks: int, warps: int, room: int, dtype: DType, kv_bytes: int) -> int:
-    """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest.
-
-    512 tokens took 55, 34 and 26 ms in passes of 16, 32 and 64 (Laneformer-2B on one H200), 36, 22 and 14 (Llama-3.2-1B).
-    """
-    needs = {chunk: attention_bytes(shard, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes) for chunk in GROUPS}
-    return max((c for c, need in needs.items() if pass_bytes(need, chunk=c, warps=warps, dtype=dtype) <= room), default=TOKENS)
-
-
-def warp_steps(matrix: Matrix, warps: int) -> int:
-    """Steps of the warp with the largest share of the columns; a slice ends with a step."""
-    slices, last = divmod(matrix.cols, matrix.tile_cols)
-    steps = slices * -(-matrix.tile_cols // STEP_COLUMNS) + -(-last // STEP_COLUMNS)
-    return -(-steps // warps)
+def possible_chunks(shard: Shard, dtype: DType, kv_bytes: int) -> tuple[int, ...]:
+    """Tokens of a pass that an NVIDIA GPU can make."""
+    return CHUNKS if tensor_heads(shard, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
 
 
 def check_tensor_cores(plan: Plan) -> None:
     """Raises PlanError for passes that an NVIDIA GPU cannot make."""
     options = plan.options
-    if options.prompt_chunk not in (1, *GROUPS):
-        chunks = ", ".join(map(str, GROUPS))
-        raise PlanError(f"prompt_chunk={options.prompt_chunk}: the tensor cores take {TOKENS} tokens at a time; use {chunks} or 1")
-    if options.prompt_chunk > 1 and options.tile_rows > TILE_ROWS:
-        raise PlanError(f"tile_rows={options.tile_rows}: a prompt pass multiplies {TILE_ROWS} rows at a time; use that, or prompt_chunk=1")
+    chunks = possible_chunks(plan.shard, options.weight_dtype, plan.kv.dtype.bytes)
+    if options.prompt_chunk not in (1, *chunks):
+        raise PlanError(f"prompt_chunk={options.prompt_chunk}: a pass takes {', '.join(map(str, chunks))} tokens on these tensor cores, or 1")
 
 
 def _up(count: int, step: int) -> int:
