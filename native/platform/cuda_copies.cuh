@@ -79,6 +79,16 @@ __device__ __forceinline__ void copies_arrived(int left) {
     case 11: return copies_arrived<11>();
     case 12: return copies_arrived<12>();
     case 13: return copies_arrived<13>();
+    case 14: return copies_arrived<14>();
+    case 15: return copies_arrived<15>();
+    case 16: return copies_arrived<16>();
+    case 17: return copies_arrived<17>();
+    case 18: return copies_arrived<18>();
+    case 19: return copies_arrived<19>();
+    case 20: return copies_arrived<20>();
+    case 21: return copies_arrived<21>();
+    case 22: return copies_arrived<22>();
+    case 23: return copies_arrived<23>();
     default: return copies_arrived<0>();
   }
 }

@@ -18,16 +18,17 @@ constexpr int ALIGNED = 1024;       // of eight twisted rows
 // Of a plan with passes; one token a pass is never read in them.
 constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : GROUP_TOKENS;
 constexpr int TILE_TOKENS = PASS_TOKENS < facts::PASS_TILE_TOKENS ? PASS_TOKENS : facts::PASS_TILE_TOKENS;  // of a block at a time
-constexpr int MEMBERS = (PASS_TOKENS + TILE_TOKENS - 1) / TILE_TOKENS;  // blocks that share their rows
+constexpr int TILES = PASS_TOKENS / TILE_TOKENS, HALVES = TILE_TOKENS > GROUP_TOKENS ? TILE_TOKENS / GROUP_TOKENS : 1;
+constexpr int MEMBERS = TILES > HALVES ? TILES : HALVES;  // blocks that share their rows, at most
 static_assert(TILE_TOKENS <= WARP_GROUPS * GROUP_TOKENS, "a warp group takes GROUP_TOKENS of a tile");
 static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)) == 0, "whole tiles; twin/kernel/prompt.py");
 
-// Shared memory of a block during passes, in bytes from its start.
+// Shared memory of a block during passes, in bytes from its start: steps of products, or what attention needs; SharedRows.
 struct ChunkShared {
   static constexpr int bytes = Plan::prompt_bytes;
-  static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;  // SharedRows
-  static constexpr int places = ALIGNED + facts::PASS_ROOM_BYTES;  // [Feeder::ROWS][CONSUMERS] of a thread's rows, behind the steps
-  static constexpr int used = places + 2 * 128 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS * int(sizeof(uint2));
+  static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;
+  static constexpr int begins = ALIGNED + facts::PASS_ROOM_BYTES;  // Feeder::begin
+  static constexpr int used = begins + int(sizeof(u32)) * 256 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS;
   static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || used <= rows, "the plan counts the same");
 };
 
@@ -43,97 +44,124 @@ struct SharedRows {
   int cols;
   int tile_cols;
   int height;           // of a row group
+  const u8* x;          // the chunk's activations
+  int tokens;           // of the chunk
+  int of;               // that a block takes at a time
+  int wide;             // rows that it takes together
 
   __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
+  __device__ __forceinline__ int steps() const { return (cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
+  // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's stream.
+  __device__ __forceinline__ u32 unit(int row, int column) const {
+    int member = 0;
+    while (member + 1 < MEMBERS && row >= end[member]) ++member;
+    const int begin = member ? end[member - 1] : lo, of = (row - begin) % height, group = row - begin - of;
+    const int high = end[member] - begin - group < height ? end[member] - begin - group : height;
+    const int before = column / tile_cols * tile_cols, width = cols - before < tile_cols ? cols - before : tile_cols;
+    return start[member] + (u32(group) * u32(cols) + u32(before) * u32(high) + u32(of) * u32(width) + u32(column - before)) / PIECE_COLUMNS;
+  }
 };
-
 static_assert(sizeof(SharedRows) <= facts::PASS_ROWS_BYTES, "ROWS_BYTES in twin/kernel/prompt.py is too small");
 
-// A thread's share of the copies of one step after the other: a 16-byte unit of each 32nd row, of weights and of activations.
+// How a block keeps steps of so many rows on the chip, with up to 64 tokens or 128.
+template <int WIDE>
+struct Steps {
+  static constexpr int AT_ONCE = WIDE <= 64 ? 2 : 1;  // between two barriers: copies of a few rows take less time than a barrier and a product
+  __host__ __device__ static constexpr int bytes(bool small) { return (WIDE + (small ? 1 : 2) * GROUP_TOKENS) * STEP_BYTES; }
+  __host__ __device__ static constexpr int fitting(bool small) { return facts::PASS_ROOM_BYTES / bytes(small) / AT_ONCE * AT_ONCE; }
+  __host__ __device__ static constexpr int count(bool small) { return fitting(small) < MOST_STEPS ? fitting(small) : MOST_STEPS; }
+  // Under way: others are in use, as many may be by the other warp group.
+  __host__ __device__ static constexpr int ahead(bool small) { return count(small) - 2 * AT_ONCE; }
+  static_assert(ahead(false) >= AT_ONCE && ahead(true) >= AT_ONCE && MOST_STEPS % AT_ONCE == 0, "what is awaited is under way");
+};
+
+// A thread's share of the copies of one step after the other: a 16-byte unit of each APARTth row, of weights and of activations.
+template <int WIDE>
 struct Feeder {
-  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16);  // rows between those of a thread
-  static constexpr int ROWS = 2 * 128 / APART;                 // of it, at most
-  static constexpr int TOKENS = (TILE_TOKENS + APART - 1) / APART;
+  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16), ROWS = WIDE / APART, TOKENS = (TILE_TOKENS + APART - 1) / APART;
+  static constexpr u32 NONE = ~0u;
+  using Of = Steps<WIDE>;
 
-  u8* chip;          // the block's memory
-  const u8* x;       // the chunk's activations
-  int me, tokens;    // the thread; tokens of the chunk
-  int tile, tiles;   // of tokens: the next step's, and from one of this block to its next
-  int wide;          // weight rows of a step
-  int row;           // the next step's first, from rows.lo
-  int at, before;    // columns: of the thread's unit in its slice, of the slices before
-  int step;          // columns before it, in steps
-  u32 slots, bytes;  // where the steps lie, and one's bytes
-  int count, slot;   // of slots; of the next step
+  const SharedRows& rows;
+  const u8* from;   // the first block's stream
   u64 policy;
+  const u8* x;      // the thread's first unit of the next step's activations
+  int me;           // the thread
+  int tile, row;    // the next step's, of tokens and weights
+  int step, left;   // its number in these; more of them
+  int all;          // more of all
+  int until;        // steps until the thread's column is in another slice
+  int full;         // steps of a row in which the thread's activations are there
+  int here;         // tokens of the tile
+  u32 slot;         // where it goes
+  u32* begin;       // [ROWS][CONSUMERS] where the thread's rows of its slice begin, 16-byte units; NONE: no such row. On the chip, since
+                    // sums take the registers
 
-  __device__ __forceinline__ const SharedRows& shared_rows() const { return *reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows); }
-  // Of the thread's row i: its group in slice 0, 16-byte units; rows of the group, 0 where there is none, and 256 times the row in it.
-  // On the chip, since the sums take the registers.
-  __device__ __forceinline__ uint2& place(int i) const { return reinterpret_cast<uint2*>(chip + ChunkShared::places)[i * CONSUMERS + me]; }
-  __device__ __forceinline__ int steps() const { return (shared_rows().cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
+  __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
+      : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)), from(rows.from),
+        policy(rows.members > 1 ? read_again() : read_once()), x(nullptr), me(me), slot(slots),
+        begin(reinterpret_cast<u32*>(chip + ChunkShared::begins) + me) {
+    const int begin = block - rows.first, of = rows.of * rows.members;  // neighbours read the weights as well
+    const int tiles = rows.tokens > begin * rows.of ? (rows.tokens - begin * rows.of + of - 1) / of : 0;
+    all = tiles * ((rows.count() + WIDE - 1) / WIDE) * steps();
+    const int column = (unit() ^ first() % 8) * PIECE_COLUMNS;
+    full = rows.cols > column ? (rows.cols - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 0;
+    open(begin, 0);
+  }
   __device__ __forceinline__ int unit() const { return me % (STEP_BYTES / 16); }
   __device__ __forceinline__ int first() const { return me / (STEP_BYTES / 16); }
-  __device__ __forceinline__ u32 twisted(int row) const { return u32(row * STEP_BYTES + ((unit() ^ row % 8) << 4)); }
-  __device__ __forceinline__ u32 weights(int which) const { return slots + u32(which) * bytes; }
-  __device__ __forceinline__ u32 activations(int which) const { return weights(which) + u32(wide * STEP_BYTES); }
+  __device__ __forceinline__ bool small() const { return rows.of <= GROUP_TOKENS; }
+  // Steps of a row, with those that fill up the last ones between two barriers.
+  __device__ __forceinline__ int steps() const { return (rows.steps() + Of::AT_ONCE - 1) / Of::AT_ONCE * Of::AT_ONCE; }
 
-  // The first step of a batch of rows.
-  __device__ __forceinline__ void open() {
-    const SharedRows& rows = shared_rows();
-    step = 0, before = 0, at = unit() * PIECE_COLUMNS;
-    settle();
+  __device__ __forceinline__ void open(int tile_, int row_) {
+    tile = tile_, row = row_, step = 0, left = steps();
+    const int before = tile * rows.of;
+    here = rows.tokens - before < rows.of ? rows.tokens - before : rows.of;
+    x = rows.x + u64(before / TILE_TOKENS) * u64(rows.steps()) * (TILE_TOKENS * STEP_BYTES) + (before % TILE_TOKENS + first()) * STEP_BYTES + unit() * 16;
+    find();
+  }
+  __device__ __forceinline__ bool more() const { return all > 0; }
+  // The thread's column has come to another slice.
+  __device__ __forceinline__ void find() {
+    const int column = step * STEP_COLUMNS + unit() * PIECE_COLUMNS, before = column / rows.tile_cols * rows.tile_cols;
+    const int end = rows.cols - before < rows.tile_cols ? rows.cols : before + rows.tile_cols;
+    until = column < rows.cols ? (end - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 1 << 30;
 #pragma unroll 1
     for (int i = 0; i < ROWS; ++i) {
-      const int mine = rows.lo + row + first() + i * APART;
-      int member = 0;
-      while (member + 1 < MEMBERS && mine >= rows.end[member]) ++member;
-      const u32 start = rows.start[member];
-      const int lo = member ? rows.end[member - 1] : rows.lo, hi = rows.end[member];
-      const int of = (mine - lo) % rows.height, group = mine - lo - of, high = hi - lo - group < rows.height ? hi - lo - group : rows.height;
-      const bool there = i * APART + first() < wide && mine < hi;
-      place(i) = uint2{start + u32(group) * u32(rows.cols / PIECE_COLUMNS), there ? u32(high | of << 8) : 0u};
+      const int at = row + first() + i * APART;
+      const bool there = column < rows.cols && at < rows.count();
+      begin[i * CONSUMERS] = there ? rows.unit(rows.lo + at, column) - u32(step) * (STEP_BYTES / 16) : NONE;
     }
   }
-  // Into the slice that holds the thread's column.
-  __device__ __forceinline__ void settle() {
-    const SharedRows& rows = shared_rows();
-    while (at >= rows.tile_cols) at -= rows.tile_cols, before += rows.tile_cols;
-  }
   __device__ __forceinline__ void ask_weights() const {
-    const SharedRows& rows = shared_rows();
-    const bool held = before + at < rows.cols;
-    const int width = rows.cols - before < rows.tile_cols ? rows.cols - before : rows.tile_cols;
-    const u32 to = weights(slot);
-#pragma unroll
+    const u32 to = slot + u32(first() * STEP_BYTES + ((unit() ^ first() % 8) << 4)), along = u32(step) * (STEP_BYTES / 16);
+#pragma unroll 4
     for (int i = 0; i < ROWS; ++i) {
-      if (i * APART >= wide) break;
-      const uint2 in = place(i);
-      const u32 high = in.y & 255u, of = in.y >> 8;
-      const bool there = held && high > 0;
-      const u32 from = in.x + (u32(before) * high + of * u32(width) + u32(at)) / PIECE_COLUMNS;
-      copy_weights(to + twisted(first() + i * APART), rows.from + u64(there ? from : 0u) * 16, there, policy);
+      const u32 row = begin[i * CONSUMERS];
+      copy_weights(to + u32(i * APART * STEP_BYTES), from + u64(row != NONE ? row + along : 0u) * 16, row != NONE, policy);
     }
   }
   __device__ __forceinline__ void ask_activations() const {
-    const int here = tokens - tile * TILE_TOKENS < TILE_TOKENS ? tokens - tile * TILE_TOKENS : TILE_TOKENS;
-    const bool held = step * STEP_COLUMNS + ((unit() ^ first() % 8) * PIECE_COLUMNS) < shared_rows().cols;
-    const u8* from = x + (u64(tile) * u64(steps()) + u64(step)) * (TILE_TOKENS * STEP_BYTES);
-    const u32 to = activations(slot);
+    const bool held = step < full;
+    const u32 to = slot + u32((WIDE + first()) * STEP_BYTES + unit() * 16);
 #pragma unroll
-    for (int i = 0; i < TOKENS; ++i) {
-      const int token = first() + i * APART, byte = token * STEP_BYTES + unit() * 16;
-      if (token < here) copy_activations(to + u32(byte), from + byte, held);
-    }
+    for (int i = 0; i < TOKENS; ++i)
+      if (first() + i * APART < here) copy_activations(to + u32(i * APART * STEP_BYTES), x + i * APART * STEP_BYTES, held);
   }
-  __device__ __forceinline__ bool more() const { return tile * TILE_TOKENS < tokens; }
-  __device__ __forceinline__ void next() {
-    slot = slot + 1 < count ? slot + 1 : 0;
-    ++step, at += STEP_COLUMNS;
-    if (step < steps()) return settle();
-    row += wide;
-    if (row >= shared_rows().count()) row = 0, tile += tiles;
-    open();
+  __device__ __forceinline__ void next(u32 slots, bool small) {
+    slot += u32(Of::bytes(small));
+    if (slot == slots + u32(Of::count(small) * Of::bytes(small))) slot = slots;
+    --all;
+    x += TILE_TOKENS * STEP_BYTES;
+    ++step;
+    if (--left == 0) {
+      if (all == 0) return;
+      const bool last = row + WIDE >= rows.count();
+      open(last ? tile + rows.members : tile, last ? 0 : row + WIDE);
+    } else if (--until == 0) {
+      find();
+    }
   }
 };
 
@@ -172,12 +200,17 @@ struct Chunk {
 
   __device__ SharedRows& rows() const { return *reinterpret_cast<SharedRows*>(shared + ChunkShared::rows); }
 
+  // Tokens that a block takes at a time. A few more than a warp group's are left to two blocks, so that more weights are under way.
+  __device__ static int together(int tokens) {
+    return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
+  }
+
   // A pass of so many tokens begins.
   template <class Block>
   __device__ void open(Block& b, int tokens) {
     stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
     if (WEIGHT == Type::FP32 || me != 0) return;
-    const int tiles = (tokens + TILE_TOKENS - 1) / TILE_TOKENS, first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
+    const int tiles = (tokens + together(tokens) - 1) / together(tokens), first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
     all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
     all.from = b.memory.stream + u64(page) * PAGE_BYTES;
@@ -303,135 +336,163 @@ struct Chunk {
       return true;
     } else {
       b.core.barrier();  // who used the memory before has left it
-      if (me == 0) share_rows(b, stage, rows());
+      if (me == 0) share_rows(b, stage, reinterpret_cast<const u8*>(x), tokens);
       b.core.barrier();
-      return multiply_16<UNIT>(b, rows(), reinterpret_cast<const u8*>(x), tokens, ready, emit);
+      return multiply_16<UNIT>(b, ready, emit);
     }
   }
 
-  // By one thread: the rows of a stage, and where the next one's begin.
+  // By one thread: the rows of a stage, where the next one's begin, and how the block takes them.
   template <class Block>
-  __device__ static void share_rows(const Block& b, const Stage& stage, SharedRows& rows) {
-    rows.cols = stage.cols, rows.tile_cols = stage.tile_cols, rows.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
+  __device__ void share_rows(const Block& b, const Stage& stage, const u8* x, int tokens) const {
+    SharedRows& all = rows();
+    all.cols = stage.cols, all.tile_cols = stage.tile_cols, all.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
     for (int m = 0; m < MEMBERS; ++m) {
-      const Span own = b.plan.owned_of(stage.owned, rows.first + (m < rows.members ? m : rows.members - 1));
-      if (m == 0) rows.lo = own.lo;
-      rows.end[m] = own.hi, rows.start[m] = rows.next[m];
-      if (m < rows.members) rows.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
+      const Span own = b.plan.owned_of(stage.owned, all.first + (m < all.members ? m : all.members - 1));
+      if (m == 0) all.lo = own.lo;
+      all.end[m] = own.hi, all.start[m] = all.next[m];
+      if (m < all.members) all.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
     }
+    all.x = x, all.tokens = tokens, all.of = together(tokens);
+    all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
   }
 
-  // How many rows a block takes together: as few products as possible, each of them and each batch's end counted.
-  __device__ static int width_of(int rows) {
-    constexpr int WIDTHS[] = {32, 64, 128, 192, 256}, END = 32;
+  // How many rows a block takes together: so that the fewest rows and tokens come onto the chip.
+  __device__ static int width_of(int rows, int tokens) {
+    constexpr int WIDTHS[] = {32, 64, 128, 192, 256};
     int best = 0, least = 0;
 #pragma unroll
     for (int width : WIDTHS) {
-      const int cost = (rows + width - 1) / width * (width + END);
+      const int cost = (rows + width - 1) / width * (width + tokens);
       if (best == 0 || cost < least) best = width, least = cost;
     }
     return best;
   }
 
   template <int UNIT, class Block, class Ready, class Emit>
-  __device__ __forceinline__ bool multiply_16(Block& b, const SharedRows& rows, const u8* x, int tokens, Ready ready, Emit emit) {
-    Feeder feed = {shared, x, me, tokens, b.block - rows.first, rows.members, width_of(rows.count()), 0, 0, 0, 0};
-    feed.slots = (shared_address(shared) + ALIGNED - 1) / ALIGNED * ALIGNED;
-    feed.bytes = u32(feed.wide + (tokens > GROUP_TOKENS && TILE_TOKENS > GROUP_TOKENS ? 2 : 1) * GROUP_TOKENS) * STEP_BYTES;
-    feed.count = facts::PASS_ROOM_BYTES / int(feed.bytes) < MOST_STEPS ? facts::PASS_ROOM_BYTES / int(feed.bytes) : MOST_STEPS;
-    feed.policy = rows.members > 1 ? read_again() : read_once();  // what neighbours read as well stays until they have
-    feed.slot = 0;
-    feed.open();
-    const int ahead = feed.count - 2;  // steps under way: one is in use, one may be by the other warp group
-    if (rows.count() > 0)
-#pragma unroll 1
-      for (int i = 0; i < ahead && feed.more(); ++i) feed.ask_weights(), feed.next();
+  __device__ __forceinline__ bool multiply_16(Block& b, Ready ready, Emit emit) {
+    const int wide = rows().wide;
+    const bool any = rows().count() > 0;
+    if (any) switch (wide) {
+        case 32: begin<32>(b); break;
+        case 64: begin<64>(b); break;
+        case 128: begin<128>(b); break;
+        case 192: begin<192>(b); break;
+        default: begin<256>(b);
+      }
     if (!ready()) return false;
-    if (rows.count() <= 0) return true;
-    feed.slot = feed.row = 0, feed.tile = b.block - rows.first;
-    feed.open();
+    if (any) switch (wide) {
+        case 32: products<UNIT, 32, 1>(b, emit); break;
+        case 64: products<UNIT, 64, 1>(b, emit); break;
+        case 128: products<UNIT, 128, 1>(b, emit); break;
+        case 192: products<UNIT, 96, 2>(b, emit); break;
+        default: products<UNIT, 128, 2>(b, emit);
+      }
+    return true;
+  }
+  __device__ __forceinline__ u32 slots() const { return (shared_address(shared) + ALIGNED - 1) / ALIGNED * ALIGNED; }
+
+  // The first steps' weights.
+  template <int WIDE, class Block>
+  __device__ __forceinline__ void begin(const Block& b) const {
+    const u32 at = slots();
+    Feeder<WIDE> feed(shared, at, me, b.block);
+    const bool small = feed.small();
+    const int ahead = Steps<WIDE>::ahead(small);
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) {
-      if (feed.more()) feed.ask_activations(), feed.next();
-      copies_sent();
-    }
-    switch (feed.wide) {
-      case 32: return products<UNIT, 32, 1>(b, feed, ahead, emit), true;
-      case 64: return products<UNIT, 64, 1>(b, feed, ahead, emit), true;
-      case 128: return products<UNIT, 128, 1>(b, feed, ahead, emit), true;
-      case 192: return products<UNIT, 96, 2>(b, feed, ahead, emit), true;
-      default: return products<UNIT, 128, 2>(b, feed, ahead, emit), true;
-    }
+    for (int i = 0; i < ahead && feed.more(); ++i) feed.ask_weights(), feed.next(at, small);
   }
 
-  // WIDE * TIMES rows together, as the feeder brings them.
+  // WIDE * TIMES rows together.
   template <int UNIT, int WIDE, int TIMES, class Block, class Emit>
-  __device__ __forceinline__ void products(Block& b, Feeder& feed, int ahead, Emit emit) const {
-    constexpr int GROUP_BYTES = GROUP_TOKENS * STEP_BYTES;
-    const int group = me / 128, steps = feed.steps();
-    int slot = 0;
+  __device__ __forceinline__ void products(Block& b, Emit emit) const {
+    using Of = Steps<WIDE * TIMES>;
+    constexpr int AT_ONCE = Of::AT_ONCE;
+    const SharedRows& all = rows();
+    const u32 at = slots();
+    Feeder<WIDE * TIMES> feed(shared, at, me, b.block);
+    const bool small = feed.small();
 #pragma unroll 1
-    for (int tile = b.block - feed.shared_rows().first; tile * TILE_TOKENS < feed.tokens; tile += feed.tiles) {
-      const int begin = tile * TILE_TOKENS + group * GROUP_TOKENS;  // of this warp group's tokens
-      const bool mine = begin < feed.tokens && group * GROUP_TOKENS < TILE_TOKENS;
+    for (int i = 0; i < Of::ahead(small); ++i) {
+      if (feed.more()) feed.ask_activations(), feed.next(at, small);
+      copies_sent();
+    }
+    const int group = me / 128;
+    u32 slot = at;
 #pragma unroll 1
-      for (int row = 0; row < feed.shared_rows().count(); row += WIDE * TIMES) {
+    for (int tile = b.block - all.first; tile * all.of < all.tokens; tile += all.members) {
+      const int begin = tile * all.of + group * GROUP_TOKENS;  // of this warp group's tokens
+      const bool mine = begin < all.tokens && group * GROUP_TOKENS < all.of;
+#pragma unroll 1
+      for (int row = 0; row < all.count(); row += WIDE * TIMES) {
         float sum[TIMES][WIDE / 2];
 #pragma unroll
         for (int t = 0; t < TIMES; ++t)
 #pragma unroll
           for (int i = 0; i < WIDE / 2; ++i) sum[t][i] = 0.0f;
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-          copies_arrived(ahead - 1);
+        for (int steps = feed.steps(); steps > 0; steps -= AT_ONCE) {
+          if (small) {
+            copies_arrived<Of::ahead(true) - AT_ONCE>();
+          } else {
+            copies_arrived<Of::ahead(false) - AT_ONCE>();
+          }
           leave_to_copies();  // products read as bulk copies do
           b.core.barrier();
           if (mine) {
 #pragma unroll
             for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
             products_begin();
-            const u64 x = twisted_rows(feed.activations(slot) + u32(group * GROUP_BYTES)), w = twisted_rows(feed.weights(slot));
 #pragma unroll
-            for (int k = 0; k < STEP_COLUMNS / 16; ++k)
+            for (int i = 0; i < AT_ONCE; ++i) {  // slots of steps between two barriers are neighbours
+              const u32 from = slot + u32(i * Of::bytes(small));
+              const u64 w = twisted_rows(from), x = twisted_rows(from + u32((WIDE * TIMES + group * GROUP_TOKENS) * STEP_BYTES));
 #pragma unroll
-              for (int t = 0; t < TIMES; ++t)
-                multiply_group<WEIGHT, WIDE>(sum[t], x + k * NEXT_PRODUCT, w + k * NEXT_PRODUCT + u64(t * WIDE * STEP_BYTES / 16));
+              for (int k = 0; k < STEP_COLUMNS / 16; ++k)
+#pragma unroll
+                for (int t = 0; t < TIMES; ++t)
+                  multiply_group<WEIGHT, WIDE>(sum[t], x + k * NEXT_PRODUCT, w + k * NEXT_PRODUCT + u64(t * WIDE * STEP_BYTES / 16));
+            }
             products_sent();
 #pragma unroll
             for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
             products_made<1>();
           }
-          if (feed.more()) feed.ask_weights(), feed.ask_activations(), feed.next();
-          copies_sent();
-          slot = slot + 1 < feed.count ? slot + 1 : 0;
+#pragma unroll
+          for (int i = 0; i < AT_ONCE; ++i) {
+            if (feed.more()) feed.ask_weights(), feed.ask_activations(), feed.next(at, small);
+            copies_sent();
+          }
+          slot += u32(AT_ONCE * Of::bytes(small));
+          if (slot == at + u32(Of::count(small) * Of::bytes(small))) slot = at;
         }
         products_made<0>();
 #pragma unroll
         for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
         if (mine)
 #pragma unroll
-          for (int t = 0; t < TIMES; ++t) emit_sums<UNIT>(feed, begin, row + t * WIDE, sum[t], emit);
+          for (int t = 0; t < TIMES; ++t) emit_sums<UNIT>(all, begin, row + t * WIDE, sum[t], emit);
       }
     }
   }
 
   // A thread's sums of a product: tokens 16 * (warp % 4) + lane / 4 and 8 more, pairs of neighbouring rows.
   template <int UNIT, int N, class Emit>
-  __device__ __forceinline__ void emit_sums(const Feeder& feed, int begin, int row, const float (&sum)[N], Emit emit) const {
-    const int lane = me % 32, count = feed.shared_rows().count();
+  __device__ __forceinline__ void emit_sums(const SharedRows& rows, int begin, int row, const float (&sum)[N], Emit emit) const {
+    const int lane = me % 32, count = rows.count();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = begin + me / 32 % 4 * 16 + lane / 4 + 8 * half;
-      if (token >= feed.tokens) continue;
+      if (token >= rows.tokens) continue;
 #pragma unroll
       for (int i = 0; i < N / 4; ++i) {
         const int at = row + 8 * i + lane % 4 * 2;
         const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
         if (UNIT == 2) {
-          if (at < count) emit(token, (feed.shared_rows().lo + at) / 2, low, high);
+          if (at < count) emit(token, (rows.lo + at) / 2, low, high);
         } else {
-          if (at < count) emit(token, feed.shared_rows().lo + at, low, low);
-          if (at + 1 < count) emit(token, feed.shared_rows().lo + at + 1, high, high);
+          if (at < count) emit(token, rows.lo + at, low, low);
+          if (at + 1 < count) emit(token, rows.lo + at + 1, high, high);
         }
       }
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #define __device__
+#define __host__
 #define __forceinline__ inline
 #include "../../native/platform/facts.h"
 

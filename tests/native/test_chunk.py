@@ -24,11 +24,13 @@ SHAPES = {  # rows of each block, columns, tile columns, tile rows, rows of an e
     "more steps than lie on the chip": ((8, 9, 8), 1328, 1328, 8, 1, 64),
     "narrower than a step": ((10, 8, 8), 40, 40, 8, 2, 29),
     "several batches of rows, of several blocks": ((150, 148, 150, 148, 150), 128, 128, 8, 2, 130),
+    "two warp groups of tokens, by two blocks": ((31, 31, 30), 320, 320, 8, 1, 90),
+    "a few rows, tokens of two blocks": ((16, 15, 16), 1024, 512, 8, 1, 129),
     "a block without rows": ((3, 0, 3), 64, 64, 8, 1, 100),
 }
 
 
-@pytest.fixture(scope="module", params=[(16, DType.FP16), (64, DType.BF16), (512, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}")
+@pytest.fixture(scope="module", params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
     library = tmp_path_factory.mktemp("chunk") / "chunk.so"

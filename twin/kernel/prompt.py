@@ -24,16 +24,16 @@ TILES = 4  # on the chip
 # On tensor cores:
 STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
 TILE_TOKENS = 128  # of a block at a time; as many blocks share their rows as a chunk has tiles
-MOST_STEPS = 16  # of a product on the chip
+MOST_STEPS = 24  # of a product on the chip
 ALIGNED_BYTES = 1024  # of eight rows of a step
 ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
-PLACES_BYTES = 16 << 10  # beside them: where a thread's rows lie
-ROWS_BYTES = 128  # and whose rows they are
+BEGINS_BYTES = 8 << 10  # where a thread's rows begin
+ROWS_BYTES = 256  # and whose rows they are
 SCAN_POSITIONS = 64  # of a tile of cached keys and values
 SCAN_TILES = 4  # on the chip: one in use, the others under way
 SCAN_HEAD = 128  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles
-CHUNKS = (16, 32, 64, 128, 256, 512)  # tokens of a pass
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chip
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def pass_bytes(shard: Shard, *, chunk: int, blocks: int, dtype: DType, kv_bytes:
         attention = SCAN_TILES * 2 * SCAN_POSITIONS * (shard.head_dim * kv_bytes + 16)  # PassScan::bytes in cuda_attend.cuh
     else:
         attention = attention_bytes(shard, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
-    products = ALIGNED_BYTES + ROOM_BYTES + PLACES_BYTES if dtype is not DType.FP32 else 0
+    products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
     return max(products, _up(attention, 256)) + ROWS_BYTES
 
 
