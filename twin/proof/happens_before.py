@@ -28,8 +28,7 @@ from twin.proof.violation import Violation
 
 STEPS = 3  # a value, its reset at most a step later, the next value in that copy and its polls at most a step after it
 NEVER = -1
-
-SPANS_AT_ONCE = 16  # groups of readers that are compared with all owners at once: more would not stay in the cache
+GROUPS_AT_ONCE = 16  # groups of readers that are compared with all owners at once: more would not stay in the cache
 
 Times = NDArray[np.int16] | NDArray[np.int32]  # [blocks, blocks]
 Mask = NDArray[np.bool_]
@@ -92,11 +91,9 @@ class _Machine:
     after_reads: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     reads: dict[int, list[tuple[Stage, Read]]] = field(init=False)  # by value
     published: dict[tuple[int, int, int], tuple[Times, Times]] = field(default_factory=dict)  # by value, step and lesson
-    last_reads: dict[int, list[tuple[int, bool]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # [stage] values read for the last time
-    numbers: dict[int, int] = field(default_factory=dict)  # of spans, by their object; equal ones share a number
-    contents: dict[object, int] = field(default_factory=dict)
+    last_reads: dict[int, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))  # by stage: (value, previous step)
+    numbers: dict[int, int] = field(default_factory=dict)  # of spans, by the plan's objects
+    contents: dict[object, int] = field(default_factory=dict)  # and by what they say
     masks: dict[tuple[int, int], Mask] = field(default_factory=dict)
     overlaps: dict[tuple[int, int], Mask] = field(default_factory=dict)
     lessons: dict[tuple[int, int], _Lesson | None] = field(default_factory=dict)
@@ -125,6 +122,7 @@ class _Machine:
         return self.proof
 
     def walk(self, stage: Stage, step: int) -> None:
+        """What all blocks know once they have done the stage, with the checks that belong to it."""
         now = step * len(self.plan.stages) + stage.index
         late = stage.late
         self._enter(now, polls=not late)
@@ -175,7 +173,7 @@ class _Machine:
         if read.parts is not Parts.OWN:
             either = np.maximum(of_writer, of_others)
             about_own = of_others if read.parts is Parts.OTHERS else either
-            # with two ranks, the writer's only foreign rank is the reader's own
+            # With two ranks, the writer's only foreign rank is the reader's own.
             about_others = of_writer if read.parts is Parts.OTHERS and self.plan.ranks == 2 else either
         lesson.teach(self.own, about_own)
         if self.plan.ranks > 1:
@@ -196,6 +194,7 @@ class _Machine:
         return self.lessons[key]
 
     def _number(self, spans: tuple[object, ...]) -> int:
+        """Equal spans share it: layers that are alike have them in tuples of their own, which are compared here once."""
         known = self.numbers.get(id(spans))
         if known is None:
             known = self.numbers[id(spans)] = self.contents.setdefault(spans, len(self.contents))
@@ -394,8 +393,8 @@ def _touched(spans: tuple[tuple[Span, ...], ...], owned: tuple[Span, ...]) -> Ma
     number = {group: at for at, group in enumerate(dict.fromkeys(spans))}
     touched = np.zeros((len(number), len(owned)), np.bool_)
     groups = [(at, group) for group, at in number.items() if group]
-    for first in range(0, len(groups), SPANS_AT_ONCE):
-        some = groups[first : first + SPANS_AT_ONCE]
+    for first in range(0, len(groups), GROUPS_AT_ONCE):
+        some = groups[first : first + GROUPS_AT_ONCE]
         low, high = np.array([span for _, group in some for span in group]).T
         both = np.maximum(lo, low[:, None]) < np.minimum(hi, high[:, None])
         starts = np.cumsum([0, *(len(group) for _, group in some[:-1])])
