@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ STEPS = 3  # a value, its reset at most a step later, the next value in that cop
 NEVER = -1
 GROUPS_AT_ONCE = 16  # groups of readers that are compared with all owners at once: more would not stay in the cache
 
-Times = NDArray[np.int16] | NDArray[np.int32]  # [blocks, blocks]
+Times = NDArray[np.signedinteger[Any]]  # [blocks, blocks]
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.intp]  # of blocks
 Check = Callable[[], Violation | None]
@@ -66,7 +67,8 @@ class _Lesson:
     def latest(self, known: Times) -> Times:
         """[groups, blocks] what the writers of a group know together."""
         if len(self.starts) == 1:
-            return (known if len(self.writers) == len(known) else known[self.writers]).max(axis=0, keepdims=True)
+            together: Times = (known if len(self.writers) == len(known) else known[self.writers]).max(axis=0, keepdims=True)
+            return together
         rows = known[self.writers]
         return rows if len(self.starts) == len(rows) else np.maximum.reduceat(rows, self.starts, axis=0)
 
@@ -106,9 +108,10 @@ class _Machine:
                 last[read.value] = max(last.get(read.value, (-1, False)), (stage.index, read.previous_step), key=lambda at: (at[1], at[0]))
         for value, (index, previous) in last.items():
             self.last_reads[index].append((value, previous))
-        blocks, times = self.plan.blocks, np.int16 if STEPS * len(self.plan.stages) <= np.iinfo(np.int16).max else np.int32
-        self.own = np.full((blocks, blocks), NEVER, times)
-        self.foreign = np.full((blocks, blocks), NEVER, times)
+        small = STEPS * len(self.plan.stages) <= np.iinfo(np.int16).max
+        times: type[np.signedinteger[Any]] = np.int16 if small else np.int32  # half the bytes to go through
+        self.own = np.full((self.plan.blocks, self.plan.blocks), NEVER, times)
+        self.foreign = self.own.copy()
         resident = self.plan.options.execution is Execution.RESIDENT
         self.polling = self.own.copy() if resident and any(stage.late for stage in self.plan.stages) else None
 
