@@ -298,9 +298,9 @@ class _Layer:
                 self.walk.say(stage, f"{name} is stored as {stored}, not {matrix.format}")
             owned = _rows_of(value.owned, first, first + rows, unit)
             if matrix.owned != owned:
-                block = next(b for b, (has, mine) in enumerate(zip(matrix.owned, owned, strict=True)) if has != mine)
-                elements = value.owned[block]
-                self.walk.say(stage, f"block {block} owns rows {matrix.owned[block]} of {name} but publishes elements {elements}")
+                block = next(b for b, (its, mine) in enumerate(zip(matrix.owned, owned, strict=True)) if its != mine)
+                has = f"rows {matrix.owned[block]} of {name} but publishes elements {value.owned[block]}"
+                self.walk.say(stage, f"block {block} owns {has}, {unit} rows each")
             first += rows
         return self.gathered(value, common=common)
 
