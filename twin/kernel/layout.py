@@ -7,7 +7,7 @@ structs either way. Offsets count floats, except where the name says pages or by
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -202,10 +202,14 @@ def image(plan: Plan) -> NDArray[np.int32]:
     return np.concatenate([starts.astype(np.int32), *parts])
 
 
-def stream_bytes(plan: Plan, block: int) -> int:
-    """Weights that one step streams through a block."""
+def stream_bytes(plan: Plan) -> list[int]:
+    """[blocks] weights that one step streams through each."""
+    columns: Counter[tuple[Span, ...]] = Counter()  # of all matrices whose rows the blocks share alike
+    for stage in plan.stages:
+        if stage.matrix:
+            columns[stage.matrix.owned] += stage.matrix.cols
     size = plan.options.weight_dtype.bytes
-    return sum((s.matrix.owned[block][1] - s.matrix.owned[block][0]) * s.matrix.cols * size for s in plan.stages if s.matrix)
+    return [size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items()) for block in range(plan.blocks)]
 
 
 def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
@@ -325,9 +329,9 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
 def _streams(plan: Plan) -> tuple[Table, int]:
     rows: Table = []
     page = 0
-    for block in range(plan.blocks):
+    for size in stream_bytes(plan):
         rows.append((page,))
-        page += -(-stream_bytes(plan, block) // PAGE_BYTES)
+        page += -(-size // PAGE_BYTES)
     return rows, page
 
 
@@ -348,14 +352,15 @@ def _starts(plan: Plan) -> Table:
 def _sizes(plan: Plan) -> dict[str, int | float]:
     """Everything about a plan that is one number. `*_floats` of a block's own memory come from the worst stage."""
     spec, shard, options, lanes = plan.spec, plan.shard, plan.options, plan.spec.lanes if plan.spec else None
+    own = plan.attention
     return {
         "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
         "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
         "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
         "resident": int(options.execution is Execution.RESIDENT),
-        "hidden": shard.hidden, "heads": shard.heads, "kv_heads": shard.kv_heads, "shard_vocab": shard.vocab,
-        "vocab": spec.vocab if spec else shard.vocab, "splits": plan.kv.splits, "page": plan.kv.page,
-        "item_positions": plan.kv.item_positions, "kv_items": shard.kv_heads * plan.kv.splits,
+        "hidden": shard.hidden, "heads": own.heads if own else 0, "kv_heads": own.kv_heads if own else 0, "shard_vocab": shard.vocab,
+        "vocab": spec.vocab if spec else shard.vocab, "splits": own.splits if own else 1, "page": options.kv_page,
+        "item_positions": own.item_positions if own else 0, "kv_items": own.items if own else 0,
         "context": options.context, "max_context": options.max_context,
         "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
         "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
@@ -426,10 +431,10 @@ def _scratch_floats(plan: Plan) -> int:
     scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
-            group = plan.shard.heads // plan.shard.kv_heads
-            partials = max(scanned, MOST_WARPS, group)
-            merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
-            heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
+            own = plan.kernel_attention()
+            partials = max(scanned, MOST_WARPS, own.group)
+            merge = _up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            heads = (own.group + 2) * own.head_dim  # without reads, one constant head
             wanted.append(merge + max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted.append(SCAN_FLOATS)
@@ -483,8 +488,7 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
         yield "bias", stage.matrix.rows
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
-        yield "q_norm", plan.shard.head_dim
-        yield "k_norm", plan.shard.head_dim
+        yield from ((name, plan.kernel_attention().head_dim) for name in ("q_norm", "k_norm"))
 
 
 def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) -> NDArray[np.float32]:
@@ -500,7 +504,7 @@ def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) ->
 
 
 def _rope_floats(plan: Plan) -> int:
-    return _up(plan.options.max_context * plan.shard.head_dim // 2, VECTOR_FLOATS)
+    return _up(plan.options.max_context * plan.kernel_attention().head_dim // 2, VECTOR_FLOATS)
 
 
 def _rope_offsets(plan: Plan, at: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Plan, Shard, Stage, StageKind
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 TOKENS = 16  # of a pass on a CPU
@@ -24,6 +24,8 @@ TILES = 4  # on the chip
 # On tensor cores:
 STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
 TILE_TOKENS = 128  # of a block at a time; as many blocks share their rows as a chunk has tiles
+GROUP_TOKENS = 64  # of a warp group
+WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
 MOST_STEPS = 24  # of a product on the chip
 ALIGNED_BYTES = 1024  # of eight rows of a step
 ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
@@ -70,12 +72,13 @@ def pass_weight_bytes(plan: Plan) -> int:
 @lru_cache(maxsize=64)
 def prompt_of(plan: Plan) -> Prompt:
     """Sizes and offsets of a plan."""
-    chunk = plan.options.prompt_chunk
+    options, chunk = plan.options, plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
     if tensor_pass(plan):
-        columns["queries"] = plan.shard.heads * plan.shard.head_dim
+        own = plan.kernel_attention()
+        columns["queries"] = own.heads * own.head_dim
     names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
     columns |= {name: width for name, width in names if name}
     at, offsets = 0, {"": -1}
@@ -83,7 +86,7 @@ def prompt_of(plan: Plan) -> Prompt:
         offsets[name] = at
         at += chunk * _up(width, LINE_FLOATS)
     end = max(s.index for s in pass_stages(plan)) + 1
-    attention = attention_bytes(plan.shard, chunk=chunk, blocks=plan.blocks, kv_bytes=plan.kv.dtype.bytes)
+    attention = attention_bytes(plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes)
     chip = max(attention // 4, MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix))
     values = tuple(offsets[name] for name, _ in names)
     return Prompt(at, offsets["residual"], offsets["normed"], offsets.get("queries", 0), values, end, _up(chip, LINE_FLOATS))
@@ -101,37 +104,36 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             assert made.matrix is not None
             return made.kind.value, made.matrix.rows // made.matrix.unit
         case StageKind.ATTENTION:
-            return made.kind.value, plan.shard.heads * plan.shard.head_dim
+            own = plan.kernel_attention()
+            return made.kind.value, own.heads * own.head_dim
         case StageKind.O_PROJ | StageKind.DOWN:
             return f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}", plan.shard.hidden
         case _:
             return "", 0
 
 
-def attention_bytes(shard: Shard, *, chunk: int, blocks: int, kv_bytes: int) -> int:
+def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
     """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; earlier ones; partials.
 
     Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank; `kv_bytes` of a cached number.
     """
-    group = shard.heads // shard.kv_heads
-    queries = min(chunk, -(-shard.kv_heads * chunk // blocks)) * group
-    heads = _up((2 * chunk + queries) * shard.head_dim, LINE_FLOATS)
-    turns = _up(chunk * shard.head_dim, LINE_FLOATS)
-    pitch = 2 * shard.head_dim * kv_bytes + PITCH_BYTES
+    queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
+    heads = _up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
+    turns = _up(chunk * own.head_dim, LINE_FLOATS)
+    pitch = 2 * own.head_dim * kv_bytes + PITCH_BYTES
     fresh = _up(chunk * pitch // 4, LINE_FLOATS)
     tiles = _up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
-    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
+    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
 def tensor_pass(plan: Plan) -> bool:
     """Does attention of a pass run on an NVIDIA block's tensor cores?"""
-    return plan.limits.teams and plan.options.prompt_chunk > 1 and plan.spec is not None and tensor_heads(plan.shard, plan.kv.dtype.bytes)
+    return plan.limits.teams and plan.options.prompt_chunk > 1 and plan.spec is not None and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes)
 
 
-def tensor_heads(shard: Shard, kv_bytes: int) -> bool:
+def tensor_heads(own: Attention, kv_bytes: int) -> bool:
     """Do the tensor cores take such heads and such a cache?"""
-    group = shard.heads // max(1, shard.kv_heads)
-    return kv_bytes == 2 and shard.head_dim % 16 == 0 and 0 < shard.head_dim <= SCAN_HEAD and 0 < group <= SCAN_ROWS
+    return kv_bytes == 2 and own.head_dim % 16 == 0 and 0 < own.head_dim <= SCAN_HEAD and 0 < own.group <= SCAN_ROWS
 
 
 def chip_bytes(plan: Plan) -> int:
@@ -139,36 +141,53 @@ def chip_bytes(plan: Plan) -> int:
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
         return 0
-    return pass_bytes(plan.shard, chunk=options.prompt_chunk, blocks=plan.blocks, dtype=options.weight_dtype, kv_bytes=plan.kv.dtype.bytes)
+    return pass_bytes(
+        plan.kernel_attention(), chunk=options.prompt_chunk, blocks=plan.blocks, dtype=options.weight_dtype, kv_bytes=options.kv_dtype.bytes
+    )
 
 
-def pass_bytes(shard: Shard, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int) -> int:
+def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int) -> int:
     """What attention needs, or products. `blocks` of a rank; `kv_bytes` of a cached number."""
-    if tensor_heads(shard, kv_bytes):
-        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (shard.head_dim * kv_bytes + 16)  # PassScan::bytes in cuda_attend.cuh
+    if tensor_heads(own, kv_bytes):
+        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (own.head_dim * kv_bytes + 16)  # PassScan::bytes in cuda_attend.cuh
     else:
-        attention = attention_bytes(shard, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
+        attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
     return max(products, _up(attention, 256)) + ROWS_BYTES
 
 
-def fitting_chunk(shard: Shard, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
+def fitting_chunk(own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
     """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest."""
-    chunks = possible_chunks(shard, dtype, kv_bytes)
-    fitting = (c for c in chunks if pass_bytes(shard, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room)
+    chunks = possible_chunks(own, dtype, kv_bytes)
+    fitting = (c for c in chunks if pass_bytes(own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room)
     return max(fitting, default=TOKENS)
 
 
-def possible_chunks(shard: Shard, dtype: DType, kv_bytes: int) -> tuple[int, ...]:
+def possible_chunks(own: Attention, dtype: DType, kv_bytes: int) -> tuple[int, ...]:
     """Tokens of a pass that an NVIDIA GPU can make."""
-    return CHUNKS if tensor_heads(shard, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
+    return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
+
+
+def sharing(tokens: int, chunk: int) -> tuple[int, int]:
+    """(blocks that share their rows, tokens that each of them takes at a time); Chunk::open in cuda_prompt.cuh."""
+    tile = min(chunk, TILE_TOKENS)
+    together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
+    return -(-tokens // together), together
+
+
+def batch_of(rows: int, together: int) -> tuple[int, int]:
+    """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in cuda_prompt.cuh."""
+    wide = min(WIDTHS, key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width)))
+    return wide, 2 if wide <= GROUP_TOKENS else 1
 
 
 def check_tensor_cores(plan: Plan) -> None:
     """Raises PlanError for passes that an NVIDIA GPU cannot make."""
     options = plan.options
-    chunks = possible_chunks(plan.shard, options.weight_dtype, plan.kv.dtype.bytes)
-    if options.prompt_chunk not in (1, *chunks):
+    if options.prompt_chunk == 1:
+        return
+    chunks = possible_chunks(plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes)
+    if options.prompt_chunk not in chunks:
         raise PlanError(f"prompt_chunk={options.prompt_chunk}: a pass takes {', '.join(map(str, chunks))} tokens on these tensor cores, or 1")
 
 

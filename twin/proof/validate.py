@@ -7,8 +7,10 @@ structure, ownership, order, residency and budgets. Shares no code with the buil
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from twin.errors import InvalidPlan
 from twin.kernel.budget import on_chip_bytes
@@ -96,9 +98,9 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
-    kv = plan.kv
-    if min(kv.splits, kv.page, kv.item_positions) < 1:
-        yield wrong(f"{kv.splits} splits of {kv.item_positions} positions in pages of {kv.page}")
+    own = plan.attention
+    if own is not None and min(own.splits, own.item_positions) < 1:
+        yield wrong(f"{own.splits} splits of {own.item_positions} positions in pages of {options.kv_page}")
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
@@ -144,9 +146,8 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
         yield f"pushed by {plan.ranks} ranks into {buffer.parts} parts"
     if len(value.owned) != plan.blocks:
         yield f"{len(value.owned)} owned spans for {plan.blocks} blocks"
-    for block, (lo, hi) in enumerate(value.owned):
-        if not 0 <= lo <= hi <= value.elements:
-            yield f"block {block} owns {(lo, hi)} of {value.elements} elements"
+    for block, span in _outside(value.owned, value.elements, 1):
+        yield f"block {block} owns {span} of {value.elements} elements"
 
 
 def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
@@ -165,6 +166,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
         yield "its experts are chosen by no stage"
     if stage.routed and stage.kind not in ROUTED_KINDS:
         yield f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} do"
+    if stage.kind is StageKind.ATTENTION and stage.scan is None and plan.attention is None:
+        yield "attends with no scan of its own, and the plan describes no attention"
     if stage.scan and stage.window:
         yield f"window {stage.window}, although the entries that it scans are counted already"
     if stage.kept and (stage.publishes is not None or len(stage.matrices) != 1):
@@ -172,9 +175,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
     if (len(stage.items) != plan.blocks) if stage.kind in ITEM_KINDS else stage.items:
         yield f"{len(stage.items)} item spans for {plan.blocks} blocks"
     items = item_count(plan, stage)
-    for block, (lo, hi) in enumerate(stage.items):
-        if not 0 <= lo <= hi <= items:
-            yield f"block {block} owns items {(lo, hi)} of {items}"
+    for block, span in _outside(stage.items, items, 1):
+        yield f"block {block} owns items {span} of {items}"
 
 
 def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
@@ -188,10 +190,19 @@ def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
         yield f"reads {read.parts.value} parts of {value.name}, which is not pushed"
     if not math.isfinite(read.scale):
         yield f"scale {read.scale} of {value.name}"
-    for spans in set(read.spans):
+    for block in _unordered(read.spans, value.elements):
+        yield f"block {block} reads {read.spans[block]} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+
+
+@lru_cache(maxsize=1024)
+def _unordered(each: tuple[tuple[Span, ...], ...], elements: int) -> tuple[int, ...]:
+    """Blocks whose spans are not ascending, disjoint, not empty and inside of 0..elements; of blocks that read the same, the first."""
+    found = []
+    for spans in dict.fromkeys(each):
         edges = [edge for span in spans for edge in span]
-        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= value.elements for edge in edges):
-            yield f"block {read.spans.index(spans)} reads {spans} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= elements for edge in edges):
+            found.append(each.index(spans))
+    return tuple(found)
 
 
 def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
@@ -205,9 +216,14 @@ def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
         return
     if len(matrix.owned) != plan.blocks:
         yield f"{len(matrix.owned)} row spans for {plan.blocks} blocks"
-    for block, (lo, hi) in enumerate(matrix.owned):
-        if not 0 <= lo <= hi <= matrix.rows or lo % matrix.unit or hi % matrix.unit:
-            yield f"block {block} owns rows {(lo, hi)} of {matrix.rows} in units of {matrix.unit}"
+    for block, span in _outside(matrix.owned, matrix.rows, matrix.unit):
+        yield f"block {block} owns rows {span} of {matrix.rows} in units of {matrix.unit}"
+
+
+@lru_cache(maxsize=1024)
+def _outside(owned: tuple[Span, ...], count: int, unit: int) -> tuple[tuple[int, Span], ...]:
+    """Blocks whose spans are no whole units of 0..count-1. Layers that are alike are looked at once."""
+    return tuple((block, (lo, hi)) for block, (lo, hi) in enumerate(owned) if not 0 <= lo <= hi <= count or lo % unit or hi % unit)
 
 
 def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> Iterator[str]:
@@ -241,6 +257,7 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
                 yield Violation("outputs", stage.name, f"{what} {fault}")
 
 
+@lru_cache(maxsize=1024)
 def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
     """Empty when the spans hold each of 0..count-1 exactly once."""
     at, before = 0, -1
@@ -295,18 +312,21 @@ def _resets(plan: Plan) -> Iterator[Violation]:
         for id, stage in resets:
             yield Violation("reset", stage, f"resets {plan.values[id].name} although {plan.options.handoff.value} hand-offs need none")
         return
+    places: dict[int, list[str]] = defaultdict(list)
+    for id, stage in resets:
+        places[id].append(stage)
     for value in plan.values:
-        places = [stage for reset, stage in resets if reset == value.id]
-        if len(places) != 1:
-            where = places[-1] if places else plan.stages[value.stage].name
-            yield Violation("reset", where, f"{value.name} is reset {len(places)} times a step")
+        found = places[value.id]
+        if len(found) != 1:
+            where = found[-1] if found else plan.stages[value.stage].name
+            yield Violation("reset", where, f"{value.name} is reset {len(found)} times a step")
 
 
 # ---- budgets ---------------------------------------------------------------------------------------------------------
 
 
 def _budgets(plan: Plan) -> Iterator[Violation]:
-    options, limits, kv = plan.options, plan.limits, plan.kv
+    options, limits, own = plan.options, plan.limits, plan.attention
     for what, used, limit in (
         ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
         ("cached positions", options.context, options.max_context),
@@ -325,9 +345,9 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
     if len(plan.die_of_block) != options.blocks or not all(0 <= die < limits.dies for die in plan.die_of_block):
         message = f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on {limits.dies} dies"
         yield Violation("structure", THE_PLAN, message)
-    whole_pages = kv.splits >= 1 and kv.page >= 1 and kv.item_positions % kv.page == 0
-    if not whole_pages or kv.splits * kv.item_positions < options.max_context:
-        message = f"{kv.splits} splits x {kv.item_positions} positions in pages of {kv.page} hold no {options.max_context} positions"
+    if own and (own.item_positions % options.kv_page or own.splits * own.item_positions < options.max_context):
+        held = f"{own.splits} splits x {own.item_positions} positions in pages of {options.kv_page}"
+        message = f"{held} hold no {options.max_context} positions"
         yield Violation("budget", THE_PLAN, message)
 
 
@@ -345,4 +365,6 @@ def _tile_bytes(plan: Plan, matrix: Matrix) -> int:
 
 def item_count(plan: Plan, stage: Stage) -> int:
     """Items of a stage that scans caches."""
-    return stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits
+    if stage.scan:
+        return stage.scan.items
+    return plan.attention.items if plan.attention else 0

@@ -3,9 +3,10 @@
 Blocks meet before every stage, so all of them follow the slowest and one stands for all. What a barrier, a norm or attention
 takes the stream loses: that the next weights are asked for meanwhile shows in no measurement.
 
-On tensor cores a block's products take its weights at the stream's rate, and besides: its start behind the barrier, sums of its
-warps, and a part of the time in which the chunk's activations come again for each batch of rows. Loads of numbers that other
-blocks wrote cost a second-level cache's latency for each round of them, which grows with the stream's share of the ceiling.
+On tensor cores a block's products take its weights at the stream's rate, or what comes through the second-level cache at the
+cache's, weights and activations of every batch of rows, or the steps between two barriers one after the other: whichever takes
+longest. Loads of numbers that other blocks wrote cost a second-level cache's latency for each round of them, which grows with
+the stream's share of the ceiling.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from dataclasses import dataclass
 
 from twin.errors import PlanError
 from twin.hardware.types import Node, Number
-from twin.kernel.prompt import GROUPS, STEP_COLUMNS, SUM_FLOATS, TILE_ROWS, pass_stages, pass_weight_bytes, passes, warp_steps
+from twin.kernel.prompt import SCAN_POSITIONS, SCAN_ROWS, STEP_COLUMNS, batch_of, pass_stages, pass_weight_bytes, passes, sharing, tensor_pass
 from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import Matrix, Parts, Plan, Read, Stage
+from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Stage
 from twin.sim.cost import weight_rate
 
-# Fitted to nine measured prompts of 512 tokens (three models, 16, 32 and 64 tokens a pass; studies/h200-history): their first passes
-# within 8 %, and how passes grow with what is cached. So those are explained, not predicted.
+# Fitted to the first passes of Llama-3.1-8B, 32 to 1,024 tokens, and to how passes of Llama-3.1-8B and Llama-3.2-1B grow with what is
+# cached (one H200, studies/prompts). So those are explained, not predicted.
 START_CYCLES = 2600  # of a stage's products behind the barrier, and of the slowest block's end, beside the first step's latency
-SUM_CYCLES = 3600  # the warps' sums of 1,024 numbers: two block barriers, at which all wait for the slowest warp, between them eight loads
-REPEATED = 0.45  # of the time that activations, again for each batch of rows, take from the L2; the rest lies under the stream
-SCAN_CYCLES = 1500  # a warp's look at positions for one query head: loads, shuffles, exponentials, products
-POSITIONS = 4  # that each lane looks at together
+TURN_CYCLES = 1560  # from barrier to barrier of a product's steps: a wait for copies, products, the next copies
+FETCHED_BYTES_PER_S = 4.1e12  # of weights and activations onto all blocks' chips, an H200's second-level cache
+SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29  # of a tile of 64 positions and 128 query rows, and of each element of a head
 # Judged from the machine code, not measured one by one:
 HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
+HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
+LOOK_CYCLES, POSITIONS = 1500, 4  # without tensor cores: a warp's look at as many positions a lane for one query head
 UTILISATION_ROUNDS = 4  # the load that slows a pass depends on its time; it settles to 0.1 % in as many
 
 
@@ -92,9 +94,6 @@ class _Passes:
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(node.device.memory.stream_bytes_per_s.value / resident, self.unit.load_bytes_per_s.value)
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
-        chunk = plan.options.prompt_chunk
-        self.groups = GROUPS.get(chunk, 1)  # of rows in a batch
-        self.activations = self.warps * 2 * STEP_COLUMNS * chunk  # bytes of a step
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
@@ -113,11 +112,14 @@ class _Passes:
         streamed = size / self.stream
         if not self.tensor_cores:
             return max(streamed, tokens * size / weight_rate(self.unit, self.plan.options.weight_dtype))  # token by token
-        height = TILE_ROWS if matrix.cols == matrix.tile_cols else matrix.tile_rows
-        groups = -(-rows // height)
-        sums = -(-groups * TILE_ROWS * self.plan.options.prompt_chunk // SUM_FLOATS)
-        repeated = -(-groups // self.groups) * warp_steps(matrix, self.warps) * self.activations / self.cache
-        return streamed + REPEATED * repeated + sums * SUM_CYCLES / self.unit.clock_hz.value
+        members, together = sharing(tokens, self.plan.options.prompt_chunk)
+        wide, at_once = batch_of(rows * members, together)
+        batches = -(-rows * members // wide)
+        steps = batches * -(-matrix.cols // STEP_COLUMNS)
+        fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows * members) + min(tokens, together))
+        resident = self.plan.blocks * self.plan.ranks_per_gpu
+        turns = -(-steps // at_once) * TURN_CYCLES / self.unit.clock_hz.value
+        return max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), turns)
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
@@ -154,21 +156,32 @@ class _Passes:
 
     def _attention_s(self, stage: Stage, first: int, tokens: int) -> float:
         """Units of (kv head, token), neighbours by one block: the chunk's keys and values prepared, then what came before scanned."""
-        plan, unit, shard = self.plan, self.unit, self.plan.shard
-        units = -(-shard.kv_heads * tokens // plan.blocks)
+        plan, unit, own = self.plan, self.unit, self.plan.kernel_attention()
+        units = -(-own.kv_heads * tokens // plan.blocks)
         seen = min(first + tokens, stage.window) if stage.window else first + tokens
-        size = 2 * seen * shard.head_dim * plan.kv.dtype.bytes
+        size = seen * own.position_bytes(plan.options.kv_dtype)
         if not self.tensor_cores:
-            prepared = 2 * tokens * shard.head_dim * unit.element_s.value
+            prepared = 2 * tokens * own.head_dim * unit.element_s.value
             return units * (size / unit.kv_bytes_per_s.value + self.latency) + prepared
-        sets = units * (shard.heads // shard.kv_heads)  # a query head of a token, by one warp or several
+        if tensor_pass(plan):
+            return self._tensor_attention_s(own, seen, tokens)
+        sets = units * own.group  # a query head of a token, by one warp or several
         rows = 2 * tokens + sets
-        copied = -(-rows * shard.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * shard.head_dim // (COPIED * WARP * self.warps))
+        copied = -(-rows * own.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * own.head_dim // (COPIED * WARP * self.warps))
         prepared = copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / unit.clock_hz.value
-        lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, shard.head_dim)) if shard.head_dim <= most)  # of a position
+        lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, own.head_dim)) if own.head_dim <= most)  # of a position
         at_once = WARP // lanes * POSITIONS * max(1, self.warps // sets)
-        cycles = -(-sets // self.warps) * -(-seen // at_once) * SCAN_CYCLES
+        cycles = -(-sets // self.warps) * -(-seen // at_once) * LOOK_CYCLES
         return prepared + max(cycles / unit.clock_hz.value, size / self.cache) + 2 * self.latency
+
+    def _tensor_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
+        """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its tokens see."""
+        cycle, blocks = 1 / self.unit.clock_hz.value, self.plan.blocks
+        heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
+        prepared = -(-heads // (blocks * self.warps)) * (self.latency + HEADS_AT_ONCE * HEAD_CYCLES * cycle)
+        rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
+        tile = (SCAN_CYCLES + SCAN_CYCLES_AN_ELEMENT * own.head_dim) * cycle
+        return prepared + self._barrier_s() + rounds * -(-seen // SCAN_POSITIONS) * tile + 2 * self.latency
 
 
 def _loaded(idle: Number, behind_stream: Number | None, load: float) -> float:
