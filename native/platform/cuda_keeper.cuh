@@ -97,6 +97,20 @@ __device__ __forceinline__ void confirm_words(const float* at, int count, int la
   }
 }
 
+// The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan were looked up in `resets`.
+__device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, const Words* resets,
+                                            int spans, int lane) {
+  auto erase = [&](float* words, int count) { erase_words(words, count, lane); };
+  auto confirm = [&](float* words, int count) { confirm_words(words, count, lane); };
+  if (Plan::resident && spans <= MOST_RESETS) {
+    for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
+    for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
+  } else {
+    reset(plan, memory, block, step, stage, erase);
+    reset(plan, memory, block, step, stage, confirm);
+  }
+}
+
 // The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
 // succeeded, while the consumers compute; hands out tokens; and looks whether the host wants the run to end.
 //
@@ -138,15 +152,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       }
       if (!Plan::resident && stages == 0) step = progress.step;
       ++stages;
-      auto erase = [&](float* at, int count) { erase_words(at, count, lane); };
-      auto confirm = [&](float* at, int count) { confirm_words(at, count, lane); };
-      if (Plan::resident && spans <= MOST_RESETS) {
-        for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
-        for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
-      } else {
-        reset(plan, memory, block, step, stage, erase);
-        reset(plan, memory, block, step, stage, confirm);
-      }
+      make_resets(plan, memory, block, step, stage, resets, spans, lane);
       __syncwarp();
       if (lane == 0) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;

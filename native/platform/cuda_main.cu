@@ -38,7 +38,11 @@ __device__ Progress* kept_progress(const RankMemory& memory, int block) {
 // One word to what outlives a kernel, or from there.
 template <class T>
 __device__ __forceinline__ void move(T& chip, T& kept, bool store) {
-  (store ? kept : chip) = store ? chip : kept;
+  if (store) {
+    kept = chip;
+  } else {
+    chip = kept;
+  }
 }
 
 // Copies a block's residual and progress between the chip and what outlives a kernel.
@@ -49,8 +53,8 @@ __device__ void keep(Block& b, bool store) {
   if (Plan::hidden) residual.each(b.core, [&](int i, float& value) { move(value, kept[i], store); });
   if (Plan::hidden) b.residual.close(b.core, residual);
   TWIN_EACH(i, int(sizeof(Progress) / 4)) {
-    int* at = reinterpret_cast<int*>(kept_progress(b.memory, b.block)) + i;
-    move(words[i], *at, store);
+    int* kept_words = reinterpret_cast<int*>(kept_progress(b.memory, b.block));
+    move(words[i], kept_words[i], store);
   }
   b.core.barrier();
 }
