@@ -97,6 +97,28 @@ __device__ __forceinline__ void confirm_words(const float* at, int count, int la
   }
 }
 
+// A stage REDUCE of late parts, by the keeper. Where a wait was given up, the consumers find a note.
+__device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory& memory, int rank, int block, Signals& signals, int step, int index,
+                                          int lane) {
+  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
+  if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
+  __syncwarp();
+  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+}
+
+// The words that a stage will reset into `resets`, as many as it holds; looked up while the consumers wait. How many spans there are.
+__device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, Words* resets,
+                                              int lane) {
+  int spans = 0;
+  __syncwarp();
+  reset(plan, memory, block, step, stage, [&](float* words, int count) {
+    if (lane == 0 && spans < MOST_RESETS) resets[spans] = {words, count};
+    ++spans;
+  });
+  __syncwarp();
+  return spans;
+}
+
 // The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan were looked up in `resets`.
 __device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, const Words* resets,
                                             int spans, int lane) {
@@ -132,19 +154,10 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       TWIN_KEEP(lane);  // what is made of these is made again in each stage: registers are scarce
       TWIN_KEEP(step);
       if (keeper_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
-        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
-        if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
-        __syncwarp();
-        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+        sum_stage(launch, memory, rank, block, signals, step, index, lane);
         continue;
       }
-      int spans = 0;  // words to reset; looked up while the consumers wait
-      __syncwarp();
-      reset(plan, memory, block, Plan::resident ? step : 1, stage, [&](float* at, int count) {
-        if (lane == 0 && spans < MOST_RESETS) resets[spans] = {at, count};
-        ++spans;
-      });
-      __syncwarp();
+      const int spans = look_up_resets(plan, memory, block, Plan::resident ? step : 1, stage, resets, lane);
       while (!barrier_passed(go, stages & 1u)) {
         if (!barrier_seen(left, 0)) continue;
         if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
