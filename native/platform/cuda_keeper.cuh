@@ -133,6 +133,14 @@ __device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& 
   }
 }
 
+// The token that the step before `step` chose; `delivered` counts the steps whose token has been handed out.
+__device__ __forceinline__ void hand_out(const Launch& launch, const Progress& progress, int step, int& delivered) {
+  int before = step - 1;
+  asm volatile("" : "+r"(before));  // addresses are computed here, not carried from step to step in scarce registers
+  deliver(launch, before, progress.chosen);
+  delivered = step;
+}
+
 // The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
 // succeeded, while the consumers compute; hands out tokens; and looks whether the host wants the run to end.
 //
@@ -170,12 +178,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       if (lane == 0) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
       if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
-      if (tells && step > delivered) {
-        int done = step - 1;
-        asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
-        deliver(launch, done, progress.chosen);
-        delivered = step;
-      }
+      if (tells && step > delivered) hand_out(launch, progress, step, delivered);
     }
     ++step;
   } while (Plan::resident);
