@@ -8,6 +8,29 @@ namespace twin {
 constexpr int LATE_AT_ONCE = facts::LATE_AT_ONCE;
 constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;  // of them, parts at once
 
+// The other ranks' parts p, p + 1 ... of a lane's next `left` elements at `own`, all under way before the first is looked at. The last part that
+// is not there yet, or -1.
+__device__ __forceinline__ int load_late_parts(const float* own, int stride, int rank, int p, int left, float (&got)[LATE_PARTS][LATE_AT_ONCE]) {
+  int me = rank, apart = stride;
+  asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
+  const float* part = own + (p + (p > me)) * apart;
+  int late = -1;
+#pragma unroll
+  for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
+    if (p + j == me) part += apart;
+    asm volatile("" : "+l"(part));
+#pragma unroll
+    for (int i = 0; i < LATE_AT_ONCE; ++i)
+      if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < LATE_PARTS; ++j)
+#pragma unroll
+    for (int i = 0; i < LATE_AT_ONCE; ++i)
+      if (p + j < Plan::ranks - 1 && missing(got[j][i])) late = p + j;
+  return late;
+}
+
 // The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block owns of a module's output, summed in
 // rank order and published within the rank. False: the wait was given up.
 //
@@ -39,23 +62,7 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
     for (int p = 0; p < Plan::ranks - 1; p += LATE_PARTS) {
       float got[LATE_PARTS][LATE_AT_ONCE];
       for (;;) {
-        int me = rank, apart = stride;
-        asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
-        const float* part = at + (p + (p > me)) * apart;
-        int late = -1;
-#pragma unroll
-        for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
-          if (p + j == me) part += apart;
-          asm volatile("" : "+l"(part));
-#pragma unroll
-          for (int i = 0; i < LATE_AT_ONCE; ++i)
-            if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < LATE_PARTS; ++j)
-#pragma unroll
-          for (int i = 0; i < LATE_AT_ONCE; ++i)
-            if (p + j < Plan::ranks - 1 && missing(got[j][i])) late = p + j;
+        const int late = load_late_parts(at, stride, rank, p, left, got);
         if (late < 0) break;
         auto waiting = [&] {
           int again = index;
