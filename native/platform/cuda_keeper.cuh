@@ -52,23 +52,23 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
   const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
   const Span own = plan.owned_of(value.owned, block);
   const int stride = value.part_stride, out = plan.values_at(stage.publishes).offset - value.offset;
-  float* at = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
+  float* element = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
   int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this lane
   Patience patience;
 #pragma unroll 1
-  for (; left > 0; left -= LATE_AT_ONCE, at += 32 * LATE_AT_ONCE) {
+  for (; left > 0; left -= LATE_AT_ONCE, element += 32 * LATE_AT_ONCE) {
     float sum[LATE_AT_ONCE] = {};
 #pragma unroll
     for (int p = 0; p < Plan::ranks - 1; p += LATE_PARTS) {
       float got[LATE_PARTS][LATE_AT_ONCE];
       for (;;) {
-        const int late = load_late_parts(at, stride, rank, p, left, got);
+        const int late = load_late_parts(element, stride, rank, p, left, got);
         if (late < 0) break;
         auto waiting = [&] {
           int again = index;
           TWIN_KEEP(again);  // looked up again, not kept
           const int id = plan.reads_at(plan.stages_at(again).first_read).value;
-          return Waiting{again, id, late + (late >= rank), int(at - memory.exchange) - plan.values_at(id).offset};
+          return Waiting{again, id, late + (late >= rank), int(element - memory.exchange) - plan.values_at(id).offset};
         };
         ++patience.polls;
         if (!may_wait(launch, rank, block, step, patience, waiting)) return false;
@@ -83,22 +83,22 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
     asm volatile("" : "+r"(away));
 #pragma unroll
     for (int i = 0; i < LATE_AT_ONCE; ++i)
-      if (i < left) store_shared(at + away + 32 * i, unlike_sentinel(sum[i]));
+      if (i < left) store_shared(element + away + 32 * i, unlike_sentinel(sum[i]));
   }
   return true;
 }
 
-__device__ __forceinline__ void erase_words(float* at, int count, int lane) {
-  for (int i = lane; i < count; i += 32) store_shared(at + i, bits_as<float>(SENTINEL));
+__device__ __forceinline__ void erase_words(float* words, int count, int lane) {
+  for (int i = lane; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL));
 }
 
 // Reads the words back: they lie then where all blocks look.
-__device__ __forceinline__ void confirm_words(const float* at, int count, int lane) {
+__device__ __forceinline__ void confirm_words(const float* words, int count, int lane) {
   constexpr int AT_ONCE = 4;
   for (int i = lane; i < count; i += 32 * AT_ONCE) {
     float seen[AT_ONCE];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(at + (i + 32 * j < count ? i + 32 * j : i));
+    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i));
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
   }

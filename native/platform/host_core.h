@@ -149,8 +149,8 @@ struct Core {
     nap_at_random();
   }
 
-  // out[i - lo] = (or += scale *) the sum of the parts at i. False when a wait was given up; stall(part, element)
-  // is called between two polls.
+  // out[i - lo] = the sum of the parts at i. False when a wait was given up; stall(part, element) is called between two
+  // polls. The vectors' part as a function of its own made other machine code.
   template <class Stall>
   bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
     int i = lo;
@@ -174,8 +174,8 @@ struct Core {
         for (int j = 0; j < UNROLL; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
       }
       for (int j = 0; j < UNROLL; ++j) {
-        vfloat* at = reinterpret_cast<vfloat*>(out + (i - lo) + j * VECTOR);
-        *at = sum[j];
+        vfloat* neighbours = reinterpret_cast<vfloat*>(out + (i - lo) + j * VECTOR);
+        *neighbours = sum[j];
       }
     }
 #endif

@@ -24,18 +24,18 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
   const u8* coming = w + ahead;
   int c = 0;
   for (; c + STEP <= cols; c += STEP) {
-    const u8* at = w + long(c) * SIZE;
+    const u8* slice = w + long(c) * SIZE;
     if constexpr (WEIGHT == Type::BF16) {
       vfloat even, odd;
       deinterleave(x + c, even, odd);
       for (int r = 0; r < R; ++r) {
-        const vu32 words = *reinterpret_cast<const vu32*>(at + r * stride);
+        const vu32 words = *reinterpret_cast<const vu32*>(slice + r * stride);
         sum[r] += bits_as<vfloat>(words << 16) * even;
         sum[r] += bits_as<vfloat>(words & 0xFFFF0000u) * odd;
       }
     } else {
       const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
-      for (int r = 0; r < R; ++r) sum[r] += load_vector<WEIGHT>(at + r * stride) * xs;
+      for (int r = 0; r < R; ++r) sum[r] += load_vector<WEIGHT>(slice + r * stride) * xs;
     }
     for (int line = 0; line < R * STEP * SIZE; line += LINE) __builtin_prefetch(coming + line, 0, 3);
     coming += R * STEP * SIZE;
