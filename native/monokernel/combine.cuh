@@ -6,7 +6,8 @@
 namespace twin {
 
 // x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that hold no position yet only a
-// sum is looked at: that it has come is what the plan's proof rests on.
+// sum is looked at: that it has come is what the plan's proof rests on. One function: divided into loading, weighing and waiting it became
+// other machine code, on GPUs and CPUs.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
