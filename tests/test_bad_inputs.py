@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import TINY, Twin
+from tests.refusals import refused_command
 from twin.data import data_dir
 from twin.engine.save import INDEX, SINGLE, save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
@@ -65,7 +66,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.name)
 def test_mistake_is_explained(mistake: Mistake, twin: Twin) -> None:
-    refused(twin, *mistake.words, says=mistake.says)
+    refused_command(twin, *mistake.words, says=mistake.says)
 
 
 GENERATION = [
@@ -82,7 +83,7 @@ GENERATION = [
 
 @pytest.mark.parametrize("mistake", GENERATION, ids=lambda m: m.name)
 def test_generation_mistake_is_explained(mistake: Mistake, twin: Twin, checkpoint: Path) -> None:
-    refused(twin, "run", checkpoint, "--prompt", "ab", *mistake.words, says=mistake.says)
+    refused_command(twin, "run", checkpoint, "--prompt", "ab", *mistake.words, says=mistake.says)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,11 @@ def test_generation_mistake_is_explained(mistake: Mistake, twin: Twin, checkpoin
     [("1,320", ("320", "0 to 319")), ("-1", ("-1",)), ("a,b", ("'a,b'", "1,2,3")), (" ", ("empty",))],
 )
 def test_prompt_tokens_are_checked(ids: str, says: tuple[str, ...], twin: Twin, checkpoint: Path) -> None:
-    refused(twin, "run", checkpoint, f"--prompt-tokens={ids}", says=says)
+    refused_command(twin, "run", checkpoint, f"--prompt-tokens={ids}", says=says)
 
 
 def test_prompt_file_must_exist(twin: Twin, checkpoint: Path) -> None:
-    refused(twin, "run", checkpoint, "--prompt-file", "nowhere.txt", says=("nowhere.txt", "cannot be read"))
+    refused_command(twin, "run", checkpoint, "--prompt-file", "nowhere.txt", says=("nowhere.txt", "cannot be read"))
 
 
 # ---- damaged checkpoints -------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_damaged_checkpoint_is_refused(
     folder = tmp_path / "damaged"
     shutil.copytree(checkpoint, folder)
     damage(folder)
-    refused(twin, "run", folder, "--prompt", "ab", says=says)
+    refused_command(twin, "run", folder, "--prompt", "ab", says=says)
 
 
 def test_truncated_shard_is_named(twin: Twin, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_truncated_shard_is_named(twin: Twin, tmp_path: Path) -> None:
     make_byte_tokenizer(tmp_path)
     shard = tmp_path / sorted(set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()))[1]
     shard.write_bytes(shard.read_bytes()[:-64])
-    refused(twin, "run", tmp_path, "--prompt", "ab", says=(shard.name,))
+    refused_command(twin, "run", tmp_path, "--prompt", "ab", says=(shard.name,))
 
 
 # ---- the computer and our own files -----------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_truncated_shard_is_named(twin: Twin, tmp_path: Path) -> None:
 def test_missing_compiler_is_named(twin: Twin, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused(twin, "run", checkpoint, "--prompt", "ab", says=("no C++ compiler", "apt-get install g++"))
+    refused_command(twin, "run", checkpoint, "--prompt", "ab", says=("no C++ compiler", "apt-get install g++"))
 
 
 def test_unknown_key_in_a_device_file_is_named(twin: Twin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_unknown_key_in_a_device_file_is_named(twin: Twin, monkeypatch: pytest.M
     file = tmp_path / "hwmodels" / "devices" / "mi300x.yaml"
     file.write_text(file.read_text().replace("  latency_s:", "  latencie_s:", 1))
     monkeypatch.setattr("twin.hardware.load.data_dir", lambda name: tmp_path / name)
-    refused(twin, "hardware", "mi300x", says=("mi300x.yaml", "latencie_s", "did you mean latency_s"))
+    refused_command(twin, "hardware", "mi300x", says=("mi300x.yaml", "latencie_s", "did you mean latency_s"))
 
 
 def test_a_message_never_hides_a_bug(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +185,3 @@ def test_a_message_never_hides_a_bug(twin: Twin, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("twin.commands.models.load_model", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         twin("models", "laneformer-2b")
-
-
-def refused(twin: Twin, *words: object, says: tuple[str, ...]) -> None:
-    outcome = twin(*words)
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert "Traceback" not in outcome.err
-    for part in says:
-        assert part in outcome.err, outcome.err

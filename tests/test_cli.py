@@ -22,8 +22,9 @@ from twin.commands import demo
 from twin.commands.arguments import option_value
 from twin.commands.output import harmless
 from twin.commands.reference import subparsers
-from twin.commands.run import Watched, show_piece
+from twin.commands.run import show_piece
 from twin.engine.generate import Piece
+from twin.engine.opening import Watched
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.kernel.budget import on_chip_bytes
@@ -369,7 +370,11 @@ def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(tw
     assert outcome.code == 2
     assert "needs 812 GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node of h200-sxm that holds it" in outcome.err
     assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
-    assert "8xb200 is the smallest node of b200" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+    assert "2xmi455x is the smallest node on file that holds it" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+    for command in ("plan", "simulate"):
+        assert "is the smallest node on file" in twin(command, "llama-3.1-405b", "8xhost").err
+    for command in (("run", "--prompt", "hi"), ("bench",)):
+        assert "is the smallest node on file" in twin(*command, "llama-3.1-405b", "--random", "1").err
 
 
 def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:

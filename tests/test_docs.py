@@ -77,7 +77,7 @@ def test_every_example_of_help_works(line: str, twin: Twin, checkpoint: Path, tm
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
     (tmp_path / "question.txt").write_text("Why?")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("twin.commands.run.check_memory", lambda plan: None)
+    monkeypatch.setattr("twin.engine.opening.free_bytes", lambda: None)
     outcome = twin(*shlex.split(line)[1:])
     assert outcome.code == 0, outcome.err
     assert outcome.out

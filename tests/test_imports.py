@@ -14,7 +14,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("report",),
     ("bench", "study"),
     ("calibrate",),
-    ("machines", "serving"),
+    ("batching", "machines"),
     ("engine", "sim"),
     ("proof", "reference"),
     ("kernel",),

@@ -95,18 +95,18 @@ def check_stems(names: Collection[str]) -> None:
 # ---- writing ---------------------------------------------------------------------------------------------------
 
 
-def write(contents: Mapping[Path, str]) -> None:
+def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
     """Files with their parents: all are written beside their places, then renamed. Raises OutputError; then nothing of them is there.
 
-    What UTF-8 cannot hold (undecodable bytes of a path) is escaped.
+    A file is a text, or bytes piece by piece. What UTF-8 cannot hold (undecodable bytes of a path) is escaped.
     """
     made: dict[Path, Path] = {}
     try:
-        for path, text in contents.items():
+        for path, content in contents.items():
             path = path.resolve() if path.is_symlink() else path
             path.parent.mkdir(parents=True, exist_ok=True)
             made[path] = path.parent / f"{BESIDE}{uuid4().hex}"
-            _write(made[path], text, path)
+            _write(made[path], [content.encode("utf-8", "backslashreplace")] if isinstance(content, str) else content, path)
         for path, beside in made.items():
             beside.replace(path)
     except OSError as error:
@@ -116,12 +116,12 @@ def write(contents: Mapping[Path, str]) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _write(beside: Path, text: str, place: Path) -> None:
+def _write(beside: Path, pieces: Iterable[bytes], place: Path) -> None:
     """On disk before it gets its name: after a crash there is the old file or the new one."""
     with beside.open("xb") as file:
         if place.exists():
             os.fchmod(file.fileno(), S_IMODE(place.stat().st_mode))
-        file.write(text.encode("utf-8", "backslashreplace"))
+        file.writelines(pieces)
         file.flush()
         os.fsync(file.fileno())
 

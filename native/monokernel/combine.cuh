@@ -6,7 +6,8 @@
 namespace twin {
 
 // x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that hold no position yet only a
-// sum is looked at: that it has come is what the plan's proof rests on.
+// sum is looked at: that it has come is what the plan's proof rests on. One function: divided into loading, weighing and waiting it became
+// other machine code, on GPUs and CPUs.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
@@ -40,10 +41,10 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         for (int r = 0; r < RUNS; ++r)
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j) {
-            const float* at = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
+            const float* partial = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
             if (r > 0 && !valid[r]) continue;
-            part[r][j] = load_run<WORDS, ALIGNED>(at + outputs[r]);
-            end[r][j] = load_run<2, 8>(at + sums[r]);
+            part[r][j] = load_run<WORDS, ALIGNED>(partial + outputs[r]);
+            end[r][j] = load_run<2, 8>(partial + sums[r]);
           }
         TWIN_UNROLL
         for (int r = 0; r < RUNS; ++r)

@@ -61,19 +61,19 @@ __device__ __forceinline__ Kept keep_top_k(Block& b, const Logits& all, float to
   u32 lo = key_of(-infinity()), hi = key_of(top);
   while (lo < hi) {  // the largest threshold that at least k logits reach
     const u32 middle = lo + (hi - lo + 1) / 2;
-    const float at = value_of(middle);
-    if (block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] >= at); }) >= k) {
+    const float threshold = value_of(middle);
+    if (block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] >= threshold); }) >= k) {
       lo = middle;
     } else {
       hi = middle - 1;
     }
   }
-  const float at = value_of(lo);
-  return {at, k - block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] > at); })};
+  const float threshold = value_of(lo);
+  return {threshold, k - block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] > threshold); })};
 }
 
-__device__ __forceinline__ double mass_above(Block& b, const Logits& all, float at) {
-  return block_sum<double>(b, all.count, [&](int i) { return all.logit[i] > at ? double(all.probability[i]) : 0.0; });
+__device__ __forceinline__ double mass_above(Block& b, const Logits& all, float threshold) {
+  return block_sum<double>(b, all.count, [&](int i) { return all.logit[i] > threshold ? double(all.probability[i]) : 0.0; });
 }
 
 // The smallest set of the most probable kept tokens that reaches top_p of what top-k left; probability_of(logit) is a tied one's.
@@ -83,21 +83,21 @@ __device__ __forceinline__ Kept keep_top_p(Block& b, const Logits& all, float to
   u32 lo = key_of(kept.threshold), hi = key_of(top);
   while (lo < hi) {
     const u32 middle = lo + (hi - lo + 1) / 2;
-    const float at = value_of(middle);
-    const double mass = block_sum<double>(b, all.count, [&](int i) { return all.logit[i] >= at ? double(all.probability[i]) : 0.0; });
+    const float threshold = value_of(middle);
+    const double mass = block_sum<double>(b, all.count, [&](int i) { return all.logit[i] >= threshold ? double(all.probability[i]) : 0.0; });
     if (mass >= wanted) {
       lo = middle;
     } else {
       hi = middle - 1;
     }
   }
-  const float at = value_of(lo);
-  const int most = at == kept.threshold ? kept.ties : block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] == at); });
-  const double one = double(probability_of(at));
-  double mass = mass_above(b, all, at) + one;
+  const float threshold = value_of(lo);
+  const int most = threshold == kept.threshold ? kept.ties : block_sum<int>(b, all.count, [&](int i) { return int(all.logit[i] == threshold); });
+  const double each = double(probability_of(threshold));
+  double mass = mass_above(b, all, threshold) + each;
   int ties = 1;
-  for (; ties < most && mass < wanted; ++ties) mass += one;
-  return {at, ties};
+  for (; ties < most && mass < wanted; ++ties) mass += each;
+  return {threshold, ties};
 }
 
 // Adds the kept probabilities of logits lo..hi-1 to `mass`, in order, until it passes `target` at `token`.

@@ -264,20 +264,20 @@ struct Core {
   // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.
   __device__ __forceinline__ void store_sums(float (&sum)[ROWS_AT_ONCE], int rows, float* to) {
     static_assert(ROWS_AT_ONCE == 8, "three halvings");
-    const int at = lane();
+    const int number = lane();
 #pragma unroll
     for (int half = 4, apart = 16; half; half /= 2, apart /= 2) {
-      const bool upper = at & apart;
+      const bool upper = number & apart;
 #pragma unroll
-      for (int i = 0; i < half; ++i) {
+      for (int i = 0; i < half; ++i) {  // of two rows the lower lane gets the first one's sum, the upper the second one's
         const float keep = upper ? sum[i + half] : sum[i], give = upper ? sum[i] : sum[i + half];
         sum[i] = keep + lane_apart(give, apart);
       }
     }
     sum[0] += lane_apart(sum[0], 2);
     sum[0] += lane_apart(sum[0], 1);
-    const int row = (at >> 4 & 1) * 4 + (at >> 3 & 1) * 2 + (at >> 2 & 1);
-    if (at % 4 == 0 && row < rows) to[row] = sum[0];
+    const int row = (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1);
+    if (number % 4 == 0 && row < rows) to[row] = sum[0];
   }
 
   // ---- cached keys and values ----

@@ -8,6 +8,29 @@ namespace twin {
 constexpr int LATE_AT_ONCE = facts::LATE_AT_ONCE;
 constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;  // of them, parts at once
 
+// The other ranks' parts p, p + 1 ... of a lane's next `left` elements at `own`, all under way before the first is looked at. The last part that
+// is not there yet, or -1.
+__device__ __forceinline__ int load_late_parts(const float* own, int stride, int rank, int p, int left, float (&got)[LATE_PARTS][LATE_AT_ONCE]) {
+  int me = rank, apart = stride;
+  asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
+  const float* part = own + (p + (p > me)) * apart;
+  int late = -1;
+#pragma unroll
+  for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
+    if (p + j == me) part += apart;
+    asm volatile("" : "+l"(part));
+#pragma unroll
+    for (int i = 0; i < LATE_AT_ONCE; ++i)
+      if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < LATE_PARTS; ++j)
+#pragma unroll
+    for (int i = 0; i < LATE_AT_ONCE; ++i)
+      if (p + j < Plan::ranks - 1 && missing(got[j][i])) late = p + j;
+  return late;
+}
+
 // The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block owns of a module's output, summed in
 // rank order and published within the rank. False: the wait was given up.
 //
@@ -29,39 +52,23 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
   const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
   const Span own = plan.owned_of(value.owned, block);
   const int stride = value.part_stride, out = plan.values_at(stage.publishes).offset - value.offset;
-  float* at = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
+  float* element = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
   int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this lane
   Patience patience;
 #pragma unroll 1
-  for (; left > 0; left -= LATE_AT_ONCE, at += 32 * LATE_AT_ONCE) {
+  for (; left > 0; left -= LATE_AT_ONCE, element += 32 * LATE_AT_ONCE) {
     float sum[LATE_AT_ONCE] = {};
 #pragma unroll
     for (int p = 0; p < Plan::ranks - 1; p += LATE_PARTS) {
       float got[LATE_PARTS][LATE_AT_ONCE];
       for (;;) {
-        int me = rank, apart = stride;
-        asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
-        const float* part = at + (p + (p > me)) * apart;
-        int late = -1;
-#pragma unroll
-        for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
-          if (p + j == me) part += apart;
-          asm volatile("" : "+l"(part));
-#pragma unroll
-          for (int i = 0; i < LATE_AT_ONCE; ++i)
-            if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < LATE_PARTS; ++j)
-#pragma unroll
-          for (int i = 0; i < LATE_AT_ONCE; ++i)
-            if (p + j < Plan::ranks - 1 && missing(got[j][i])) late = p + j;
+        const int late = load_late_parts(element, stride, rank, p, left, got);
         if (late < 0) break;
         auto waiting = [&] {
           int again = index;
           TWIN_KEEP(again);  // looked up again, not kept
           const int id = plan.reads_at(plan.stages_at(again).first_read).value;
-          return Waiting{again, id, late + (late >= rank), int(at - memory.exchange) - plan.values_at(id).offset};
+          return Waiting{again, id, late + (late >= rank), int(element - memory.exchange) - plan.values_at(id).offset};
         };
         ++patience.polls;
         if (!may_wait(launch, rank, block, step, patience, waiting)) return false;
@@ -76,25 +83,69 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
     asm volatile("" : "+r"(away));
 #pragma unroll
     for (int i = 0; i < LATE_AT_ONCE; ++i)
-      if (i < left) store_shared(at + away + 32 * i, unlike_sentinel(sum[i]));
+      if (i < left) store_shared(element + away + 32 * i, unlike_sentinel(sum[i]));
   }
   return true;
 }
 
-__device__ __forceinline__ void erase_words(float* at, int count, int lane) {
-  for (int i = lane; i < count; i += 32) store_shared(at + i, bits_as<float>(SENTINEL));
+__device__ __forceinline__ void erase_words(float* words, int count, int lane) {
+  for (int i = lane; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL));
 }
 
 // Reads the words back: they lie then where all blocks look.
-__device__ __forceinline__ void confirm_words(const float* at, int count, int lane) {
+__device__ __forceinline__ void confirm_words(const float* words, int count, int lane) {
   constexpr int AT_ONCE = 4;
   for (int i = lane; i < count; i += 32 * AT_ONCE) {
     float seen[AT_ONCE];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(at + (i + 32 * j < count ? i + 32 * j : i));
+    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i));
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
   }
+}
+
+// A stage REDUCE of late parts, by the keeper. Where a wait was given up, the consumers find a note.
+__device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory& memory, int rank, int block, Signals& signals, int step, int index,
+                                          int lane) {
+  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
+  if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
+  __syncwarp();
+  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+}
+
+// The words that a stage will reset into `resets`, as many as it holds; looked up while the consumers wait. How many spans there are.
+__device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, Words* resets,
+                                              int lane) {
+  int spans = 0;
+  __syncwarp();
+  reset(plan, memory, block, step, stage, [&](float* words, int count) {
+    if (lane == 0 && spans < MOST_RESETS) resets[spans] = {words, count};
+    ++spans;
+  });
+  __syncwarp();
+  return spans;
+}
+
+// The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan were looked up in `resets`.
+__device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, const Words* resets,
+                                            int spans, int lane) {
+  auto erase = [&](float* words, int count) { erase_words(words, count, lane); };
+  auto confirm = [&](float* words, int count) { confirm_words(words, count, lane); };
+  if (Plan::resident && spans <= MOST_RESETS) {
+    for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
+    for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
+  } else {
+    reset(plan, memory, block, step, stage, erase);
+    reset(plan, memory, block, step, stage, confirm);
+  }
+}
+
+// The token that the step before `step` chose; `delivered` counts the steps whose token has been handed out.
+__device__ __forceinline__ void hand_out(const Launch& launch, const Progress& progress, int step, int& delivered) {
+  int before = step - 1;
+  asm volatile("" : "+r"(before));  // addresses are computed here, not carried from step to step in scarce registers
+  deliver(launch, before, progress.chosen);
+  delivered = step;
 }
 
 // The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
@@ -118,19 +169,10 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       TWIN_KEEP(lane);  // what is made of these is made again in each stage: registers are scarce
       TWIN_KEEP(step);
       if (keeper_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
-        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
-        if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
-        __syncwarp();
-        if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+        sum_stage(launch, memory, rank, block, signals, step, index, lane);
         continue;
       }
-      int spans = 0;  // words to reset; looked up while the consumers wait
-      __syncwarp();
-      reset(plan, memory, block, Plan::resident ? step : 1, stage, [&](float* at, int count) {
-        if (lane == 0 && spans < MOST_RESETS) resets[spans] = {at, count};
-        ++spans;
-      });
-      __syncwarp();
+      const int spans = look_up_resets(plan, memory, block, Plan::resident ? step : 1, stage, resets, lane);
       while (!barrier_passed(go, stages & 1u)) {
         if (!barrier_seen(left, 0)) continue;
         if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
@@ -138,25 +180,12 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       }
       if (!Plan::resident && stages == 0) step = progress.step;
       ++stages;
-      auto erase = [&](float* at, int count) { erase_words(at, count, lane); };
-      auto confirm = [&](float* at, int count) { confirm_words(at, count, lane); };
-      if (Plan::resident && spans <= MOST_RESETS) {
-        for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
-        for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
-      } else {
-        reset(plan, memory, block, step, stage, erase);
-        reset(plan, memory, block, step, stage, confirm);
-      }
+      make_resets(plan, memory, block, step, stage, resets, spans, lane);
       __syncwarp();
       if (lane == 0) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
       if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
-      if (tells && step > delivered) {
-        int done = step - 1;
-        asm volatile("" : "+r"(done));  // addresses are computed here, not carried from step to step in scarce registers
-        deliver(launch, done, progress.chosen);
-        delivered = step;
-      }
+      if (tells && step > delivered) hand_out(launch, progress, step, delivered);
     }
     ++step;
   } while (Plan::resident);

@@ -38,7 +38,11 @@ __device__ Progress* kept_progress(const RankMemory& memory, int block) {
 // One word to what outlives a kernel, or from there.
 template <class T>
 __device__ __forceinline__ void move(T& chip, T& kept, bool store) {
-  (store ? kept : chip) = store ? chip : kept;
+  if (store) {
+    kept = chip;
+  } else {
+    chip = kept;
+  }
 }
 
 // Copies a block's residual and progress between the chip and what outlives a kernel.
@@ -49,8 +53,8 @@ __device__ void keep(Block& b, bool store) {
   if (Plan::hidden) residual.each(b.core, [&](int i, float& value) { move(value, kept[i], store); });
   if (Plan::hidden) b.residual.close(b.core, residual);
   TWIN_EACH(i, int(sizeof(Progress) / 4)) {
-    int* at = reinterpret_cast<int*>(kept_progress(b.memory, b.block)) + i;
-    move(words[i], *at, store);
+    int* kept_words = reinterpret_cast<int*>(kept_progress(b.memory, b.block));
+    move(words[i], kept_words[i], store);
   }
   b.core.barrier();
 }
@@ -75,6 +79,26 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals, 
   barrier_init(shared_address(&signals.passed), CONSUMERS);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   progress = {};
+}
+
+// What the consumers do in a launch: all of it where the plan is resident; else the prompt's passes (`last` is 0), or stages first..last-1.
+__device__ __forceinline__ void consume(Block& b, int first, int last) {
+  const Launch& launch = b.launch;
+  const bool reporter = b.rank == 0 && b.block == 0 && threadIdx.x == 0;
+  if (Plan::resident) {
+    if (reporter) store_host(&launch.control->started, now_ns());
+    run(b);
+  } else if (last == 0) {
+    if (reporter) store_host(&launch.control->started, now_ns());
+    if (!read_prompt(b) && threadIdx.x == 0) kept_progress(b.memory, b.block)->stop = 1;  // launches that are already queued do nothing
+  } else {
+    keep(b, false);
+    if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0) store_host(&launch.control->started, now_ns());
+    bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
+    for (int index = first; index < last && going; ++index) going = run_stage(b, index);
+    if (going && last == Plan::stage_count) end_step(b);
+    keep(b, true);
+  }
 }
 
 }  // namespace twin
@@ -122,21 +146,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
                reinterpret_cast<float*>(shared + Shared::input),
                reinterpret_cast<float*>(shared + Shared::scratch),
                0};
-    const bool reporter = rank == 0 && block == 0 && threadIdx.x == 0;
-    if (Plan::resident) {
-      if (reporter) store_host(&launch.control->started, now_ns());
-      run(b);
-    } else if (last == 0) {
-      if (reporter) store_host(&launch.control->started, now_ns());
-      if (!read_prompt(b) && threadIdx.x == 0) kept_progress(memory, block)->stop = 1;  // launches that are already queued do nothing
-    } else {
-      keep(b, false);
-      if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0) store_host(&launch.control->started, now_ns());
-      bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
-      for (int index = first; index < last && going; ++index) going = run_stage(b, index);
-      if (going && last == Plan::stage_count) end_step(b);
-      keep(b, true);
-    }
+    consume(b, first, last);
     b.core.forget();  // else the comparison below is kept in a register from the kernel's start
     b.core.barrier();
     if (b.core.thread() == 0) barrier_arrive(shared_address(&signals.left));

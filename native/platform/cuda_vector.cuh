@@ -54,6 +54,8 @@ struct Side {
     return any;
   }
   __device__ __forceinline__ Run<N> settle(int lane) {
+    // Two lanes, `apart`, hold a row each of a matrix of 2 x 2 elements, and leave with a column each. As a function of its own this
+    // made other machine code.
 #pragma unroll
     for (int apart = 1; apart < LANES; apart *= 2) {
       const bool upper = lane & apart;

@@ -13,7 +13,7 @@ from tests.command_line import TINY
 from twin.bench.plans import Plans, make_plans, mean_bytes, shape_peer
 from twin.bench.source import find_source, hold_random, make_prompts
 from twin.engine.weights import random_weights
-from twin.errors import ConfigError, TwinError
+from twin.errors import ConfigError, PlanError, TwinError
 from twin.hardware.load import load_node
 from twin.kernel.budget import shared_bytes
 from twin.models.load import load_model, tensors
@@ -67,6 +67,11 @@ def test_what_the_benchmark_settles_cannot_be_chosen(chosen: dict[str, Any]) -> 
 def test_a_context_beyond_the_model_s_is_refused() -> None:
     with pytest.raises(ConfigError, match="5000 positions, laneformer-2b reaches 4096"):
         make_plans(load_model("laneformer-2b"), NODE, {}, context=4500, tokens=500, positions=5000)
+
+
+def test_a_model_too_large_for_the_gpu_is_refused_with_the_node_that_holds_it() -> None:
+    with pytest.raises(PlanError, match=r"needs \d+ GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node"):
+        plans("llama-3.1-405b")
 
 
 def test_lanes_are_timed_as_a_llama_of_the_same_dimensions() -> None:

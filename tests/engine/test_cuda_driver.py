@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fake_driver import CUresult, FakeDriver, answers_at_once
-from tests.engine.test_host_engine import LLAMA
+from tests.engine.small_engine import LLAMA
 from twin.engine import choose, cuda, cuda_build
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import ARCHITECTURES, CompileReport, architecture

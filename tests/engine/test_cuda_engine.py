@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.test_host_engine import LANED as FOUR_LANES
-from tests.engine.test_host_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS, after_the_first, sums_what_comes_later
+from tests.engine.small_engine import LANED as FOUR_LANES
+from tests.engine.small_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS, after_the_first, sums_what_comes_later
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights

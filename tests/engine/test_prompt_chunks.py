@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.engine import test_cuda_engine as on_gpu
-from tests.engine.test_host_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
+from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
 from tests.native.test_lanes import build_lanes
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
@@ -116,7 +116,7 @@ def test_logits_after_a_prompt_need_no_passes() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 def test_the_host_computes_stored_types_in_fp32(dtype: DType) -> None:
-    plan = chunked(weight_dtype=dtype, kv_dtype=dtype)  # as one of test_host_engine, so that it is compiled once
+    plan = chunked(weight_dtype=dtype, kv_dtype=dtype)  # as one of test_host_engine.py, so that it is compiled once
     assert error(plan, (20,)) < (1e-3 if dtype is DType.FP16 else 8e-3)  # a cached value may round to its other neighbour
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from twin.engine.tokenizer import Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.errors import CheckpointError, TwinError
 
@@ -129,32 +129,21 @@ def changed(path: Path, **parts: object) -> Path:
     return path
 
 
-def refused(act: Callable[[], object], *says: str) -> None:
-    """One short line that a terminal shows as it is."""
-    with pytest.raises(TwinError) as error:
-        act()
-    message = str(error.value)
-    assert message.isprintable()
-    assert len(message) < 800
-    for part in says:
-        assert part in message, message
-
-
 @pytest.mark.parametrize("stop", [2**31, 2**24, 10**30, -1, True, 1.0, "\x1b[2J", [1, 2**31], [[1]], {"a": 1}, [1] * 999, "x" * 300_000])
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_a_stop_token_that_no_model_has_is_refused(tmp_path: Path, file: str, stop: object) -> None:
     make_byte_tokenizer(tmp_path)
     (tmp_path / file).write_text(json.dumps({"eos_token_id": stop}))
-    refused(lambda: open_tokenizer(tmp_path), file, "eos_token_id is", "below 16777216")
+    refused(TwinError, lambda: open_tokenizer(tmp_path), file, "eos_token_id is", "below 16777216")
 
 
 def test_a_stop_token_beyond_the_vocabulary_of_the_model_is_refused(tmp_path: Path) -> None:
     """It would never be generated: the text would go on for ever without a word."""
     make_byte_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 258, "eos_token_id": 258}')
-    refused(lambda: open_tokenizer(tmp_path), "eos_token_id is 258", "below 258")
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "eos_token_id is 258", "below 258")
     (tmp_path / "config.json").write_text('{"vocab_size": 257}')
-    refused(lambda: open_tokenizer(tmp_path), "'<eos>' is number 257", "below 257")
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "'<eos>' is number 257", "below 257")
 
 
 def test_a_prompt_is_neither_cut_nor_filled_up(tmp_path: Path) -> None:
@@ -193,13 +182,13 @@ def test_a_panic_of_the_library_is_a_refusal_and_writes_nothing(
     tmp_path: Path, part: str, value: object, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = open_tokenizer(changed(tmp_path, **{part: value}))
-    refused(lambda: tokenizer.encode("ab <bos> " + "a" * 40 + "!"), "cannot be encoded", "--prompt-tokens")
+    refused(TwinError, lambda: tokenizer.encode("ab <bos> " + "a" * 40 + "!"), "cannot be encoded", "--prompt-tokens")
     assert capfd.readouterr().err == ""
 
 
 def test_messages_of_this_process_are_written_again_after_a_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = open_tokenizer(changed(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}))
-    refused(lambda: tokenizer.encode("ab"))
+    refused(TwinError, lambda: tokenizer.encode("ab"))
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"
 
@@ -214,19 +203,19 @@ def test_an_interrupt_is_not_taken_for_a_panic(byte: Tokenizer) -> None:
 
 
 def test_a_text_with_half_a_character_is_refused(byte: Tokenizer) -> None:
-    refused(lambda: byte.encode("a\udcff"), "cannot be encoded")
+    refused(TwinError, lambda: byte.encode("a\udcff"), "cannot be encoded")
 
 
 def test_a_tokenizer_that_encodes_at_random_is_refused(tmp_path: Path) -> None:
     model = {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
-    refused(lambda: open_tokenizer(changed(tmp_path, model=model)), "tokenizer.json", "dropout")
+    refused(TwinError, lambda: open_tokenizer(changed(tmp_path, model=model)), "tokenizer.json", "dropout")
 
 
 @pytest.mark.parametrize("text", ['{"a":1,' * 1_100_000, "1," * 4_300_000, " " * (2**26 + 1)], ids=["mappings", "numbers", "spaces"])
 def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     began = time.monotonic()
-    refused(lambda: open_tokenizer(tmp_path), "tokenizer.json", "download it again")
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "tokenizer.json", "download it again")
     assert time.monotonic() - began < 3
 
 
@@ -234,7 +223,7 @@ def test_special_tokens_that_are_unknown_are_shown_harmlessly(tmp_path: Path) ->
     make_byte_tokenizer(tmp_path)
     for token in ("\x1b[2J", "x" * 300_000, {"content": "\x1b[2J"}, {"content": ["\x1b"]}, 5, "\ud800"):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token, "add_bos_token": True}))
-        refused(lambda: open_tokenizer(tmp_path), "tokenizer_config.json", "special token")
+        refused(TwinError, lambda: open_tokenizer(tmp_path), "tokenizer_config.json", "special token")
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
@@ -244,13 +233,13 @@ def test_files_of_words_obey_the_rules_of_weights(tmp_path: Path, file: str) -> 
     path = tmp_path / "m" / file
     path.unlink(missing_ok=True)
     path.symlink_to("/etc/passwd")
-    refused(lambda: open_tokenizer(tmp_path / "m"), file, "outside of this folder")
+    refused(TwinError, lambda: open_tokenizer(tmp_path / "m"), file, "outside of this folder")
     path.unlink()
     os.mkfifo(path)
-    refused(lambda: open_tokenizer(tmp_path / "m"), file, "not a regular file")
+    refused(TwinError, lambda: open_tokenizer(tmp_path / "m"), file, "not a regular file")
     path.unlink()
     path.write_text("[" * 100_000)
-    refused(lambda: open_tokenizer(tmp_path / "m"), file)
+    refused(TwinError, lambda: open_tokenizer(tmp_path / "m"), file)
 
 
 @pytest.mark.hf

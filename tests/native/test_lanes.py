@@ -13,9 +13,14 @@ from twin import toolchain
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
+from dataclasses import replace
 import numpy as np
-from tests_engine import *
+import pytest
+from tests.engine.small_engine import *
 import twin.engine.host
+from twin.engine.sampling import sample
+from twin.errors import EngineError
+from twin.plan.types import HandOffKind, Sampling
 from test_lanes import build_lanes
 twin.engine.host.build_host = build_lanes
 cases = {"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}
@@ -32,7 +37,7 @@ for more in cases:
         logits = running.logits(TOKENS[:3] + tokens[:-1])
         assert np.array_equal(got[:3], logits[:3]), more
         assert tokens == [sample(row, params, step) for step, row in enumerate(logits[2:])], more
-plan = _waits_for_the_others(planned())
+plan = waits_for_the_others(planned())
 with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, pytest.raises(EngineError, match="watchdog"):
     running.generate([1, 2, 3], max_tokens=3)
 print("clean")
@@ -55,16 +60,15 @@ def build_lanes(header: str, *, sanitize: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
-def test_many_lanes_compute_the_same_without_races(sanitize: str | None, tmp_path: Path) -> None:
-    folders = f"{tmp_path}:{HERE}:{HERE.parents[1]}"
+def test_many_lanes_compute_the_same_without_races(sanitize: str | None) -> None:
+    folders = f"{HERE}:{HERE.parents[1]}"
     environment = os.environ | {"PYTHONPATH": folders, "TSAN_OPTIONS": "exitcode=66", "OPENBLAS_NUM_THREADS": "1"}
     if sanitize:
         runtime = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False).stdout.strip()
         if not os.path.isabs(runtime):
             pytest.skip("libtsan.so is not installed")
         environment["LD_PRELOAD"] = runtime
-    (tmp_path / "tests_engine.py").symlink_to(HERE.parent / "engine" / "test_host_engine.py")
-    script = SCRIPT.replace("SANITIZE", repr(sanitize)).replace("import *", "import *\nfrom tests_engine import _waits_for_the_others", 1)
+    script = SCRIPT.replace("SANITIZE", repr(sanitize))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "clean" in done.stdout

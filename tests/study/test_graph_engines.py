@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from twin.batching.costs import Load
+from twin.batching.step import predict
 from twin.errors import ConfigError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.serving.costs import Load
-from twin.serving.step import predict
 from twin.study.kinds import read_study
 from twin.study.outcome import Outcome
 from twin.study.records import COLUMNS, errors_of, read_records

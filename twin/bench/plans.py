@@ -11,6 +11,7 @@ from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import shared_bytes
 from twin.kernel.defaults import limits_of, plan_for
+from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
 from twin.plan.probe import stream_probe
 from twin.plan.types import Execution, Options, Plan, Sampling
@@ -44,7 +45,9 @@ def make_plans(spec: ModelSpec, node: Node, chosen: Mapping[str, Any], *, contex
         raise ConfigError(f"--max-context {settled['max_context']}: the benchmark needs {positions} positions")
 
     def planned(execution: Execution) -> Plan:
-        made = fitted(lambda ring: plan_for(spec, node, **{**settled, "execution": execution, **ring}), chosen)
+        options = {**settled, "execution": execution}
+        made = fitted(lambda ring: plan_for(spec, node, **{**options, **ring}), chosen)
+        check_room(made, node, options, advice=TO_RUN)
         validate(made)
         return made
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from twin.engine.opening import named_checkpoint
 from twin.engine.safetensors import NUMPY
 from twin.engine.tokenizer import TOKENIZER, open_tokenizer
-from twin.engine.weights import open_checkpoint, random_weights
+from twin.engine.weights import random_weights
 from twin.errors import ConfigError
-from twin.models.load import load_model, model_names, tensors
+from twin.models.load import load_model, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 
@@ -70,13 +71,11 @@ def find_source(model: str, seed: int | None) -> Found:
     """A checkpoint, or with a seed random weights of a model's shape. Raises CheckpointError or ConfigError."""
     folder = Path(model)
     if seed is None:
-        if model in model_names() and not folder.exists():
-            raise ConfigError(f"{model} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape")
-        checkpoint = open_checkpoint(folder)
+        checkpoint = named_checkpoint(model)
         return Found(checkpoint.spec, f"checkpoint {folder.resolve().name}", folder, lambda dtype: hold(checkpoint.weights, dtype))
     if seed < 0:
         raise ConfigError(f"--random {seed}: a seed is at least 0")
-    spec = load_model(model)
+    spec = load_model(model, runs=True)
     own = folder if folder.is_dir() else None
     return Found(spec, f"random, seed {seed}", own, lambda dtype: hold_random(spec, seed, dtype))
 

@@ -17,9 +17,9 @@ from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
-from twin.commands.run import open_source, plan_run
 from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
+from twin.engine.opening import open_source, plan_run
 from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.files import check_folder
 from twin.hardware.types import HOST, Node
@@ -117,9 +117,9 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
             raise ConfigError(f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}")
     if args.gpus is not None:
         node = calibrated_node(f"{args.gpus}x{HOST}")
-    args.prompt_tokens = ""
-    source = open_source(args)
-    plan = plan_run(args, source.spec, positions=args.context + args.tokens, greedy=True, node=node)
+    chosen = chosen_options(args)
+    source = open_source(args.model, args.random, chosen.get("weight_dtype"), text=False)
+    plan = plan_run(source.spec, node, chosen, positions=args.context + args.tokens, greedy=True)
     prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     show = progress()
     warn_if_busy()

@@ -12,9 +12,9 @@ from twin.calibrate.validate import Compared, Validation, calibrated_node
 from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import calibrate_host
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
-from twin.commands.run import check_memory
 from twin.commands.simulate import engines_text, headline
 from twin.engine.host import HostEngine
+from twin.engine.opening import check_fits
 from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights, save_checkpoint
 from twin.hardware.types import Node
@@ -93,8 +93,9 @@ def _compare(checkpoint: Checkpoint, way: str, chosen: dict[str, Any], show: Pro
     node = calibrated_node("1xhost")
     prompt = open_tokenizer(checkpoint.path).encode(PROMPT)
     positions = len(prompt) + TOKENS
-    plan = Case(checkpoint.spec, node, {"context": len(prompt) + TOKENS // 2, "max_context": positions, **chosen}).plan()
-    check_memory(plan)
+    case = Case(checkpoint.spec, node, {"context": len(prompt) + TOKENS // 2, "max_context": positions, **chosen})
+    plan = case.plan()
+    check_fits(plan, node, case.options())
     show(f"{way}: predicting")
     predicted = simulate(plan, node).tokens_per_s
     show(f"{way}: running")

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
-from twin.commands.output import Progress, done, emit, harmless, progress, say
-from twin.engine.choose import check_present, compile_all, open_engine, open_random
+from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
+from twin.engine.opening import Source, check_runs_here, open_session, open_source, plan_run
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
-from twin.engine.tokenizer import TOKENIZER, Tokenizer, make_byte_tokenizer, open_tokenizer
-from twin.engine.weights import open_checkpoint, random_weights
-from twin.errors import ConfigError, EngineError
+from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
-from twin.models.load import load_model, model_names, tensors
-from twin.models.spec import DType, ModelSpec
-from twin.plan.shards import Array, Weights
-from twin.plan.types import Plan, Sampling
-from twin.proof.validate import validate
+from twin.models.spec import ModelSpec
+from twin.plan.types import Plan
 from twin.report.tables import count
 from twin.text import shown
 from twin.units import format_quantity
 
 DEFAULT_TOKENS = 64
 MOST_PROMPT_BYTES = 16 * 2**20  # of text: more than a million positions hold
-MOST_SEED = 2**63 - 1
 MOST_DIGITS = 18  # of a token id
 INTERRUPTED = 130
 EXAMPLES = """\
@@ -82,59 +71,35 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser, without=("gpus", "context", "sampling"))
 
 
-@dataclass(slots=True)
-class Source:
-    """Where weights and words come from."""
-
-    spec: ModelSpec
-    weights: Weights
-    tokenizer: Tokenizer | None
-
-
-@dataclass(slots=True)
-class Watched:
-    """Weights that say how far they are: billions of random ones, or a large file on a slow disk, take minutes."""
-
-    weights: Weights
-    show: Progress
-    quiet_s: float = 2.0  # between two messages; what takes less than this says nothing
-    _seen: set[str] = field(default_factory=set)
-    _last_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.weights.spec
-
-    @property
-    def dtype(self) -> DType:
-        return self.weights.dtype
-
-    def __getitem__(self, name: str) -> Array:
-        self._seen.add(name)
-        if time.monotonic() - self._last_s >= self.quiet_s:
-            self.show(f"weights: {len(self._seen)} of {len(tensors(self.spec))} tensors")
-            self._last_s = time.monotonic()
-        return self.weights[name]
-
-
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     node = chosen_node(args)
-    source = open_source(args)
+    source = source_of(args)
     prompt = read_prompt(args, source)
-    plan = plan_run(args, source.spec, positions=len(prompt) + args.max_tokens, greedy=sampling.greedy, node=node)
+    plan = plan_run(source.spec, node, chosen_options(args), positions=len(prompt) + args.max_tokens, greedy=sampling.greedy)
     ids, texts = _stops(args, source)
     request = Request(prompt, args.max_tokens, sampling, frozenset(ids), tuple(texts))
-    with _engine(args, node, plan, source) as engine:
-        ended = complete(engine, source.tokenizer, request, None if args.json else show_piece)
+    with _session(node, plan, source) as session:
+        ended = complete(session, source.tokenizer, request, None if args.json else show_piece)
     if args.json:
         emit(args, to_json(plan, prompt, ended), "")
     else:
         print(flush=True)
     say(speed_line(plan, len(prompt), ended.made, ending(args, ended)))
     return INTERRUPTED if ended.stop is Stop.CANCELLED else 0
+
+
+def source_of(args: argparse.Namespace) -> Source:
+    return open_source(args.model, args.random, chosen_options(args).get("weight_dtype"), text=args.prompt_tokens is None)
+
+
+def _session(node: Node, plan: Plan, source: Source) -> Session:
+    try:
+        return open_session(node, plan, source, progress())
+    finally:
+        done()
 
 
 def show_piece(piece: Piece) -> None:
@@ -149,86 +114,15 @@ def chosen_node(args: argparse.Namespace) -> Node:
     node = calibrated_node(args.node)
     if args.gpus not in (1, node.gpus):
         raise ConfigError(f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them")
-    if node.device.nvidia and node.gpus > 1:
-        raise ConfigError(
-            f"--node {args.node}: the engine runs on one GPU; use 1x{node.device.name}, `twin simulate` predicts more of them"
-        )
-    check_present(node.device)
+    check_runs_here(node)
     return node
-
-
-def _engine(args: argparse.Namespace, node: Node, plan: Plan, source: Source) -> Session:
-    if node.device.nvidia:
-        compile_all(node.device, [plan], say)
-        if args.random is not None:
-            return open_random(node.device, plan, args.random)
-    try:
-        return open_engine(node.device, plan, Watched(source.weights, progress()))
-    finally:
-        done()
-
-
-def open_source(args: argparse.Namespace) -> Source:
-    """The checkpoint, or random weights of a model's shape. Text for random weights is bytes where it has no tokenizer."""
-    folder = Path(args.model)
-    if args.random is None:
-        if args.model in model_names() and not folder.exists():
-            raise ConfigError(
-                f"{shown(args.model)} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape"
-            )
-        checkpoint = open_checkpoint(folder)
-        return Source(
-            checkpoint.spec, checkpoint.weights, open_tokenizer(folder) if args.prompt_tokens is None else _tokenizer_if_any(folder)
-        )
-    if not 0 <= args.random <= MOST_SEED:
-        raise ConfigError(f"--random {shown(args.random)}: a seed is at least 0 and at most {MOST_SEED}")
-    spec = load_model(args.model)
-    tokenizer = _tokenizer_if_any(folder)
-    if tokenizer is None and args.prompt_tokens is None:
-        tokenizer = _byte_tokenizer()
-    return Source(spec, random_weights(spec, args.random, chosen_options(args).get("weight_dtype")), tokenizer)
 
 
 def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:
     """The prompt as token ids. Raises ConfigError."""
     if args.prompt_tokens is not None:
         return _token_ids(args.prompt_tokens, source.spec)
-    text = read_text(args.prompt_file, MOST_PROMPT_BYTES) if args.prompt_file is not None else args.prompt
-    assert source.tokenizer is not None
-    tokens = source.tokenizer.encode(text)
-    if not tokens:
-        raise ConfigError("the prompt is empty: give at least one character")
-    worst = max(tokens)
-    if worst >= source.spec.vocab:
-        raise ConfigError(f"the tokenizer gives token {worst}, but {source.spec.name} knows {source.spec.vocab}: use --prompt-tokens")
-    return tokens
-
-
-def plan_run(args: argparse.Namespace, spec: ModelSpec, *, positions: int, greedy: bool, node: Node | None = None) -> Plan:
-    """A proven plan that holds `positions`, and fits this computer's free memory; without a node, for its CPU."""
-    node = node or calibrated_node(f"{args.gpus}xhost")
-    chosen = chosen_options(args)
-    limit = chosen.get("max_context", spec.context)
-    if positions - 1 > limit:
-        what = "max_context" if "max_context" in chosen else f"{spec.name}'s context"
-        raise ConfigError(f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten one of them")
-    chosen = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
-    chosen["context"] = min(positions, chosen["max_context"])
-    plan = plan_for(spec, node, **chosen)
-    if not node.device.nvidia:
-        check_memory(plan)  # before the proof, whose budget knows one GPU and no other programs
-    validate(plan)
-    return plan
-
-
-def check_memory(plan: Plan) -> None:
-    """All emulated GPUs together must fit into what is free now. Raises EngineError."""
-    need, free = plan.options.gpus * plan.memory_bytes(), _free_bytes()
-    if free is not None and need > free:
-        raise EngineError(
-            f"{plan.name} needs {need / 1e9:.3g} GB of memory, {free / 1e9:.3g} GB are free: "
-            "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context"
-        )
+    return source.encode(read_text(args.prompt_file, MOST_PROMPT_BYTES) if args.prompt_file is not None else args.prompt)
 
 
 def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
@@ -300,22 +194,3 @@ def _token_ids(text: str, spec: ModelSpec) -> list[int]:
         if not 0 <= token < spec.vocab:
             raise ConfigError(f"--prompt-tokens: token {shown(token)} is unknown, {spec.name} knows 0 to {spec.vocab - 1}")
     return tokens
-
-
-def _tokenizer_if_any(folder: Path) -> Tokenizer | None:
-    return open_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
-
-
-def _byte_tokenizer() -> Tokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        make_byte_tokenizer(Path(folder))
-        return open_tokenizer(folder)
-
-
-def _free_bytes() -> int | None:
-    """Memory that can be had without swapping, as the system sees it; None where it does not say."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from twin import files
 from twin.errors import CheckpointError
 from twin.models.files import MOST_JSON_BYTES, parse_json
 from twin.models.spec import DType
@@ -106,7 +108,7 @@ def check_finite(name: str, array: Array, dtype: DType) -> None:
 
 
 def write(path: Path, tensors: Mapping[str, Array]) -> None:
-    """A file of tensors of the three stored types, in the order given."""
+    """A file of tensors of the three stored types, in the order given: whole, or not there. Raises OutputError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # Hugging Face's loader insists on it
     names = {NUMPY[dtype]: name for name, dtype in STORED.items()}
     offset = 0
@@ -116,10 +118,8 @@ def write(path: Path, tensors: Mapping[str, Array]) -> None:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
-        for array in tensors.values():
-            file.write(np.ascontiguousarray(array).tobytes())
+    head = len(text).to_bytes(LENGTH_BYTES, "little") + text
+    files.write({path: chain([head], (np.ascontiguousarray(array).tobytes() for array in tensors.values()))})
 
 
 def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:

@@ -11,6 +11,7 @@ import numpy as np
 from twin.engine import safetensors
 from twin.engine.safetensors import NUMPY, Array
 from twin.errors import ConfigError
+from twin.files import write
 from twin.models.load import tensors
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeScaling
 from twin.plan.shards import Weights
@@ -21,10 +22,12 @@ _CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2
 
 
 def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype: DType | None = None) -> None:
-    """config.json and the tensors, in `shards` files, stored as `dtype` (the weights' own unless given)."""
+    """config.json and the tensors, in `shards` files, stored as `dtype` (the weights' own unless given). Raises OutputError.
+
+    No file has its name before it is whole, and the configuration comes last: a folder without it is no checkpoint.
+    """
     spec, dtype = weights.spec, dtype or weights.dtype
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / CONFIG, hf_config(spec, dtype))
+    texts = {CONFIG: hf_config(spec, dtype)}
     table = tensors(spec)
     names = list(table)
     where: dict[str, str] = {}
@@ -36,7 +39,8 @@ def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype
         where |= dict.fromkeys(part, file)
         total += sum(array.nbytes for array in part.values())
     if shards > 1:
-        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+        texts = {INDEX: {"metadata": {"total_size": total}, "weight_map": where}} | texts
+    write({directory / name: json.dumps(value, indent=2) + "\n" for name, value in texts.items()})
 
 
 def hf_config(spec: ModelSpec, dtype: DType) -> dict[str, Any]:
@@ -112,7 +116,3 @@ def _stored(array: Array, shape: tuple[int, ...]) -> Array:
     if len(shape) == 3 and shape[1] == len(array):  # [lanes, out, in / lanes]
         return np.moveaxis(array.reshape(len(array), shape[0], shape[2]), 1, 0)
     return array.reshape(shape)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

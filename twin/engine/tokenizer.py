@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from twin.errors import CheckpointError, ConfigError, TwinError
+from twin.files import write
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.files import find, read, read_json
 from twin.text import shown
@@ -150,10 +151,8 @@ def make_byte_tokenizer(path: Path) -> None:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([BOS, EOS])
-    path.mkdir(parents=True, exist_ok=True)
-    backend.save(str(path / TOKENIZER))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS, "add_bos_token": True}
-    (path / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write({path / TOKENIZER: backend.to_str(pretty=True), path / TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n"})
 
 
 def _stop_tokens(path: Path, backend: Any, config: dict[str, Any], vocabulary: int) -> frozenset[int]:

@@ -22,7 +22,8 @@ from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
-from twin.models.load import canonical, load_model, refuse_gguf, tensors
+from twin.models.foreign import INSTEAD, format_of_dtype, format_of_folder, format_of_tensors, is_quantized
+from twin.models.load import canonical, load_model, refuse_foreign, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -33,7 +34,6 @@ LARGEST_SEED = 2**64 - 1
 KEPT_TENSORS = 16  # generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same ones
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)\Z")  # constants that old versions stored
-_QUANTIZED = re.compile(r"(scales?|scale_inv|_scale|qweight|qzeros|zero_point|g_idx|absmax|quant_map|weight_packed|quant_state\S*)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,12 @@ class Checkpoint:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError or ConfigError."""
     path = Path(path)
-    refuse_gguf(path)
+    refuse_foreign(path)
     if not is_there(path, Path.is_dir):
         raise CheckpointError(f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint")
     if find(path, CONFIG) is None:
         raise CheckpointError(f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint")
-    spec = load_model(path)
+    spec = load_model(path, runs=True)
     found = _entries(path)
     _refuse_suspicious(path, spec, found)
     entries = {name: _checked(path, tensor, found) for name, tensor in tensors(spec).items()}
@@ -132,6 +132,8 @@ def _entries(path: Path) -> dict[str, Entry]:
         return read_header(single)
     if index := find(path, INDEX):
         return _sharded(path, index)
+    if format := format_of_folder(path):
+        raise CheckpointError(f"{path}: has only weights in {format}, a format that is not read; {INSTEAD}")
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise CheckpointError(f"{path}: has only pickled weights, which can run code; load and save_pretrained them to get safetensors")
     raise CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; download the weights in safetensors format")
@@ -170,8 +172,8 @@ def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> 
     """Tensors that the model does not use are ignored, except where leaving them out would change its output."""
     known = {tensor.name for tensor in tensors(spec).values()}
     for name in sorted(found.keys() - known):
-        if _QUANTIZED.search(name):
-            raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint; use the original FP16 or BF16 one")
+        if is_quantized(name):
+            raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint, {format_of_tensors(found)}; {INSTEAD}")
         layer = _LAYER.search(name)
         if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
             raise CheckpointError(
@@ -188,9 +190,9 @@ def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:
             f"{entry.path}: {shown(entry.name)} has shape {list(entry.shape)}, expected {list(tensor.shape)} from {CONFIG}"
         )
     if entry.dtype not in STORED:
-        raise CheckpointError(
-            f"{entry.path}: {shown(entry.name)} is stored as {entry.dtype}, expected {', '.join(STORED)}; use an unquantized checkpoint"
-        )
+        format = format_of_dtype(entry.dtype)
+        stored = f"{entry.dtype}{f' ({format})' if format else ''}, expected {', '.join(STORED)}"
+        raise CheckpointError(f"{entry.path}: {shown(entry.name)} is stored as {stored}; {INSTEAD}")
     return entry
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from twin.errors import ConfigError
 from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity, whole
+from twin.models.foreign import INSTEAD, format_of_config
 from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
 from twin.text import shown
 
@@ -122,10 +123,11 @@ def refuse_quantized(config: Config) -> None:
     if "quantization_config" not in config:
         return
     part = config.part("quantization_config")
-    method = part.text("quant_method", "an unnamed format") if part else "an unnamed format"
+    assert part is not None
+    part.text("quant_method", "")  # a text, and not an endless one
     raise ConfigError(
-        f"{config.name}: quantization_config says {shown(method.upper())}; allowed: none, the engine reads no quantized ones; use the "
-        "original in 16 bits, and predict smaller weights with MODEL@FORMAT (`twin models --help` lists the formats)"
+        f"{config.name}: quantization_config says {format_of_config(part.values)}; allowed: none, "
+        f"the engine reads no quantized ones; {INSTEAD}"
     )
 
 

@@ -17,6 +17,7 @@ from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
+from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
 from twin.models.published import check_published
 from twin.models.quantized import requantized
@@ -28,7 +29,6 @@ _KEYS = ("name", "title", "repository", "source", "parameters", "published", "no
 _OPTIONAL = ("notes", "published")
 _CONFIG = "config.json"
 _CACHED = "models--"
-_GGUF = ".gguf"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
 
 
@@ -72,54 +72,69 @@ def model_names() -> list[str]:
     return sorted(p.stem for p in (data_dir("hwmodels") / "models").glob("*.yaml"))
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
+def load_model(name_or_path: str | Path, *, runs: bool = False) -> ModelSpec:
     """The model of that name, or of a Hugging Face folder or config.json at that path. Raises ConfigError.
 
     "NAME@FORMAT" stores its attention, feed-forward layers and experts in another format (formats.STORED), for simulation.
+    `runs`: the engine is to run it; what it cannot run is refused, and what a refusal lists can be run.
     """
-    text, path = str(name_or_path), Path(name_or_path)
+    spec = _load(str(name_or_path), Path(name_or_path), runs)
+    if runs:
+        tensors(spec)
+    return spec
+
+
+def _load(text: str, path: Path, runs: bool) -> ModelSpec:
     name, at, stored = text.rpartition("@")
     if name and at and not is_there(path, Path.exists):
         format = format_named(stored)
         if name not in model_names() and not is_there(Path(name), Path.exists):
-            raise _unknown(name)
-        return requantized(load_model(name), format)
+            raise _unknown(name, runs)
+        return requantized(_load(name, Path(name), runs), format)
     if text in model_names():
         return read_named(data_dir("hwmodels") / "models" / f"{text}.yaml")
     if is_there(path, Path.is_dir):
         file = find(path, _CONFIG, ConfigError)
         if file is None:
-            refuse_gguf(path)
+            refuse_foreign(path)
             raise ConfigError(f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}")
-        return from_config(read_json(file, ConfigError), _name(path.resolve()))
+        return from_config(read_json(file, ConfigError), _name(path.resolve()), runs=runs)
     if is_there(path, Path.is_file):
-        refuse_gguf(path)
+        refuse_foreign(path)
         home = path.parent.resolve()  # of the file itself: in the Hugging Face cache it links to one that is called by a hash
-        return from_config(read_json(path, ConfigError), _name(home if path.name == _CONFIG else home / path.stem))
-    raise _unknown(text)
+        return from_config(read_json(path, ConfigError), _name(home if path.name == _CONFIG else home / path.stem), runs=runs)
+    raise _unknown(text, runs)
 
 
-def refuse_gguf(path: Path) -> None:
-    """Raises ConfigError for a GGUF file, or for a folder of them without a configuration."""
-    if path.suffix == _GGUF or (is_there(path, Path.is_dir) and not (path / _CONFIG).exists() and any(path.glob(f"*{_GGUF}"))):
-        raise ConfigError(
-            f"{shown(path)}: GGUF is a format that is not read; give the folder of the model that it was made from ({_CONFIG}, "
-            "safetensors); MODEL@FORMAT predicts smaller weights, such as llama-3.1-8b@int4-g32"
-        )
+def refuse_foreign(path: Path) -> None:
+    """Raises ConfigError for a file of weights in a format that is not read, or for a folder of them without a configuration."""
+    format = format_of_file(path)
+    if format is None and is_there(path, Path.is_dir) and not (path / _CONFIG).exists():
+        format = format_of_folder(path)
+    if format is not None:
+        raise ConfigError(f"{shown(path)}: {format} is a format that is not read; {INSTEAD}")
 
 
-def _unknown(text: str) -> ConfigError:
-    hint = _hint(text, model_names())
-    return ConfigError(f"{shown(text)} is neither a model's name nor a path; {hint}; or give a folder with {_CONFIG}")
+def _unknown(text: str, runs: bool) -> ConfigError:
+    names = model_names()
+    if runs:
+        names = [name for name in names if _runs(_load(name, Path(name), runs))]
+    return ConfigError(f"{shown(text)} is neither a model's name nor a path; {_hint(text, names)}; or give a folder with {_CONFIG}")
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
-    """The model that a Hugging Face configuration describes, by its `model_type`."""
+def _runs(spec: ModelSpec) -> bool:
+    """Can the engine run a model of this kind?"""
+    return _FAMILIES[spec.family].tensors is not None and spec.runnable_reason() is None
+
+
+def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) -> ModelSpec:
+    """The model that a Hugging Face configuration describes, by its `model_type`. `runs`: a refusal lists the engine's families only."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        runs = [name for name, family in _FAMILIES.items() if family.tensors]
-        known = f"{_hint(kind, _FAMILIES)}; the engine runs {', '.join(runs)}, the others are only simulated"
-        raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}")
+        engine = [name for name, family in _FAMILIES.items() if family.tensors]
+        known = _hint(kind, engine if runs else _FAMILIES)
+        others = "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
+        raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}{others}")
     return _countable(_FAMILIES[kind].from_config(config, name))
 
 

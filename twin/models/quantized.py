@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
+from twin.models.foreign import INSTEAD
 from twin.models.formats import FP8_BLOCK, FP8_BLOCK_E8M0, FP32, INT4_G32, MXFP4, NVFP4, Format, Formats, Role, format_named
 from twin.models.patterns import Patterns
 from twin.models.spec import ModelSpec
@@ -48,7 +49,7 @@ def requantized(spec: ModelSpec, format: Format) -> ModelSpec:
 def _format(fields: Config) -> Format:
     method = fields.text("quant_method")
     if method not in _METHODS:
-        raise fields.refuse("quant_method", " or ".join(_METHODS), "use the 16-bit checkpoint")
+        raise fields.refuse("quant_method", " or ".join(_METHODS), INSTEAD)
     if method == "mxfp4":
         return MXFP4
     return _fp8(fields) if method == "fp8" else _grouped(fields)

@@ -8,6 +8,7 @@ from typing import Any
 
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
+from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.proof.validate import validate
@@ -19,14 +20,16 @@ KEPT = 16  # plans
 _kept: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
 
 
-def planned(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
+def planned(spec: ModelSpec, node: Node, *, suggest: bool = False, **chosen: Any) -> Plan:
     """plan_for, proven; the same object for the same model, chosen options and limits of the node.
 
+    `suggest`: what the node does not hold is refused with the smallest node that does.
     Raises PlanError or InvalidPlan; refusals are not remembered.
     """
     key = (spec, node.gpus, limits_of(node), tuple(sorted(chosen.items())))
     if key not in _kept:
         plan = plan_for(spec, node, **chosen)
+        check_room(plan, node, chosen if suggest else None)  # before the proof, which takes longer and counts bytes
         validate(plan)
         _kept[key] = plan
         if len(_kept) > KEPT:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twin.batching.costs import Load
+from twin.batching.step import EAGER, GRAPH, IDEAL, Step, predict
+from twin.batching.tables import load_tables, stack_names
 from twin.errors import HardwareError, TwinError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.serving.costs import Load
-from twin.serving.step import EAGER, GRAPH, IDEAL, Step, predict
-from twin.serving.tables import load_tables, stack_names
 from twin.study.fields import Fields
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point

@@ -8,6 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from twin.batching.closed_forms import mean_wait_mmc
+from twin.batching.costs import Load
+from twin.batching.economics import HOUR_S, Bill, Prices
+from twin.batching.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
+from twin.batching.step import IDEAL, predict
+from twin.batching.tables import stack_names
 from twin.errors import OutputError, TwinError
 from twin.files import check_stems
 from twin.hardware.load import load_node
@@ -15,12 +21,6 @@ from twin.hardware.override import interval
 from twin.hardware.schema import number
 from twin.hardware.types import Number
 from twin.models.load import load_model
-from twin.serving.closed_forms import mean_wait_mmc
-from twin.serving.costs import Load
-from twin.serving.economics import HOUR_S, Bill, Prices
-from twin.serving.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
-from twin.serving.step import IDEAL, predict
-from twin.serving.tables import stack_names
 from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point

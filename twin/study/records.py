@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
 
+from twin.batching.costs import Load
+from twin.batching.step import IDEAL, Step, predict
+from twin.batching.tables import stack_names
 from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.serving.costs import Load
-from twin.serving.step import IDEAL, Step, predict
-from twin.serving.tables import stack_names
 from twin.text import shown
 
 COLUMNS = ("model", "node", "stack", "weights", "kv", "sequences", "context", "ms", "source")

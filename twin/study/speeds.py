@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twin.batching.costs import Load
+from twin.batching.step import IDEAL, predict
+from twin.batching.tables import stack_names
 from twin.errors import TwinError
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind
 from twin.models.load import load_model
-from twin.serving.costs import Load
-from twin.serving.step import IDEAL, predict
-from twin.serving.tables import stack_names
 from twin.study.fields import Fields
 from twin.study.point import Point
 from twin.study.runner import Runner

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from twin.batching.kernels import AllReduce, Attention, Experts, HeadProduct, LatentScan, Product, Row, Work
+from twin.batching.tables import KernelTables
 from twin.errors import HardwareError
 from twin.hardware.types import Node, Number
 from twin.models.formats import BF16, Format
-from twin.serving.kernels import AllReduce, Attention, Experts, HeadProduct, LatentScan, Product, Row, Work
-from twin.serving.tables import KernelTables
 
 TABLE = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-128x128": "fp8-block", "fp8-128x128-e8m0": "fp8-block", "mxfp4": "mxfp4"}
 TABLE |= {"int4-g32": "int4"}  # a format's name -> the tables' type

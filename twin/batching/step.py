@@ -6,11 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from twin.errors import ConfigError
-from twin.hardware.types import Node
-from twin.models.spec import ModelSpec
-from twin.serving.costs import KV_BYTES, Costs, Ideal, Load, Measured
-from twin.serving.kernels import (
+from twin.batching.costs import KV_BYTES, Costs, Ideal, Load, Measured
+from twin.batching.kernels import (
     QUANTISED,
     AllReduce,
     Attention,
@@ -23,7 +20,10 @@ from twin.serving.kernels import (
     check_memory,
     launched,
 )
-from twin.serving.tables import load_tables, stack_names
+from twin.batching.tables import load_tables, stack_names
+from twin.errors import ConfigError
+from twin.hardware.types import Node
+from twin.models.spec import ModelSpec
 
 IDEAL = "ideal"
 GRAPH, EAGER = "graph", "eager"

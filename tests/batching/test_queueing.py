@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from twin.batching.closed_forms import mean_time_shared, mean_wait_mg1, mean_wait_mmc, waits_mmc
+from twin.batching.queueing import EXPONENTIAL, FIXED, Served, Traffic, serve
 from twin.errors import ConfigError
-from twin.serving.closed_forms import mean_time_shared, mean_wait_mg1, mean_wait_mmc, waits_mmc
-from twin.serving.queueing import EXPONENTIAL, FIXED, Served, Traffic, serve
 
 TOKEN_S = 0.01
 TOKENS = 100.0

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from twin.batching.economics import HOUR_S
 from twin.errors import ConfigError
-from twin.serving.economics import HOUR_S
 
 Process = Generator[simpy.Event, Any, Any]
 StepTime = Callable[[int], float]  # sequences in the batch -> seconds of a step that gives each of them one token

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twin.batching.costs import Ideal, Load, Measured, visited
+from twin.batching.kernels import AllReduce, LatentScan, Product, launched
+from twin.batching.step import EAGER, IDEAL, predict
+from twin.batching.tables import between, load_tables, stack_names
 from twin.errors import ConfigError, HardwareError, PlanError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, Sampling
-from twin.serving.costs import Ideal, Load, Measured, visited
-from twin.serving.kernels import AllReduce, LatentScan, Product, launched
-from twin.serving.step import EAGER, IDEAL, predict
-from twin.serving.tables import between, load_tables, stack_names
 
 
 def model(name: str) -> ModelSpec:

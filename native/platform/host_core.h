@@ -1,0 +1,215 @@
+// A block of the host: `Core`, its ring, and what it makes of exchanged words and cached rows.
+#pragma once
+
+namespace twin {
+
+// The stream lies packed in memory; acquiring a tile is free, and the window ahead of it is prefetched while it is used.
+struct Ring {
+  const u8* stream;
+  u64 cursor;
+  u64 ahead;
+
+  bool mine() const { return true; }
+  const u8* acquire() const { return stream + cursor; }
+  void release() {}
+  void next(int bytes) { cursor += u64(bytes); }
+  void rewind() { cursor = 0; }
+};
+
+// A lane's part of a cached key or value: here all of it, unpacked when it is used.
+struct Piece {
+  const u8* row;
+  template <class Core>
+  void load(const Core&, const u8* from) {
+    row = from;
+  }
+  template <class Core>
+  void load_near(const Core& core, const u8* from) {
+    load(core, from);
+  }
+  void clear() { row = nullptr; }
+  void unpack(float* out) const {
+    constexpr int SIZE = type_bytes(KV);
+    int d = 0;
+    for (; d + VECTOR <= HEAD_DIM && row; d += VECTOR) *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
+    for (; d < HEAD_DIM; ++d) out[d] = row ? load_element<KV>(row + d * SIZE) : 0.0f;
+  }
+};
+
+struct Core {
+  using Hidden = MemoryVector;
+  using Residual = MemoryResidual;
+  using Heads = MemoryVector;
+  using Ffn = MemoryVector;
+  using Piece = twin::Piece;
+
+  Ring ring;
+  Parking* parking;  // more blocks than cores: some may sleep; null when each has a core
+  bool alone;        // no other block shares this one's core
+  int seen = 0;      // publications before the last poll
+  u64 began = 0;     // of the present wait
+
+  static constexpr int POSITIONS = 16;      // cached positions scored before the running maximum moves
+  static constexpr int HEADS = GROUP;       // query heads that share one read of a key in a prompt pass
+  static constexpr int SCAN_HEADS = GROUP;  // and in a step
+  static constexpr int SPLITS = 4;         // of a head, looked at together
+  static constexpr int POSITION_LANES = 1;  // lanes that share a cached position
+  static constexpr bool KEEPER = false;     // no helper makes the resets
+  static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
+  static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, POSITIONS = 1;
+  };
+
+  static constexpr int thread() { return 0; }
+  static constexpr int threads() { return 1; }
+  static constexpr int warp() { return 0; }
+  static constexpr int warps() { return 1; }
+  static constexpr int lane() { return 0; }
+  static constexpr int lanes() { return 1; }
+  void barrier() {}
+  bool any(bool mine) { return mine; }
+  void warp_sync() {}
+  float warp_sum(float v) { return v; }
+  float unit_sum(float v) { return v; }
+  float lane_apart(float v, int) { return v; }
+  bool agree(bool good) { return good; }
+  bool gave_up() { return false; }
+  void forget() { nap_at_random(); }
+  void begin() { nap_at_random(); }
+  void cleared() {}
+  bool told_to_leave(const int* abort) { return load_host(abort); }
+  template <class Vector>
+  Nothing take_ahead(const Stage&, Span, bool) {
+    return {};
+  }
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
+    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+  }
+  template <class T>
+  T sum(T v) {
+    return v;
+  }
+  template <class Wins>
+  Candidate best(Candidate mine, Wins) {
+    return mine;
+  }
+
+  float dot(const float* a, const float* b, int n) {
+    vfloat sum[4] = {};
+    int i = 0;
+    for (; i + 4 * VECTOR <= n; i += 4 * VECTOR)
+      for (int j = 0; j < 4; ++j)
+        sum[j] += *reinterpret_cast<const vfloat*>(a + i + j * VECTOR) * *reinterpret_cast<const vfloat*>(b + i + j * VECTOR);
+    float total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; ++i) total += a[i] * b[i];
+    return total;
+  }
+
+  void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
+    int r = 0;
+    const long stride = long(cols) * type_bytes(WEIGHT);
+    for (; r + 8 <= rows; r += 8) dot_rows<8>(w + r * stride, cols, x, sums + r, ring.ahead);
+    for (; r + 2 <= rows; r += 2) dot_rows<2>(w + r * stride, cols, x, sums + r, ring.ahead);
+    for (; r < rows; ++r) dot_rows<1>(w + r * stride, cols, x, sums + r, ring.ahead);
+  }
+
+  static float piece_dot(const float* a, const float* b) {
+    vfloat sum = {};
+    int d = 0;
+    for (; d + VECTOR <= HEAD_DIM; d += VECTOR) sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
+    float total = sum_lanes(sum);
+    for (; d < HEAD_DIM; ++d) total += a[d] * b[d];
+    return total;
+  }
+
+  // Between two polls. A block that shares its core lets the others run, then sleeps until somebody published after
+  // its last poll.
+  static void appended() {}
+  static void scanned() {}
+  void relax(u32 spins) {
+    if (alone) {
+      spins > PATIENT_SPINS ? nap(NAP_NS) : pause_core();
+      return;
+    }
+    if (spins <= 1) began = now_ns();
+    if (spins <= POLITE_YIELDS && now_ns() - began < POLITE_NS) {
+      sched_yield();
+      return;
+    }
+    const int now = __atomic_load_n(&parking->epoch, __ATOMIC_SEQ_CST);
+    if (now == seen) park(*parking, seen);
+    seen = now;
+  }
+
+  // The stage's publications are out: wake who waits for them.
+  void published() {
+    if (parking) unpark(*parking);
+    nap_at_random();
+  }
+
+  // out[i - lo] = the sum of the parts at i. False when a wait was given up; stall(part, element) is called between two
+  // polls. The vectors' part as a function of its own made other machine code.
+  template <class Stall>
+  bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
+    int i = lo;
+#if TWIN_VECTOR_EXCHANGE
+    constexpr int UNROLL = 4, STEP = UNROLL * VECTOR;
+    for (; i + STEP <= hi; i += STEP) {
+      vfloat sum[UNROLL] = {};
+      for (int p = 0; p < source.parts; ++p) {
+        const float* from = source.at(p) + i;
+        vfloat got[UNROLL];
+        for (;;) {
+          vint missing = {};
+          for (int j = 0; j < UNROLL; ++j) {
+            const vint bits = *reinterpret_cast<const volatile vint*>(from + j * VECTOR);
+            missing |= bits == vint{} + int(SENTINEL);
+            got[j] = bits_as<vfloat>(bits);
+          }
+          if (!source.polled || !any(missing)) break;
+          if (!stall(source.part(p), i)) return false;
+        }
+        for (int j = 0; j < UNROLL; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
+      }
+      for (int j = 0; j < UNROLL; ++j) {
+        vfloat* neighbours = reinterpret_cast<vfloat*>(out + (i - lo) + j * VECTOR);
+        *neighbours = sum[j];
+      }
+    }
+#endif
+    for (; i < hi; ++i) {
+      float sum = 0;
+      for (int p = 0; p < source.parts; ++p) {
+        float got = load_shared(source.at(p) + i);
+        while (source.polled && bits_as<u32>(got) == SENTINEL) {
+          if (!stall(source.part(p), i)) return false;
+          got = load_shared(source.at(p) + i);
+        }
+        sum = p ? sum + got : got;
+      }
+      out[i - lo] = sum;
+    }
+    acquire_fence();
+    return true;
+  }
+
+  // Exchange memory: `count` words become `bits`.
+  static void fill(float* at, int count, u32 bits) {
+    int i = 0;
+#if TWIN_VECTOR_EXCHANGE
+    for (; i + VECTOR <= count; i += VECTOR) *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
+#endif
+    for (; i < count; ++i) store_shared(at + i, bits_as<float>(bits));
+  }
+
+  static bool any(vint mask) {
+    u64 words[sizeof(vint) / 8], all = 0;
+    __builtin_memcpy(words, &mask, sizeof mask);
+    for (u64 word : words) all |= word;
+    return all != 0;
+  }
+};
+
+}  // namespace twin

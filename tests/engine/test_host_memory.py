@@ -1,0 +1,104 @@
+"""What the host's kernel writes: traces, probes' times, and nothing beyond its own memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.engine.small_engine import LIMITS, LLAMA, TOKENS, engine, error, planned, run_script
+from twin.engine.host import run_probe
+from twin.errors import EngineError
+from twin.kernel import layout
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.types import Execution, HandOffKind, Options, Sampling, StageKind
+
+# ---- trace and probes ----------------------------------------------------------------------------------------
+
+
+def test_a_trace_orders_each_blocks_stages() -> None:
+    with engine(planned(), trace=True) as running:
+        trace = running.generate([1, 2], max_tokens=3).trace
+    assert trace is not None
+    assert trace.shape == (4, 1, 2, len(running.plan.stages), 2)
+    flat = trace.transpose(1, 2, 0, 3, 4).reshape(2, -1)  # [blocks][steps, stages, (ready, finished)]
+    inner = flat[:, :-2]  # the second block may leave before it marks its last stage
+    assert (inner > 0).all()
+    assert (np.diff(inner, axis=1) >= 0).all()
+
+
+@pytest.mark.parametrize("execution", list(Execution))
+@pytest.mark.parametrize("handoff", list(HandOffKind))
+def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
+    options = Options(blocks=2, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048)
+    lone = replace(options, blocks=1, sampling=Sampling.FULL)
+    probes = [
+        stream_probe(options, LIMITS, rows=300, cols=256, stages=2),
+        exchange_probe(options, LIMITS, elements=100),
+        attention_probe(options, LIMITS, heads=8, kv_heads=2, head_dim=64, window=33),
+        sample_probe(lone, LIMITS, vocab=1000),
+    ]
+    for probe in probes:
+        seconds = run_probe(probe, steps=5, warmup=1)
+        assert seconds.shape == (5,)
+        assert (seconds > 0).all()
+
+
+# ---- the kernel's own memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot_bytes", [256, 512, 1024])
+@pytest.mark.parametrize("blocks", [2, 6, 16])
+def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks: int) -> None:
+    """Many column slices of few rows: the kernel strides by a batch of rows, also where a block has fewer of them."""
+    plan = planned(replace(LLAMA, hidden=32, heads=4, kv_heads=2, ffn=512), slot_bytes=slot_bytes, blocks=blocks)
+    down = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.DOWN)
+    assert down
+    assert down.tile_cols < down.cols
+    assert error(plan) < 1e-5
+
+
+def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "_scratch_floats", lambda plan: 64)
+    with engine(planned(LLAMA, blocks=1)) as running, pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"):
+        running.generate(TOKENS[:3], max_tokens=3)
+
+
+def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sums() -> None:
+    script = (
+        "from tests.engine.small_engine import *\n"
+        "from twin.kernel import layout\n"
+        "layout._half_floats = lambda plan: 32\n"
+        "engine(planned(blocks=1)).logits(TOKENS[:2])\n"
+    )
+    done = run_script(script)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert "the layout breaks the kernel's law" in done.stderr
+
+
+# ---- sanitizers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitize: str) -> None:
+    """A sanitizer must be there when the process starts, so the engine runs in one of its own."""
+    name = {"address,undefined": "libasan.so", "thread": "libtsan.so"}[sanitize]
+    runtime = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
+    if not os.path.isabs(runtime):
+        pytest.skip(f"{name} is not installed")
+    script = (
+        "from tests.engine.small_engine import *\n"
+        "from twin.plan.types import HandOffKind, Sampling\n"
+        "for more in ({'sampling': Sampling.FULL}, {'handoff': HandOffKind.COUNTER}, {'handoff': HandOffKind.GRID}):\n"
+        "    with engine(planned(gpus=2, **more), sanitize=SANITIZE) as e:\n"
+        "        e.generate(TOKENS[:3], max_tokens=4, sampling=FULL if 'sampling' in more else SamplingParams())\n"
+        "        e.logits(TOKENS[:3])\n"
+        "print('clean')\n"
+    ).replace("SANITIZE", repr(sanitize))
+    done = run_script(script, runtime, timeout_s=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "clean" in done.stdout

@@ -1,0 +1,85 @@
+"""Memory that a plan takes and a node has, and the smallest node on file that holds the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from twin.errors import PlanError, TwinError
+from twin.hardware.load import load_node, node_names
+from twin.hardware.types import Node
+from twin.kernel.defaults import limits_of, plan_for
+from twin.models.spec import ModelSpec
+from twin.plan.types import Plan
+from twin.units import format_quantity
+
+MEMINFO = Path("/proc/meminfo")
+TO_PREDICT = "choose a node with more memory, more GPUs, or a smaller format (NAME@FORMAT)"
+TO_RUN = "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context; `twin simulate` predicts nodes that are not here"
+
+
+def check_room(
+    plan: Plan, node: Node, chosen: Mapping[str, Any] | None = None, *, free_bytes: int | None = None, advice: str = TO_PREDICT
+) -> None:
+    """Refuses in no time what a node's memory does not hold. Raises PlanError with both sizes.
+
+    `chosen`: values of Options fields; with them the refusal names the smallest node on file that holds the model, planned alike.
+    `free_bytes`: of this computer's memory, where the plan is to run on it. Emulated GPUs share that memory.
+    """
+    emulated = node.device.sharing is not None
+    needed = plan.memory_bytes() * (plan.options.gpus if emulated else 1)
+    there = plan.limits.memory_bytes if free_bytes is None else min(plan.limits.memory_bytes, free_bytes)
+    if needed <= there:
+        return
+    need, has = _sizes(needed, there)
+    if emulated:
+        sizes = f"needs {need} of memory, this computer has {has}{'' if there == plan.limits.memory_bytes else ' free'}"
+    else:
+        sizes = f"needs {need} of memory per GPU, a {node.device.name} has {has}"
+    holder = smallest_node(plan.spec, node, chosen) if plan.spec and chosen is not None else None
+    raise PlanError(f"{plan.name} {sizes}: {f'{holder}; ' if holder else ''}{advice}")
+
+
+def smallest_node(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str | None:
+    """Which node holds the model, in words: the fewest GPUs of the node's own kind, else the least memory of all on file."""
+    own = [other for other in _nodes() if other.device.name == node.device.name]
+    for among, whose in ((own, f"of {node.device.name}"), (list(_nodes()), "on file")):
+        for other in sorted(among, key=lambda n: (n.gpus * limits_of(n).memory_bytes, n.gpus)):
+            if _holds(other, spec, chosen):
+                return f"{other.name} is the smallest node {whose} that holds it"
+    return None
+
+
+def free_bytes() -> int | None:
+    """Memory of this computer that can be had without swapping, as the system sees it; None where it does not say."""
+    with suppress(OSError):
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _sizes(needed: int, there: int) -> tuple[str, str]:
+    """Both in words, with so many digits that they differ."""
+    need, has = format_quantity(needed, "B"), format_quantity(there, "B")
+    return (need, has) if need != has else (f"{needed / 1e9:,.3f} GB", f"{there / 1e9:,.3f} GB")
+
+
+def _nodes() -> Iterator[Node]:
+    """All nodes on file that are not emulated."""
+    nodes = (load_node(name) for name in node_names())
+    return (node for node in nodes if node.device.sharing is None)
+
+
+def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
+    """Is there a plan of the model, with these options, that fits? Most nodes are too small for its weights whatever the plan."""
+    dtype = chosen.get("weight_dtype", spec.dtype)
+    least = spec.stored_bytes * min(spec.dtype.bytes, dtype.bytes) // spec.dtype.bytes
+    if least > node.gpus * limits_of(node).memory_bytes:
+        return False
+    with suppress(TwinError):  # a model that cannot be divided so
+        plan = plan_for(spec, node, **{**chosen, "gpus": node.gpus})
+        return plan.memory_bytes() <= plan.limits.memory_bytes
+    return False

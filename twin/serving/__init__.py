@@ -1,1 +1,0 @@
-"""Ordinary engines, and what serving makes of an engine's speed: queues, waiting times, costs."""
