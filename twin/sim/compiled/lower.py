@@ -212,7 +212,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     """Large arrays lie in `room`. Raises Unsupported where an event cannot name what it is for."""
     room = room or Room()
     plan, steps = machine.plan, machine.steps
-    sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.timing.dies
+    sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.dies
     if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
         raise Unsupported(
             f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use the SimPy executor, or fewer steps"
@@ -257,7 +257,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         feeds=flat.feeds,
         channels=flat.channels,
         records=_filled(records, state.RECORD, remote=-1, last=-1),
-        sights=room.take("sights", records * machine.handoffs.timing.dies, state.SIGHT),
+        sights=room.take("sights", records * machine.handoffs.dies, state.SIGHT),
         counter_times=np.empty(ranks * steps * flat.counter_total, np.int64),
         barriers=_filled(ranks, state.BARRIER, head=-1),
         barrier_times=np.empty((ranks, plan.blocks), np.int64),
@@ -272,7 +272,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
 
 
 def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: int) -> Array:
-    plan, timing, links = machine.plan, machine.handoffs.timing, machine.links
+    plan, times, links = machine.plan, machine.times, machine.links
     values = {
         "steps": machine.steps,
         "kept_from": 0 if machine.keep_all else machine.steps - 1,
@@ -283,16 +283,16 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gpus": plan.options.gpus,
         "stages": len(plan.stages),
         "channels": len(machine.program.channels),
-        "dies": timing.dies,
+        "dies": machine.handoffs.dies,
         "borders": machine.program.borders,
         "barriers": machine.program.barriers,
         "on_demand": machine.on_demand,
         "resident": machine.resident,
         "fetch": machine.program.fetch_ps,
-        "memory_latency": machine.memory_latency,
-        "restart": machine.restart,
+        "memory_latency": times.memory,
+        "restart": times.restart,
         "library": links.library if links else 0,
-        "switch_time": machine.cores[0].switch if machine.cores else 0,
+        "switch_time": times.switch if machine.cores else 0,
         "capacity": plan.options.ring_slots,
         "window": window,
         "kv_arrivals": kv_arrivals,
@@ -302,15 +302,15 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gates": flat.gates,
         "helped": machine.helped,
         "pace": machine.blocks[0].ring.pace,
-        "leave": machine.leave,
+        "leave": times.leave,
         "answers": 0 if machine.answers is None else len(machine.answers),
-        "hop": timing.hop,
-        "cross": timing.cross,
-        "atomic": timing.atomic,
-        "poll": timing.poll,
-        "growth": timing.growth,
-        "fetch_growth": timing.fetch_growth,
-        "load": timing.load,
+        "hop": times.hop,
+        "cross": times.cross,
+        "atomic": times.atomic,
+        "poll": times.poll,
+        "growth": times.growth,
+        "fetch_growth": times.fetch_growth,
+        "load": times.load,
         "link_hop": links.hop if links else 0,
         "link_growth": links.loaded_hop - links.hop if links else 0,
         "link_window": links.loaded_hop if links else 0,
@@ -331,17 +331,17 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
     recorded = 0
     for block in machine.blocks:
         ring = block.ring
-        stream = (choices[block.rank] if choices else 0) * machine.plan.blocks + block.index
-        exchange = [pipes.number[id(pipe)] for pipe in block.exchange]
+        stream = (choices[block.place.rank] if choices else 0) * machine.plan.blocks + block.place.index
+        exchange = [pipes.number[id(pipe)] for pipe in block.place.exchange]
         history = -1
         if ring.history is not None:
             history = recorded
             recorded += ring.first_slot(machine.steps + 1)
         values = {
-            "rank": block.rank,
-            "gpu": block.gpu,
-            "die": block.die,
-            "package": packages[id(block.package)],
+            "rank": block.place.rank,
+            "gpu": block.place.gpu,
+            "die": block.place.die,
+            "package": packages[id(block.place.package)],
             "core": cores[id(block.core)] if block.core else -1,
             "exchange": exchange[0],
             "other_exchange": exchange[1] if len(exchange) > 1 else -1,
@@ -354,7 +354,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
             "memory": pipes.path(ring.loaded),
             "cached": pipes.path(ring.cached),
             "history": history,
-            "start": block.start,
+            "start": block.place.start,
             "first_answer": ring.first_answer,
         }
         for name, value in values.items():

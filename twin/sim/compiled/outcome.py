@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, overload
 
-from twin.sim.block import Block, Segment
+from twin.sim.block import Segment
 from twin.sim.clock import beyond
 from twin.sim.compiled import library
 from twin.sim.compiled.lower import FlatProgram, Lowered, lower
@@ -83,15 +83,15 @@ def _log(machine: Machine, state: State, block: int) -> Sequence[Sequence[Sequen
 
     def of_step(step: int) -> Sequence[Sequence[Segment]]:
         first = ((step - kept_from) * len(machine.blocks) + block) * stages
-        return _Lazy(stages if step >= kept_from else 0, lambda stage: _segments(machine.blocks, state, int(state.logs[first + stage])))
+        return _Lazy(stages if step >= kept_from else 0, lambda stage: _segments(state, int(state.logs[first + stage])))
 
     return _Lazy(machine.steps, of_step)
 
 
-def _segments(blocks: Sequence[Block], state: State, last: int) -> list[Segment]:
+def _segments(state: State, last: int) -> list[Segment]:
     found: list[Segment] = []
     while last >= 0:
         end, cause, (who, stage, at), last = state.segments[last].item()
-        found.append((end, cause, (blocks[who], stage, at) if who >= 0 else None))
+        found.append((end, cause, (who, stage, at) if who >= 0 else None))
     found.reverse()
     return found

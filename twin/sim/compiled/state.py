@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from twin.sim.causes import CAUSES
 from twin.sim.clock import LAST_PS, LONGEST_PS
-from twin.sim.handoff import QUEUE
 from twin.sim.ring import SHARES
+from twin.sim.times import QUEUE
 
 Array = NDArray[Any]
 
