@@ -116,7 +116,7 @@ inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
 }
 
 // To every other rank. `late`: when a store inside this GPU is as good as `stored` without a load. Returns the last arrival.
-inline Int push(State& s, Int b, const Work& work, Int stored, Int late) {
+inline Int push(State& s, Int b, Int size, const Wires& wires, Int stored, Int late) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
   Int last = stored;
@@ -124,24 +124,24 @@ inline Int push(State& s, Int b, const Work& work, Int stored, Int late) {
     if (rank == block.rank) continue;
     const Block& target = s.blocks[rank * m.blocks_of_rank];
     if (target.gpu == block.gpu) {
-      for (Int i = work.others; i < work.others_end; ++i) arrive(s, b, rank, s.feeds[i], late);
+      for (Int i = wires.others; i < wires.others_end; ++i) arrive(s, b, rank, s.feeds[i], late);
       continue;
     }
-    const Int arrival = send(s, block, target, stored, work.size);
+    const Int arrival = send(s, block, target, stored, size);
     last = std::max(last, arrival);
-    for (Int i = work.others; i < work.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
+    for (Int i = wires.others; i < wires.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
   }
   return last;
 }
 
 // The last arrival of pushed data.
-inline Int publish(State& s, Int b, const Work& work) {
+inline Int publish(State& s, Int b, const Work& work, const Wires& wires) {
   const Block& block = s.blocks[b];
   const Int now = s.machine->now;
   const Int stored = exchange(s, block, now, work.size);
   const Int late = stored + queueing(s, block.package, now);
-  for (Int i = work.own; i < work.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
-  return work.pushed ? push(s, b, work, stored, late) : stored;
+  for (Int i = wires.own; i < wires.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
+  return work.pushed ? push(s, b, work.size, wires, stored, late) : stored;
 }
 
 // ---- barriers: a rank is in one at a time, so each has one entry ----------------------------------------------------
@@ -168,7 +168,7 @@ inline void release(State& s, Int reader, Int first, Int end, Int polled) {
 // The next barrier begins; what this one was waited for stays for those who wake.
 inline void forget(Barrier& barrier) { barrier.arrived = barrier.data = barrier.complete = 0; }
 
-inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
+inline void arrive_at_barrier(State& s, Int b, const Stage& stage, Int data) {
   const Machine& m = *s.machine;
   const Int rank = s.blocks[b].rank;
   Barrier& barrier = s.barriers[rank];
@@ -183,7 +183,7 @@ inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
   barrier.time = free;
   barrier.who = binder_of(s, b);
   const Int polled = queueing(s, s.blocks[b].package, m.now);  // that all have arrived is a hand-off of its own
-  if (!work.across) {
+  if (!stage.across) {
     release(s, rank, rank, rank + 1, polled);
     return forget(barrier);
   }

@@ -23,9 +23,9 @@ from twin.sim.causes import HAND_OFF, STREAMING
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.cost import cache_tiles, partial_alignment, team_work, vector_bytes, vector_rounds
 from twin.sim.links import Links
+from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.memory import Package, Path, Pipe
-from twin.sim.program import compile_plan
 from twin.sim.ring import Ring
 from twin.sim.run import simulate
 from twin.sim.times import Times
@@ -485,7 +485,7 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
         machine = Machine(plan_for(node_of(device), options), node_of(device), steps=2, keep_all=True)
         machine.run()
         block = machine.blocks[0]
-        at = next(work.index for work in block.program if work.kind is StageKind.GATE_UP)
+        at = next(index for index, work in enumerate(block.program) if work.kind is StageKind.GATE_UP)
         assert len(block.program[at].ahead) > block.ring.capacity
         logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])
         pieces = critical_path(machine.blocks, 1, len(machine.plan.stages))

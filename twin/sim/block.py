@@ -19,6 +19,7 @@ from twin.sim.place import Binder, Place
 from twin.sim.program import Program, ReadWork, StageWork
 from twin.sim.ring import Ring
 from twin.sim.times import Times
+from twin.sim.wiring import BlockWires
 
 Process = Generator[simpy.Event, Any, None]
 Timed = Generator[simpy.Event, Any, int]  # returns the block's own clock, which may run ahead of the machine's
@@ -47,15 +48,16 @@ class Helper:
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self.queue: deque[tuple[int, StageWork, list[Segment]]] = deque()
+        self.queue: deque[tuple[int, int, StageWork, list[Segment]]] = deque()
         self.idle: simpy.Event | None = None
         self.asked = 0
         self.done = 0
         self.last: Binder = (block.place.number, 0, 0)  # what it made last
         self.waiting: tuple[int, simpy.Event] | None = None  # the block, until so many are done
 
-    def ask(self, step: int, works: Sequence[StageWork], logs: Sequence[list[Segment]]) -> None:
-        self.queue += [(step, work, log) for work, log in zip(works, logs, strict=True)]
+    def ask(self, step: int, works: Sequence[tuple[int, StageWork]], logs: Sequence[list[Segment]]) -> None:
+        """`works` and the places of their stages."""
+        self.queue += [(step, index, work, log) for (index, work), log in zip(works, logs, strict=True)]
         self.asked += len(works)
         if self.idle is not None:
             self.block.env.trigger(self.idle, self.block.env.now)
@@ -67,18 +69,18 @@ class Helper:
             if not self.queue:
                 self.idle = env.event()
                 yield self.idle
-            step, work, log = self.queue.popleft()
+            step, index, work, log = self.queue.popleft()
             log.append((env.now, OTHER, None))  # where its time begins
-            for read in work.reads:
-                yield from block._read(step, read, log)
+            for read, channel in zip(work.reads, block.wires[index].reads, strict=True):
+                yield from block._read(step, read, channel, log)
             clock = env.now + work.fixed_ps
             log.append((clock, work.fixed_cause, None))
             if clock > env.now:
                 yield env.timeout(clock - env.now)
             if work.publication is not None:
-                block.shared.handoffs.publish(block.place, step, work.index, work.publication)
+                block.shared.handoffs.publish(block.place, step, index, work.publication)
             self.done += 1
-            self.last = (block.place.number, work.index, env.now)
+            self.last = (block.place.number, index, env.now)
             if self.waiting is not None and self.done >= self.waiting[0]:
                 env.trigger(self.waiting[1], env.now)
                 self.waiting = None
@@ -122,6 +124,15 @@ class Block:
         return self.shared.program.variant(step, self.place.rank).stages[self.place.index]
 
     @property
+    def wires(self) -> list[BlockWires]:
+        """[stage]"""
+        return self.shared.program.wiring.blocks[self.place.index]
+
+    def last_slot(self, step: int, index: int) -> int:
+        """Slots up to and including a stage."""
+        return self.ring.first_slot(step) + self.shared.program.variant(step, self.place.rank).ends[self.place.index][index]
+
+    @property
     def program(self) -> tuple[StageWork, ...]:
         """The works of the first step."""
         return self.works(0)
@@ -133,11 +144,11 @@ class Block:
         yield from self._resume(segments)  # its first turn on a shared core belongs to the first stage
         for step in range(self.shared.steps):
             stages: list[list[Segment]] = []
-            for work in self.works(step):
+            for index, work in enumerate(self.works(step)):
                 if work.aside:
                     stages.append(self.sums.popleft())
                     continue
-                yield from self._stage(step, work, segments)
+                yield from self._stage(step, index, work, segments)
                 stages.append(segments)
                 segments = []
             self.ended.append(self.env.now)
@@ -146,15 +157,15 @@ class Block:
 
     # ---- one stage ----------------------------------------------------------------------------------------
 
-    def _stage(self, step: int, work: StageWork, log: list[Segment]) -> Process:
+    def _stage(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
         if self.shared.program.borders:
-            yield from self._border(step, work, log)
+            yield from self._border(step, index, work, log)
         entered = self.env.now
         yield from self._take(work, log)
-        for read in work.reads:
+        for read, channel in zip(work.reads, self.wires[index].reads, strict=True):
             if step or not read.previous_step:
-                yield from self._read(step - read.previous_step, read, log)
-        owed = self._ask(step, work)
+                yield from self._read(step - read.previous_step, read, channel, log)
+        owed = self._ask(step, index, work)
         clock = self.env.now + work.fixed_ps
         log.append((clock, work.fixed_cause, None))
         if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
@@ -165,8 +176,8 @@ class Block:
             log.append((clock, COLLECTIVE, None))
         if work.slots:
             if self.shared.on_demand:
-                self.ring.open(self.ring.first_slot(step) + work.last_slot, clock)
-            clock = yield from self._consume(step, clock, work, log)
+                self.ring.open(self.last_slot(step, index), clock)
+            clock = yield from self._consume(step, index, clock, work, log)
         if work.kv:
             clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
@@ -184,13 +195,13 @@ class Block:
             self.ring.loaded.request_now(data, work.stored)
             self.consumed += work.stored
         if work.publication is not None:
-            data = self.shared.handoffs.publish(self.place, step, work.index, work.publication)
-        if work.index in self.shared.gates:
-            self.ring.finish(step, work.index)
+            data = self.shared.handoffs.publish(self.place, step, index, work.publication)
+        if index in self.shared.gates:
+            self.ring.finish(step, index)
         if self.shared.program.barriers:
-            yield from self._barrier(step, work, data, log)
+            yield from self._barrier(step, index, data, log)
 
-    def _ask(self, step: int, work: StageWork) -> int:
+    def _ask(self, step: int, index: int, work: StageWork) -> int:
         """The stage's reads have succeeded: the helper may begin the sums behind it. How many it owes before this stage publishes."""
         if self.helper is None:
             return 0
@@ -198,17 +209,18 @@ class Block:
         if work.asks:
             logs: list[list[Segment]] = [[] for _ in range(work.asks)]
             self.sums += logs
-            self.helper.ask(step, self.works(step)[work.index + 1 : work.index + 1 + work.asks], logs)
+            behind = range(index + 1, index + 1 + work.asks)
+            self.helper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
         return owed
 
-    def _read(self, step: int, read: ReadWork, log: list[Segment]) -> Process:
+    def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""
         env, package, load = self.env, self.place.package, self.shared.times.load
         looked = env.now + load
         if load:
             looked += package.fetching(env.now)
-        if read.channel >= 0:
-            record, event = self.shared.handoffs.wait(self.place, step, read.channel)
+        if channel >= 0:
+            record, event = self.shared.handoffs.wait(self.place, step, channel)
             if event is not None:
                 yield from self._sleep(event, log)
                 assert record.seen is not None
@@ -253,23 +265,24 @@ class Block:
             arrived = self.ring.arrival()
         return arrived
 
-    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+    def _consume(self, step: int, index: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
         """Each slot that is still in the ring, not before its arrival. Late ones are memory time, early ones the consumer's own.
 
         Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
         """
         env, ring = self.env, self.ring
         last = -1
-        first = work.gate >= 0
+        gate = self.shared.program.plan.stages[index].gate
+        first = gate is not None
         if work.ahead:
             clock += sum(work.ahead)
             last = work.fixed_cause
             log.append((clock, last, None))
         for cost in work.slots[len(work.ahead) :]:
             arrived = yield from self._arrival()
-            if first:
+            if first and gate is not None:
                 first = False
-                known = min(arrived, ring.opened_at(step, work.gate) + ring.loaded.latency)
+                known = min(arrived, ring.opened_at(step, gate) + ring.loaded.latency)
                 if known > clock:
                     log.append((known, ROUTING, None))
             if arrived > clock:
@@ -311,19 +324,19 @@ class Block:
 
     # ---- borders, barriers, shared cores ------------------------------------------------------------------
 
-    def _border(self, step: int, work: StageWork, log: list[Segment]) -> Process:
+    def _border(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
         """A kernel starts when all blocks of its GPU have finished the one before; its ring is empty."""
-        border = self.shared.meetings.border(self.place, step, work.index, work.launch_ps, library=work.library)
-        event = border.arrive(self.place, work.index)
+        border = self.shared.meetings.border(self.place, step, index, work.launch_ps, library=work.library)
+        event = border.arrive(self.place, index)
         yield from self._sleep(event, log)
         log.append((self.env.now, LAUNCH, border.binder))
         restart = self.shared.times.restart if work.touches_memory else 0
-        self.ring.open(self.ring.first_slot(step) + work.last_slot, self.env.now + restart)
+        self.ring.open(self.last_slot(step, index), self.env.now + restart)
         yield from self._resume(log)
 
-    def _barrier(self, step: int, work: StageWork, data: int, log: list[Segment]) -> Process:
-        barrier = self.shared.meetings.barrier(step, work.index)
-        barrier.arrive(self.place, work.index, data)
+    def _barrier(self, step: int, index: int, data: int, log: list[Segment]) -> Process:
+        barrier = self.shared.meetings.barrier(step, index)
+        barrier.arrive(self.place, index, data)
         yield from self._sleep(barrier.events[self.place.rank], log)
         cause, binder = barrier.cause[self.place.rank] or (HAND_OFF, None)
         log.append((self.env.now, cause, binder))

@@ -60,9 +60,10 @@ class HandOffs:
             if through > stored:
                 stored = through
         late = stored + place.package.queueing(now)
-        for channel in publication.own:
+        wires = self.program.wiring.blocks[place.index][stage]
+        for channel in wires.own:
             self._arrive(place.rank, step, channel, place.die, late, binder)
-        return self._push(place, step, publication, stored, late, binder) if publication.pushed else stored
+        return self._push(place, step, publication.size, wires.others, stored, late, binder) if publication.pushed else stored
 
     def wait(self, place: Place, step: int, channel: int) -> tuple[Record, simpy.Event | None]:
         """The record, and what to yield until the block's die sees it; None if it already does."""
@@ -76,7 +77,7 @@ class HandOffs:
             event = record.events[place.die] = self.env.event()
         return record, event
 
-    def _push(self, place: Place, step: int, publication: Publication, stored: int, late: int, binder: Binder) -> int:
+    def _push(self, place: Place, step: int, size: int, channels: tuple[int, ...], stored: int, late: int, binder: Binder) -> int:
         """`late`: when a store inside this GPU is as good as `stored` without a load."""
         links = self.links
         last = stored
@@ -85,13 +86,13 @@ class HandOffs:
             if rank == place.rank:
                 continue
             if target == source:
-                for channel in publication.others:
+                for channel in channels:
                     self._arrive(rank, step, channel, place.die, late, binder)
                 continue
             assert links is not None  # the machine refuses a plan of several GPUs without links
-            arrival = links.send(source, target, stored, publication.size)
+            arrival = links.send(source, target, stored, size)
             last = max(last, arrival)
-            for channel in publication.others:
+            for channel in channels:
                 self._arrive_remote(rank, step, channel, arrival, binder)
         return last
 

@@ -17,10 +17,11 @@ from twin.sim.core import Core
 from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import HandOffs
 from twin.sim.links import Links
+from twin.sim.lowering import compile_plan
 from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.place import Place
-from twin.sim.program import Program, compile_plan
+from twin.sim.program import Program
 from twin.sim.ring import Ring
 from twin.sim.times import Times
 from twin.units import picoseconds, unit_of
@@ -193,7 +194,8 @@ class Machine:
         chosen = tuple(row[rank] for row in program.choices[: self.steps + 1])
         if (chosen, index) not in self.streams:
             variants = [program.variant(step, rank) for step in range(self.steps + 1)]
-            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants])
+            gates = [stage.gate for stage in self.plan.stages]
+            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants], gates)
         return self.streams[chosen, index]
 
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:

@@ -10,7 +10,8 @@ from twin.hardware.override import numbers
 from twin.hardware.types import Device
 from twin.plan.types import Plan
 from twin.sim.compiled.lower import FlatProgram, flatten
-from twin.sim.program import Program, compile_plan
+from twin.sim.lowering import compile_plan
+from twin.sim.program import Program
 from twin.sim.routing import Routing, steps_differ
 
 KEPT = 8  # programs

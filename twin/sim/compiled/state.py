@@ -36,7 +36,7 @@ MACHINE = _record(
 EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
-    "place after step stage work read slot last_cause clock looked entered taken resumed kv asked consumed log",
+    "place after step stage work wires read slot last_cause clock looked entered taken resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
     "start first_answer",
@@ -49,10 +49,12 @@ PATH = _record("start end latency")
 PACKAGE = _record("start end domains")
 LOAD = _record("marked before load")
 WORK = _record(
-    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across gate opens stored kv_after aside asks ahead ahead_end group",
+    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch touches_memory",
+    "size pushed stored kv_after aside asks ahead ahead_end group",
 )
-READ = _record("channel previous size cost rounds cause")
+STAGE = _record("across gate opens")  # gates as they are numbered
+WIRES = _record("reads own own_end others others_end")  # of a block in a stage: places among `waits` and `feeds`
+READ = _record("previous size cost rounds cause")
 ITEM = _record("cost size")
 STREAM = _record("slots slots_end runs runs_end")  # of a block in a step
 RUN_OF_SLOTS = _record("end gate")  # slots of a stream up to `end` that may be requested once the gate is open
@@ -68,7 +70,8 @@ WORD = np.dtype(np.int64)
 
 RECORDS = {
     "Binder": BINDER, "Machine": MACHINE, "Event": EVENT, "Block": BLOCK, "Pipe": PIPE, "Path": PATH, "Package": PACKAGE, "Load": LOAD,
-    "Work": WORK, "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
+    "Work": WORK, "Stage": STAGE, "Wires": WIRES,
+    "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
     "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER, "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
 }  # fmt: skip
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
@@ -108,7 +111,11 @@ class State(NamedTuple):
     loads: Array  # [packages] LOAD, as links see it
     choices: Array  # [steps + 1][ranks] variants
     variants: Array  # [variants][blocks_of_rank][stages] works
+    ends: Array  # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody asks for them
     works: Array  # WORK, each once
+    stages: Array  # [stages] STAGE
+    wires: Array  # [blocks_of_rank][stages] WIRES
+    waits: Array  # channels of reads
     reads: Array  # READ
     slot_costs: Array  # ps of the slots of each work
     streams: Array  # [variants][blocks_of_rank] STREAM
@@ -132,7 +139,8 @@ class State(NamedTuple):
 
 TYPES = {
     "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "there": THERE, "pipes": PIPE, "paths": PATH, "packages": PACKAGE,
-    "loads": LOAD, "works": WORK, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
+    "loads": LOAD, "works": WORK, "stages": STAGE,
+    "wires": WIRES, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
     "records": RECORD, "sights": SIGHT, "barriers": BARRIER, "borders": BORDER, "cores": CORE, "segments": SEGMENT,
 }  # fmt: skip
 
