@@ -187,6 +187,8 @@ inline Int read(State& s, Int b) {
   if (channel_of(s, block) == NONE) return GATHER;
   Sight& sight = sight_of(s, block);
   Record& record = record_at(s, (&sight - s.sights) / m.dies);
+  block.waited_group = m.group;
+  if (record.seen && record.early && sight.time > m.now) doubt(s);
   if (!record.seen) {
     if (sight.order == NONE) sight.order = record.waits++;
     return sleep(s, b, sight, AT_READ);
@@ -198,7 +200,10 @@ inline Int read(State& s, Int b) {
 }
 
 inline Int see_read(State& s, Int b) {
+  Machine& m = *s.machine;
   const Sight& sight = sight_of(s, s.blocks[b]);
+  if (m.mirrors && fed_by_others(s, channel_of(s, s.blocks[b])))  // it came when the last push did: see mirror.h
+    m.loose = s.blocks[b].waited_group == record_at(s, (&sight - s.sights) / m.dies).group;
   log(s, b, sight.time, sight.cause, sight.who);
   return resume_to(s, b, GATHER);
 }
@@ -211,6 +216,7 @@ inline Int gather(State& s, Int b) {
   const Int loads = read.rounds + (m.fetch > 0);
   const Int late = loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
   block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
+  if (m.loose && block.clock <= m.now) doubt(s);
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from twin.errors import HardwareError
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.plan.types import Execution, Plan, StageKind
+from twin.plan.types import Execution, HandOffKind, Plan, StageKind
 from twin.sim.block import Block, Shared
 from twin.sim.clock import Clock, SimulationError, cost_in_time
 from twin.sim.core import Core
@@ -34,8 +34,11 @@ APART = 491  # copies between the places where two blocks begin among them: more
 class Machine:
     """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps` times."""
 
-    def __init__(self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None) -> None:
-        """`program` is what compile_plan makes of the plan on the node's device, if it is known already."""
+    def __init__(
+        self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None, first_of_equals: bool = False
+    ) -> None:
+        """`program` is what compile_plan makes of the plan on the node's device, if it is known already. `first_of_equals`: only the first
+        GPU, which stands for all (`one_stands_for_all`); only compiled code runs that."""
         check(plan, node)
         device = node.device
         self.plan = plan
@@ -48,9 +51,11 @@ class Machine:
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         self.emulated = node.link is not None and node.link.topology == "memory"  # GPUs that share one package
         self.times = Times.of(device)
-        count = 1 if self.emulated else plan.options.gpus
+        self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
+        self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
+        count = 1 if self.emulated else self.gpus
         self.packages = [Package(device, self.times, plan.options.placement, index) for index in range(count)]
-        packages = [self.package_of(gpu) for gpu in range(plan.options.gpus)]
+        packages = [self.package_of(gpu) for gpu in range(self.gpus)]
         self.links = Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
         self.handoffs = HandOffs(self.env, self.program, self.times, int(device.structure.dies.value), self.links)
         self.answers = _answers(self.times.jitter)
@@ -60,7 +65,7 @@ class Machine:
         self.ports: dict[object, Pipe] = {}
         self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}  # by the variants of the steps, and block
         shared = self._shared()
-        self.blocks = [self._block(shared, rank, index) for rank in range(plan.ranks) for index in range(plan.blocks)]
+        self.blocks = [self._block(shared, rank, index) for rank in range(self.ranks) for index in range(plan.blocks)]
 
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next one."""
@@ -99,17 +104,21 @@ class Machine:
         """What blocks load, from memory and from caches: every byte passes exactly one of these."""
         return [*self.ports.values(), *(pipe for package in self.packages for pipe in package.near)]
 
+    def package_count(self) -> int:
+        """With those that one stands for."""
+        return len(self.packages) * self.stands_for
+
     def footprint(self) -> int:
         """Bytes that one package reads per step."""
-        return self.program.step_bytes(0) // len(self.packages)
+        return self.program.step_bytes(0) // self.package_count()
 
     def floor_s(self, step: int) -> float:
         """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling of the memory, or of the cache that
         serves them since the step before, whichever takes longer."""
         moved = self.program.step_bytes(step)
-        kept = sum(block.kept_bytes(step) for block in self.blocks)
-        memory_s = (moved - kept) / (len(self.packages) * self.node.device.memory.stream_bytes_per_s.value)
-        return max(memory_s, kept / (len(self.packages) * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
+        kept = self.stands_for * sum(block.kept_bytes(step) for block in self.blocks)
+        memory_s = (moved - kept) / (self.package_count() * self.node.device.memory.stream_bytes_per_s.value)
+        return max(memory_s, kept / (self.package_count() * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
 
     # ---- wiring -------------------------------------------------------------------------------------------
 
@@ -234,6 +243,15 @@ def _answers(jitter: int) -> NDArray[np.int64] | None:
         return None
     drawn: NDArray[np.int64] = (jitter * np.random.default_rng(0).uniform(-1, 1, ANSWERS)).astype(np.int64)
     return drawn
+
+
+def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
+    """May all GPUs do the same at the same times? Each has one rank and its own memory, and all ranks the same work. Whether they do
+    is decided while one of them runs (native/simulator/mirror.h)."""
+    options = plan.options
+    polls = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
+    apart = options.gpus > 1 and plan.ranks_per_gpu == 1 and node.link is not None and node.link.topology != "memory"
+    return polls and apart and node.device.sharing is None and not program.drawn
 
 
 def check(plan: Plan, node: Node) -> None:

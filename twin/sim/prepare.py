@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from twin.hardware.override import numbers
@@ -29,6 +29,7 @@ TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compil
 class Prepared:
     plan: Plan  # held, so that its identity stays its own
     program: Program
+    enough: list[bool] = field(default_factory=list, compare=False)  # of runs of its first GPU alone: did that stand for all?
 
     @cached_property
     def flat(self) -> FlatProgram:

@@ -13,7 +13,7 @@ import numpy as np
 
 from twin.errors import TwinError
 from twin.kernel.layout import in_order
-from twin.plan.types import Stage, StageKind
+from twin.plan.types import Parts, Stage, StageKind
 from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
 from twin.sim.compiled.room import Room
@@ -96,7 +96,8 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
             fed += len(lists.channels)
     counters = [channel.arrivals if channel.counted else 0 for channel in wiring.channels]
     starts = accumulate(counters, initial=0)
-    channels = [(c.arrivals, c.counted, c.cause, start) for c, start in zip(wiring.channels, starts, strict=False)]
+    remote = [wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels]
+    channels = [(c.arrivals, c.counted, c.cause, *rest) for c, *rest in zip(wiring.channels, starts, remote, strict=False)]
     nothing = np.zeros(0, np.int64)
     return FlatWires(
         wires=wires.reshape(-1),
@@ -246,14 +247,15 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     """Large arrays lie in `room`. Raises Unsupported where an event cannot name what it is for."""
     room = room or Room()
     plan, steps = machine.plan, machine.steps
-    sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.dies
+    ranks, gpus = machine.ranks, machine.gpus
+    sights = ranks * steps * len(machine.program.channels) * machine.handoffs.dies
     if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
         raise Unsupported(
             f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use the SimPy executor, or fewer steps"
         )
     pipes = _Pipes(machine)
     kept = steps if machine.keep_all else 1
-    count, ranks = len(machine.blocks), plan.ranks
+    count = len(machine.blocks)
     window = min(plan.options.window_slots, plan.options.ring_slots)
     kv_arrivals = max(flat.kv_ahead, window)
     records = ranks * steps * len(machine.program.channels)
@@ -262,7 +264,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     wires = flat_wires(machine.program.wiring)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
-        queue=_filled(3 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
+        queue=_filled(3 * count + ranks + gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
         blocks=blocks,
         answers=np.zeros(0, np.int64) if machine.answers is None else machine.answers,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
@@ -276,7 +278,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         sizes=np.array(flat.sizes, np.int64),
         paths=_spans([(len(path.pipes), path.latency) for path in pipes.paths], state.PATH),
         path_pipes=np.array([pipes.number[id(pipe)] for path in pipes.paths for pipe in path.pipes], np.int64),
-        routes=_routes(machine.links, pipes, plan.options.gpus),
+        routes=_routes(machine.links, pipes, gpus),
         packages=_spans([(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE),
         package_pipes=np.array([pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)], np.int64),
         loads=np.zeros(len(machine.packages), state.LOAD),
@@ -295,12 +297,13 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         kv=flat.kv,
         feeds=wires.feeds,
         channels=wires.channels,
-        records=_filled(records, state.RECORD, remote=-1, last=-1),
+        records=_filled(records, state.RECORD, remote=-1, last=-1, group=-1),
         sights=room.take("sights", records * machine.handoffs.dies, state.SIGHT),
         counter_times=np.empty(ranks * steps * wires.counter_total, np.int64),
+        pushes=np.zeros(count if machine.stands_for > 1 else 0, state.PUSH),
         barriers=_filled(ranks, state.BARRIER, head=-1),
         barrier_times=np.empty((ranks, plan.blocks), np.int64),
-        borders=_filled(plan.options.gpus + 1, state.BORDER, head=-1),
+        borders=_filled(gpus + 1, state.BORDER, head=-1),
         cores=_filled(len(machine.cores), state.CORE, running=-1, last=-1, head=-1),
         segments=room.take("segments", kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
         logs=np.full(kept * count * len(plan.stages), -1, np.int64),
@@ -318,8 +321,8 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "blocks": len(machine.blocks),
         "blocks_of_rank": plan.blocks,
         "blocks_of_gpu": plan.options.blocks,
-        "ranks": plan.ranks,
-        "gpus": plan.options.gpus,
+        "ranks": machine.ranks,
+        "gpus": machine.gpus,
         "stages": len(plan.stages),
         "channels": len(machine.program.channels),
         "dies": machine.handoffs.dies,
@@ -354,13 +357,19 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "link_growth": links.loaded_hop - links.hop if links else 0,
         "link_window": links.loaded_hop if links else 0,
         "counter_total": flat_wires(machine.program.wiring).counter_total,
+        "mirrors": machine.stands_for - 1,
+        "sends": 1 if links and links.meshed else machine.stands_for - 1,
+        "see": -1,
+        "plain": -1,
     }
     return _filled(1, state.MACHINE, **values)
 
 
 def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: int) -> tuple[Array, Array]:
     """The blocks, and room for the history of those whose requests are recorded."""
-    rows = _filled(len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1)
+    rows = _filled(
+        len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1, waited_group=-2
+    )
     if kept_from == 0:  # the first turn on a shared core belongs to the first stage
         rows["log"] = np.arange(len(rows)) * len(machine.plan.stages)
     cores = {id(core): number for number, core in enumerate(machine.cores)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, overload
 
+from twin.errors import TwinError
 from twin.sim.block import Segment
 from twin.sim.clock import beyond
 from twin.sim.compiled import library
@@ -17,10 +18,14 @@ from twin.sim.machine import Machine
 T = TypeVar("T", covariant=True)
 
 
+class Ambiguous(TwinError):
+    """The first GPU cannot stand for all: the whole machine can be run instead."""
+
+
 def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
     """As Machine.run. `flat` is the machine's program; the blocks' logs lie in `room`.
 
-    Raises Unsupported or ToolchainError before anything has run.
+    Raises Unsupported or ToolchainError before anything has run; Ambiguous where the first GPU does not stand for all.
     """
     lowered = lower(machine, flat, room)
     library.run(lowered.state)
@@ -34,6 +39,8 @@ def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
             raise machine.blocks[stuck].ring.starved()
         case "BEYOND":
             raise beyond((high << 64) + low % 2**64)
+        case "AMBIGUOUS":
+            raise Ambiguous("GPUs may differ: each of them has to be simulated")
         case "SLOW":
             lowered.pipes[stuck].cost(flat.sizes[low])
             raise AssertionError("compiled code refused a transfer that its pipe knows")
