@@ -16,7 +16,6 @@ from twin.sim.compiled.room import Room
 from twin.sim.machine import Machine, one_stands_for_all
 from twin.sim.prepare import Prepared
 
-
 TRIES = 2  # of a program's first GPU alone, before it is left
 
 
