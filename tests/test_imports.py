@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,10 @@ def modules() -> dict[str, Path]:
     return {name.removesuffix(".__init__"): path for name, path in found.items() if "_data" not in name}
 
 
-def imports(path: Path, known: dict[str, Path], *, typing: bool) -> set[str]:
-    """Modules of ours that a file imports, anywhere in it; with `typing` those for annotations alone, too."""
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of ours that a file imports, anywhere in it: also those for annotations alone."""
     found = set()
-    for node in _statements(ast.parse(path.read_text(encoding="utf-8")), typing=typing):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "twin":
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in known else node.module for name in names}
@@ -45,17 +44,9 @@ def imports(path: Path, known: dict[str, Path], *, typing: bool) -> set[str]:
     return found - {"twin"}
 
 
-def _statements(tree: ast.AST, *, typing: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if not typing and isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _statements(node, typing=typing)
-
-
 def test_no_module_imports_itself_by_way_of_others() -> None:
     known = modules()
-    left = {name: imports(path, known, typing=False) for name, path in known.items()}
+    left = {name: imports(path, known) for name, path in known.items()}
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
             del left[name]
@@ -68,7 +59,7 @@ def test_a_package_imports_only_from_below(package: str) -> None:
     for name, path in known.items():
         if name.split(".")[1:2] != [package]:
             continue
-        for other in imports(path, known, typing=True):
+        for other in imports(path, known):
             needed = other.split(".")[1]
             assert HEIGHT[needed] <= HEIGHT[package], f"{name} imports {other}, which lies above it"
 

@@ -31,9 +31,14 @@ inline Int first_work(const State& s, Int b, Int step) {
   return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank + owner_of(s, b) % m.blocks_of_rank) * m.stages;
 }
 
+inline const Wires& wires_of(const State& s, const Block& block) { return s.wires[block.wires + block.stage]; }
+
+// What the block's read waits at; NONE: it need not.
+inline Int channel_of(const State& s, const Block& block) { return s.waits[wires_of(s, block).reads + block.read - work_of(s, block).reads]; }
+
 inline Sight& sight_of(State& s, const Block& block) {
-  const Read& read = s.reads[block.read];
-  return s.sights[record_of(s, block.rank, block.step - read.previous, read.channel) * s.machine->dies + block.die];
+  const Int step = block.step - s.reads[block.read].previous;
+  return s.sights[record_of(s, block.rank, step, channel_of(s, block)) * s.machine->dies + block.die];
 }
 
 inline Int log_of(const State& s, Int b) {
@@ -121,7 +126,7 @@ inline Int pass_border(State& s, Int b) {
   const Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   log(s, b, m.now, LAUNCH, s.borders[scope_of(s, block)].who);
-  open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, m.now + (work.touches_memory ? m.restart : 0));
+  open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work], m.now + (work.touches_memory ? m.restart : 0));
   return resume_to(s, b, ENTERED);
 }
 
@@ -179,9 +184,11 @@ inline Int read(State& s, Int b) {
     if (block.step || !s.reads[block.read].previous) break;
   }
   block.looked = m.now + m.load + (m.load ? fetching(s, block.package, m.now) : 0);
-  if (s.reads[block.read].channel == NONE) return GATHER;
+  if (channel_of(s, block) == NONE) return GATHER;
   Sight& sight = sight_of(s, block);
   Record& record = record_at(s, (&sight - s.sights) / m.dies);
+  block.waited_group = m.group;
+  if (record.seen && record.early && sight.time > m.now) doubt(s);
   if (!record.seen) {
     if (sight.order == NONE) sight.order = record.waits++;
     return sleep(s, b, sight, AT_READ);
@@ -193,7 +200,10 @@ inline Int read(State& s, Int b) {
 }
 
 inline Int see_read(State& s, Int b) {
+  Machine& m = *s.machine;
   const Sight& sight = sight_of(s, s.blocks[b]);
+  if (m.mirrors && fed_by_others(s, channel_of(s, s.blocks[b])))  // it came when the last push did: see mirror.h
+    m.loose = s.blocks[b].waited_group == record_at(s, (&sight - s.sights) / m.dies).group;
   log(s, b, sight.time, sight.cause, sight.who);
   return resume_to(s, b, GATHER);
 }
@@ -206,6 +216,7 @@ inline Int gather(State& s, Int b) {
   const Int loads = read.rounds + (m.fetch > 0);
   const Int late = loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
   block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
+  if (m.loose && block.clock <= m.now) doubt(s);
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 
@@ -249,7 +260,7 @@ inline Int end_sum(State& s, Int h) {
   Block& helper = s.blocks[h];
   const Int b = owner_of(s, h);
   const Work& work = work_of(s, helper);
-  if (work.size != NONE) publish(s, h, work);
+  if (work.size != NONE) publish(s, h, work, wires_of(s, helper));
   s.blocks[b].waited = binder_of(s, h);
   if (++helper.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED) schedule(s, s.machine->now, RUN, b);
   ++helper.work;
@@ -276,7 +287,7 @@ inline Int work(State& s, Int b) {
     for (Int slot = work.ahead; slot < work.ahead + block.taken; ++slot) block.clock += s.slot_costs[slot];
     log(s, b, block.clock, block.last_cause = work.fixed_cause);
   }
-  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + work.last_slot, block.clock);
+  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work], block.clock);
   return SLOT;
 }
 
@@ -287,8 +298,9 @@ inline Int consume(State& s, Int b) {
   if (block.slot == work.slots_end) return ATTEND;
   const Int arrived = arrival(s, b);
   if (arrived == NONE) return wait_for_request(s, b, SLOT);
-  if (block.slot == work.slots && work.gate != NONE) {  // what the request could not have saved is the routing's
-    const Int known = std::min(arrived, opened(s, b, block.step, work.gate) + s.paths[block.memory].latency);
+  const Int gate = s.stages[block.stage].gate;
+  if (block.slot == work.slots && gate != NONE) {  // what the request could not have saved is the routing's
+    const Int known = std::min(arrived, opened(s, b, block.step, gate) + s.paths[block.memory].latency);
     if (known > block.clock) log(s, b, known, ROUTING);
   }
   const Int cause = arrived > block.clock ? STREAMING : work.fixed_cause;
@@ -355,10 +367,11 @@ inline Int publish_stage(State& s, Int b) {
     request_now(s, s.blocks[b].memory, s.machine->now, work.stored);
     s.blocks[b].consumed += s.sizes[work.stored];
   }
-  const Int data = work.size == NONE ? s.machine->now : publish(s, b, work);
-  if (work.opens != NONE) open_gate(s, b, work.opens);
+  const Int data = work.size == NONE ? s.machine->now : publish(s, b, work, wires_of(s, s.blocks[b]));
+  const Stage& stage = s.stages[s.blocks[b].stage];
+  if (stage.opens != NONE) open_gate(s, b, stage.opens);
   if (!s.machine->barriers) return LEAVE;
-  arrive_at_barrier(s, b, work, data);
+  arrive_at_barrier(s, b, stage, data);
   return sleep(s, b, s.barriers[s.blocks[b].rank], AT_BARRIER);
 }
 

@@ -39,13 +39,17 @@ inline unsigned __int128 key_of(const Event& event) {
 
 // What happens: its kind and target stand behind the sequence number, so that one word orders and says it.
 inline Int kind_of(const Event& event) { return event.order & ((Int(1) << KIND_BITS) - 1); }
+inline Int sequence_of(const Event& event) { return event.order >> (KIND_BITS + TARGET_BITS); }
 inline Int target_of(const Event& event) { return (event.order >> KIND_BITS) & ((Int(1) << TARGET_BITS) - 1); }
+
+inline void note_schedule(State& s, Int kind, Int target);  // mirror.h
 
 // A heap of four children: half as deep as one of two, and four events are one cache line.
 constexpr Int CHILDREN = 4;  // take() compares them two by two
 
 inline void schedule(State& s, Int time, Int kind, Int target) {
   Machine& m = *s.machine;
+  if (m.mirrors) note_schedule(s, kind, target);
   time = in_time(s, time);
   Int hole = m.queued++;
   while (hole > 0) {

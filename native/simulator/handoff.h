@@ -67,12 +67,18 @@ inline void see_counted(State& s, Int r, Int channel) {
   }
 }
 
-// One more arrival. After the last one everybody who waits is told, in the order in which their dies began to wait.
-inline void complete(State& s, Int r, Int channel) {
+// Does what other GPUs publish count at it?
+inline bool fed_by_others(const State& s, Int channel) { return s.machine->mirrors && s.channels[channel].remote; }
+
+// More arrivals. After the last one everybody who waits is told, in the order in which their dies began to wait.
+inline void complete(State& s, Int r, Int channel, Int arrivals = 1) {
   const Int dies = s.machine->dies;
   Record& record = s.records[r];
-  if (++record.arrived < s.channels[channel].arrivals) return;
+  if ((record.arrived += arrivals) < s.channels[channel].arrivals) return;
   record.seen = 1;
+  record.group = s.machine->group;
+  record.loose = s.machine->loose;
+  if (record.early && record.waits) doubt(s);  // somebody would see when it came
   s.channels[channel].counted ? see_counted(s, r, channel) : see(s, r, channel);
   for (Int place = 0; place < record.waits; ++place)
     for (Int sight = r * dies; sight < (r + 1) * dies; ++sight)
@@ -115,8 +121,69 @@ inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
   complete(s, r, channel);
 }
 
+// To the other GPUs, which push the same to this one: what that makes of the links is found when the group's pushes are all known.
+inline void push_to_mirrors(State& s, Int b, Int size, const Wires& wires, Int stored) {
+  Machine& m = *s.machine;
+  if (m.pushed == m.blocks) return doubt(s);
+  if (!m.pushed) m.hop_then = hop_between(s, s.blocks[b].package, s.blocks[b].package, m.now);
+  s.pushes[m.pushed++] = {&wires - s.wires, record_of(s, s.blocks[b].rank, s.blocks[b].step, 0), size, stored, binder_of(s, b)};
+}
+
+inline void arrive_from_mirrors(State& s, const Push& push, Int arrival, Int early) {
+  const Wires& wires = s.wires[push.wires];
+  for (Int i = wires.others; i < wires.others_end; ++i) {
+    Record& record = record_at(s, push.first + s.feeds[i]);
+    record.early = std::max(record.early, early);
+    if (arrival > record.remote) {
+      record.remote = arrival;
+      record.remote_who = push.who;
+    }
+    complete(s, push.first + s.feeds[i], s.feeds[i], s.machine->mirrors);
+  }
+}
+
+inline bool feed_the_same(const State& s, const Wires& a, const Wires& b) {
+  return std::equal(s.feeds + a.others, s.feeds + a.others_end, s.feeds + b.others, s.feeds + b.others_end);
+}
+
+// How much earlier some of a group's pushes may arrive than is worked out here, where a place in it is loose. If each is there before the
+// links have passed those before it, their order decides only which of them is last; that is the same if they feed the same.
+inline Int earliness(State& s, Int pushed) {
+  const Push& first = s.pushes[0];
+  bool same = true;
+  Int passed[2] = {std::max(s.pipes[s.routes[0]].free, first.stored), std::max(s.pipes[s.routes[1]].free, first.stored)}, sum = 0;
+  for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) {
+    same = same && feed_the_same(s, s.wires[first.wires], s.wires[push->wires]);
+    for (Int way = 0; way < 2; ++way) {
+      if (push->stored > passed[way]) doubt(s);
+      passed[way] += cost_of(s, s.routes[way], push->size);
+    }
+    sum += s.machine->sends * cost_of(s, s.routes[1], push->size);
+  }
+  return same ? 0 : sum;
+}
+
+// Pushes of a group, all of one GPU's before those of the next: the last GPU's count. In a mesh each pair has its own link. A switch lets
+// each GPU's pushes in one by one to each of the others, and out as they come from all of them.
+inline void end_pushes(State& s) {
+  Machine& m = *s.machine;
+  const Int *route = s.routes, pushed = m.pushed;
+  m.pushed = m.loose = 0;
+  if (!pushed) return;
+  const Int early = m.loosened && m.sends > 1 && pushed > 1 ? earliness(s, pushed) : 0;
+  for (Int source = 1; source < m.sends; ++source)
+    for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) reserve(s, route[1], push->stored, push->size);
+  for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) {
+    Int in = push->stored;
+    for (Int target = 0; target < m.sends; ++target) in = reserve(s, route[0], push->stored, push->size);
+    const Int out = route[1] == NONE ? in : reserve(s, route[1], push->stored, push->size);
+    if (in > out) doubt(s);
+    arrive_from_mirrors(s, *push, std::max(push->stored, out) + m.hop_then, early);
+  }
+}
+
 // To every other rank. `late`: when a store inside this GPU is as good as `stored` without a load. Returns the last arrival.
-inline Int push(State& s, Int b, const Work& work, Int stored, Int late) {
+inline Int push(State& s, Int b, Int size, const Wires& wires, Int stored, Int late) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
   Int last = stored;
@@ -124,24 +191,25 @@ inline Int push(State& s, Int b, const Work& work, Int stored, Int late) {
     if (rank == block.rank) continue;
     const Block& target = s.blocks[rank * m.blocks_of_rank];
     if (target.gpu == block.gpu) {
-      for (Int i = work.others; i < work.others_end; ++i) arrive(s, b, rank, s.feeds[i], late);
+      for (Int i = wires.others; i < wires.others_end; ++i) arrive(s, b, rank, s.feeds[i], late);
       continue;
     }
-    const Int arrival = send(s, block, target, stored, work.size);
+    const Int arrival = send(s, block, target, stored, size);
     last = std::max(last, arrival);
-    for (Int i = work.others; i < work.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
+    for (Int i = wires.others; i < wires.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
   }
   return last;
 }
 
 // The last arrival of pushed data.
-inline Int publish(State& s, Int b, const Work& work) {
+inline Int publish(State& s, Int b, const Work& work, const Wires& wires) {
   const Block& block = s.blocks[b];
   const Int now = s.machine->now;
   const Int stored = exchange(s, block, now, work.size);
   const Int late = stored + queueing(s, block.package, now);
-  for (Int i = work.own; i < work.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
-  return work.pushed ? push(s, b, work, stored, late) : stored;
+  for (Int i = wires.own; i < wires.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
+  if (work.pushed && s.machine->mirrors) return push_to_mirrors(s, b, work.size, wires, stored), stored;
+  return work.pushed ? push(s, b, work.size, wires, stored, late) : stored;
 }
 
 // ---- barriers: a rank is in one at a time, so each has one entry ----------------------------------------------------
@@ -168,7 +236,7 @@ inline void release(State& s, Int reader, Int first, Int end, Int polled) {
 // The next barrier begins; what this one was waited for stays for those who wake.
 inline void forget(Barrier& barrier) { barrier.arrived = barrier.data = barrier.complete = 0; }
 
-inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
+inline void arrive_at_barrier(State& s, Int b, const Stage& stage, Int data) {
   const Machine& m = *s.machine;
   const Int rank = s.blocks[b].rank;
   Barrier& barrier = s.barriers[rank];
@@ -183,7 +251,7 @@ inline void arrive_at_barrier(State& s, Int b, const Work& work, Int data) {
   barrier.time = free;
   barrier.who = binder_of(s, b);
   const Int polled = queueing(s, s.blocks[b].package, m.now);  // that all have arrived is a hand-off of its own
-  if (!work.across) {
+  if (!stage.across) {
     release(s, rank, rank, rank + 1, polled);
     return forget(barrier);
   }

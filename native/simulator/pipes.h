@@ -1,7 +1,7 @@
 // Pipes, paths, loads and links, as twin/sim/memory.py and twin/sim/links.py.
 #pragma once
 
-#include "events.h"
+#include "mirror.h"
 
 namespace twin {
 
@@ -32,6 +32,7 @@ inline Int share(State& s, Int p, Int now, Int size) {
 // Path.request
 inline Int request(State& s, Int p, Int now, Int size) {
   const Path& path = s.paths[p];
+  ++s.machine->requests;
   Int done = now;
   for (Int i = path.start; i < path.end; ++i) done = std::max(done, reserve(s, s.path_pipes[i], now, size));
   return done + path.latency;
@@ -40,6 +41,7 @@ inline Int request(State& s, Int p, Int now, Int size) {
 // Path.request_now
 inline Int request_now(State& s, Int p, Int now, Int size) {
   const Path& path = s.paths[p];
+  s.machine->requests += now < s.machine->now ? LONGEST : 1;  // asked for earlier: how busy that makes a pipe is not bounded
   Int done = share(s, s.path_pipes[path.start], now, size);
   for (Int i = path.start + 1; i < path.end; ++i) done = std::max(done, share(s, s.path_pipes[i], now, size));
   return done + path.latency;
@@ -65,7 +67,8 @@ inline Int load(State& s, Int p, Int now, Int window) {
     const Package& package = s.packages[p];
     __int128 spent = 0;
     for (Int i = package.start; i < package.end; ++i) spent += busy(s.pipes[s.package_pipes[i]], now);
-    known.load = static_cast<Int>(std::min<__int128>(1000, floor_div(1000 * (spent - known.before), static_cast<__int128>(now - known.marked) * package.domains)));
+    known.load = share_of(spent - known.before, now - known.marked, package.domains);
+    if (s.machine->mirrors) note_load(s, known, static_cast<Int>(spent), now - known.marked);
     known.marked = now;
     known.before = static_cast<Int>(spent);
   }

@@ -28,16 +28,17 @@ from twin.plan.build import build
 from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options, Plan, Sampling
 from twin.sim import executor as executors
-from twin.sim import wiring
+from twin.sim import forms, wiring
 from twin.sim.batch import planned, simulate_many
 from twin.sim.clock import SimulationError
 from twin.sim.compiled import library, state
 from twin.sim.compiled.lower import Unsupported
 from twin.sim.compiled.state import RECORDS, State, header
 from twin.sim.executor import Executor
+from twin.sim.forms import Forms
+from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.prepare import TIMED_BY_THE_MACHINE, prepare
-from twin.sim.program import Program, compile_plan
 from twin.sim.routing import Routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
@@ -197,8 +198,7 @@ def test_both_executors_leave_the_machine_in_the_same_state(case: tuple[Node, Pl
 
 
 def _logs(log: Any) -> list[Any]:
-    """Binders by the name of their block."""
-    return [[[(end, cause, who and (who[0].name, *who[1:])) for end, cause, who in segments] for segments in stages] for stages in log]
+    return [[list(segments) for segments in stages] for stages in log]
 
 
 def shallow(model: str, layers: int = 2) -> ModelSpec:
@@ -425,25 +425,18 @@ def test_no_program_depends_on_what_the_machine_times(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_blocks_share_work_only_where_each_would_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with a program in which every block's work is found for itself."""
+def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a program in which the work of every block in every stage is found for itself."""
     model, on, chosen = SHIPPED[name]
     node = load_node(on)
     plan = default_plan(shallow(model), node, **chosen)
     shared = compile_plan(plan, node.device)
-    monkeypatch.setattr(wiring, "_first", lambda traits: list(range(len(traits))))
+    monkeypatch.setattr(Forms, "_form", lambda _, stage: stage.index)
+    monkeypatch.setattr(forms, "_first", lambda traits: list(range(len(traits))))
     monkeypatch.setattr(wiring, "_kept", OrderedDict())
     alone = compile_plan(plan, node.device)
     assert len({id(work) for stages in shared.stages for work in stages}) < len({id(work) for stages in alone.stages for work in stages})
-    assert _without_unused(shared) == _without_unused(alone)
-
-
-def _without_unused(program: Program) -> Program:
-    """Where a loader runs ahead, nobody asks how many slots end with a stage."""
-    if program.borders:
-        return program
-    stages = [tuple(tuple(replace(work, last_slot=0) for work in block) for block in variant.stages) for variant in program.variants]
-    return replace(program, variants=tuple(replace(v, stages=s) for v, s in zip(program.variants, stages, strict=True)))
+    assert shared == alone
 
 
 def test_a_batch_gives_what_single_simulations_give() -> None:

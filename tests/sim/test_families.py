@@ -27,8 +27,8 @@ from twin.proof.validate import validate
 from twin.sim.batch import planned
 from twin.sim.causes import CAUSES
 from twin.sim.gated import GatedRing
+from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
-from twin.sim.program import compile_plan
 from twin.sim.routing import Draws, Routing, RoutingKind, read_routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation

@@ -51,10 +51,10 @@ def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
     published: dict[tuple[int, int, int, int], int] = {}
     publish = machine.handoffs.publish
 
-    def recording(block, step, stage, publication):  # type: ignore[no-untyped-def]
-        published[block.rank, block.index, step, stage] = machine.env.now
-        work[block.rank, block.index, step, stage] = machine.env.now
-        return publish(block, step, stage, publication)
+    def recording(place, step, stage, publication):  # type: ignore[no-untyped-def]
+        published[place.rank, place.index, step, stage] = machine.env.now
+        work[place.rank, place.index, step, stage] = machine.env.now
+        return publish(place, step, stage, publication)
 
     work: dict[tuple[int, int, int, int], int] = {}
     machine.handoffs.publish = recording  # type: ignore[method-assign]
@@ -62,12 +62,12 @@ def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
     for block in machine.blocks:
         for step in range(2):
             for stage in plan.stages:
-                done = work.get((block.rank, block.index, step, stage.index))
+                done = work.get((block.place.rank, block.place.index, step, stage.index))
                 if done is None:
                     continue
                 own = block.program[stage.index]
                 effort = own.fixed_ps + sum(own.slots) + sum(cost for _, cost in own.kv) + own.sample_ps
-                for time in _inputs(plan, block.rank, block.index, stage.index, step, published):
+                for time in _inputs(plan, block.place.rank, block.place.index, stage.index, step, published):
                     assert done - effort >= time
 
 

@@ -22,19 +22,23 @@ from twin.sim.attribution import critical_path
 from twin.sim.causes import HAND_OFF, STREAMING
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.cost import cache_tiles, partial_alignment, team_work, vector_bytes, vector_rounds
-from twin.sim.handoff import Timing
 from twin.sim.links import Links
+from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.memory import Package, Path, Pipe
-from twin.sim.program import compile_plan
 from twin.sim.ring import Ring
 from twin.sim.run import simulate
+from twin.sim.times import Times
 
 US = 10**6  # ps
 
 
 def fitted(device: Device, **values: float) -> Device:
     return apply_fit(device, {path.replace("__", "."): number(value) for path, value in values.items()})
+
+
+def package_of(device: Device, placement: Placement = Placement.FLAT) -> Package:
+    return Package(device, Times.of(device), placement, 0)
 
 
 # ---- pipes --------------------------------------------------------------------------------------------------
@@ -64,7 +68,7 @@ def test_small_transfers_get_half_of_a_pipe_that_streams_and_take_that_from_the_
 
 
 def test_the_load_of_a_package_is_the_share_of_the_last_window() -> None:
-    package = Package(ideal(), Placement.FLAT, 0)  # a byte per picosecond
+    package = package_of(ideal())  # a byte per picosecond
     package.domains[0].reserve(0, 250)
     assert package.load(999, 1000) == 0  # the first window is not over
     assert package.load(1000, 1000) == 250
@@ -74,7 +78,7 @@ def test_the_load_of_a_package_is_the_share_of_the_last_window() -> None:
 def test_interleaved_memory_passes_the_fabric_and_local_memory_does_not() -> None:
     device = usual(dies=4, io_dies=4)
     port = Pipe("block", FAST)
-    flat, local = (Package(device, placement, 0).memory_path(0, port) for placement in (Placement.FLAT, Placement.DIE_AWARE))
+    flat, local = (package_of(device, placement).memory_path(0, port) for placement in (Placement.FLAT, Placement.DIE_AWARE))
     die = ["Gpu[0].Die[0].port", "Gpu[0].Die[0].l2", "block"]
     assert [pipe.name for pipe in flat.pipes] == ["Gpu[0].Memory[0]", "Gpu[0].Io[0].ingress", *die]
     assert [pipe.name for pipe in local.pipes] == ["Gpu[0].Memory[0]", *die]
@@ -130,7 +134,7 @@ def test_a_slot_that_is_never_streamed_is_an_error() -> None:
 
 @pytest.mark.parametrize(("topology", "second"), [("mesh", 1_020_000), ("switch", 1_040_000)])
 def test_two_peers_have_a_link_each_in_a_mesh_and_share_one_behind_a_switch(topology: str, second: int) -> None:
-    packages = [Package(ideal(), Placement.FLAT, gpu) for gpu in range(3)]
+    packages = [package_of(ideal()) for _ in range(3)]
     link = node_of(ideal(), 4, topology=topology).link
     assert link is not None
     links = Links(link, packages)
@@ -481,7 +485,7 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
         machine = Machine(plan_for(node_of(device), options), node_of(device), steps=2, keep_all=True)
         machine.run()
         block = machine.blocks[0]
-        at = next(work.index for work in block.program if work.kind is StageKind.GATE_UP)
+        at = next(index for index, work in enumerate(block.program) if work.kind is StageKind.GATE_UP)
         assert len(block.program[at].ahead) > block.ring.capacity
         logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])
         pieces = critical_path(machine.blocks, 1, len(machine.plan.stages))
@@ -548,29 +552,29 @@ def test_an_item_is_scanned_in_rounds() -> None:
     assert simulate(plan, node_of(device)).step_s == pytest.approx(3e-6 + 8e-6, rel=0.01)
 
 
-def behind_a_queue(pipe_s: float, **times: float) -> tuple[Timing, Package]:
-    """The timing of a device, and a package whose memory is busy for `pipe_s` from time 0 on."""
+def behind_a_queue(pipe_s: float, **times: float) -> Package:
+    """A package whose memory is busy for `pipe_s` from time 0 on."""
     device = apply_fit(usual(), {"handoff.hop_s": number(1e-6)})
     handoff = replace(device.handoff, loaded_hop_s=number(times.get("hop_s", 1e-6)))
     l2 = replace(device.l2, latency_s=number(1e-7), loaded_latency_s=number(times.get("latency_s", 1e-7)))
     device = replace(device, handoff=handoff, l2=l2)
-    package = Package(device, Placement.FLAT, 0)
+    package = package_of(device)
     package.domains[0].reserve(0, int(pipe_s * device.memory.stream_bytes_per_s.value))
-    return Timing(device), package
+    return package
 
 
 def test_a_hop_and_a_load_grow_with_the_bytes_in_flight() -> None:
     """Loaded times are those behind a queue of one microsecond."""
     for queue_us in (0, 1, 4):
-        timing, package = behind_a_queue(queue_us * 1e-6, hop_s=3e-6, latency_s=6e-7)
-        assert timing.queueing(package, 0) == pytest.approx(queue_us * 2_000_000, rel=1e-3)
-        assert timing.fetching(package, 0) == pytest.approx(queue_us * 500_000, rel=1e-3)
-        assert timing.queueing(package, queue_us * 1_000_000 + 1000) == 0  # what was asked for has come
+        package = behind_a_queue(queue_us * 1e-6, hop_s=3e-6, latency_s=6e-7)
+        assert package.queueing(0) == pytest.approx(queue_us * 2_000_000, rel=1e-3)
+        assert package.fetching(0) == pytest.approx(queue_us * 500_000, rel=1e-3)
+        assert package.queueing(queue_us * 1_000_000 + 1000) == 0  # what was asked for has come
 
 
 def test_hops_without_a_loaded_time_do_not_grow() -> None:
-    timing, package = behind_a_queue(5e-6)
-    assert timing.queueing(package, 0) == timing.fetching(package, 0) == 0
+    package = behind_a_queue(5e-6)
+    assert package.queueing(0) == package.fetching(0) == 0
 
 
 def test_a_hand_off_pays_for_the_stream_that_is_in_flight_when_it_is_made() -> None:

@@ -130,7 +130,7 @@ def test_marks_lie_in_the_order_of_the_stages(handoff: HandOffKind) -> None:
     in_order = times.transpose(1, 2, 0, 3, 4).reshape(ranks, blocks, steps * stages * two)
     assert (np.diff(in_order) >= 0).all()
     for block in machine.blocks:
-        assert times[:, block.rank, block.index, -1, 1].tolist() == block.ended
+        assert times[:, block.place.rank, block.place.index, -1, 1].tolist() == block.ended
 
 
 def test_inputs_are_ready_only_after_their_producers_have_finished() -> None:

@@ -155,8 +155,8 @@ def _measured(machine: Machine, times: Marks, positions: NDArray[np.int64], show
         tid = machine.number_on_gpu(block)
         if tid not in shown:
             continue
-        pid, own = MEASURED + block.gpu, times[:, block.rank, block.index]
-        yield named_track(pid, tid, f"{block.name}.consumer")
+        pid, own = MEASURED + block.place.gpu, times[:, block.place.rank, block.place.index]
+        yield named_track(pid, tid, f"{block.place.name}.consumer")
         begin = int(own[0, -1, 1])
         for step, stages in enumerate(own[1:].tolist()):
             about = {"args": {"positions": int(positions[step])}}

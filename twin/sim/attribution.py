@@ -34,12 +34,12 @@ def critical_path(blocks: Sequence[Block], step: int, stages: int) -> list[Piece
     stage, time = stages - 1, finish
     pieces: list[Piece] = []
     while time > begin:
-        start, jump = _back(pieces, block, step, stage, time, begin)
+        start, jump = _back(pieces, blocks, block, step, stage, time, begin)
         time = start
         block, stage = jump if jump is not None else (block, _before(block, step, stage))
         if stage < 0:
             break
-    assert time <= begin, f"the critical path of step {step} breaks off at {time} ps in {block.name}"
+    assert time <= begin, f"the critical path of step {step} breaks off at {time} ps in {block.place.name}"
     pieces.reverse()
     return pieces
 
@@ -51,7 +51,9 @@ def tabulate(pieces: Sequence[Piece], stages: int) -> Table:
     return table
 
 
-def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, begin: int) -> tuple[int, tuple[Block, int] | None]:
+def _back(
+    pieces: list[Piece], blocks: Sequence[Block], block: Block, step: int, stage: int, time: int, begin: int
+) -> tuple[int, tuple[Block, int] | None]:
     """Walk one stage of one block backwards from `time`: where it got to, and whom it had waited for."""
     log = block.log[step][stage]
     begun = _entered(block, step, stage)
@@ -65,12 +67,12 @@ def _back(pieces: list[Piece], block: Block, step: int, stage: int, time: int, b
             origin = binder[2]  # before this, the one it waited for was still at work
         low, high = max(origin, begin), min(end, time)
         if high > low:
-            pieces.append(Piece(block.name, stage, low, high, cause))
+            pieces.append(Piece(block.place.name, stage, low, high, cause))
             time = low
         if time <= begin:
             return time, None
         if binder is not None and origin > start:
-            return origin, (binder[0], binder[1])
+            return origin, (blocks[binder[0]], binder[1])
     return min(time, begun), None
 
 

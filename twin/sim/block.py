@@ -4,51 +4,43 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
 from twin.plan.types import StageKind
 from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, LAUNCH, OTHER, ROUTING, SAMPLING, STREAMING
 from twin.sim.clock import Clock, in_time
-from twin.sim.handoff import Binder
-from twin.sim.program import ReadWork, StageWork
+from twin.sim.core import Core
+from twin.sim.handoff import HandOffs
+from twin.sim.meetings import Meetings
+from twin.sim.place import Binder, Place
+from twin.sim.program import Program, ReadWork, StageWork
 from twin.sim.ring import Ring
+from twin.sim.times import Times
+from twin.sim.wiring import BlockWires
 
-if TYPE_CHECKING:
-    from twin.sim.machine import Machine
-
-PS_OF_NS = 1000
 Process = Generator[simpy.Event, Any, None]
 Timed = Generator[simpy.Event, Any, int]  # returns the block's own clock, which may run ahead of the machine's
-Segment = tuple[int, int, "Binder | None"]  # (end, cause, whom it waited for); starts where the one before it ends
+Segment = tuple[int, int, Binder | None]  # (end, cause, whom it waited for); starts where the one before it ends
 
 
-class Core:
-    """A core that several blocks share: one runs at a time, first come first served."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all blocks of a machine use and none owns."""
 
-    def __init__(self, env: Clock, switch: int) -> None:
-        self.env = env
-        self.switch = switch  # ps
-        self.queue: deque[simpy.Event] = deque()
-        self.running: Block | None = None
-        self.last: Block | None = None
-
-    def acquire(self, block: Block) -> Process:
-        if self.running is not None or self.queue:
-            turn = self.env.event()
-            self.queue.append(turn)
-            yield turn
-        self.running = block
-        if self.last is not None and self.last is not block and self.switch:
-            yield self.env.timeout(self.switch)
-        self.last = block
-
-    def release(self) -> None:
-        self.running = None
-        if self.queue:
-            self.running = self.last  # taken: the next in line runs before any newcomer
-            self.queue.popleft().succeed()
+    env: Clock
+    program: Program
+    handoffs: HandOffs
+    meetings: Meetings
+    steps: int
+    kept_from: int  # the first step whose log is needed
+    gates: frozenset[int]  # stages behind which slots may be requested
+    helped: bool  # helpers sum late parts
+    on_demand: bool  # the cores load what they need when they need it
+    times: Times
+    library: int  # ps
 
 
 class Helper:
@@ -56,15 +48,16 @@ class Helper:
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self.queue: deque[tuple[int, StageWork, list[Segment]]] = deque()
+        self.queue: deque[tuple[int, int, StageWork, list[Segment]]] = deque()
         self.idle: simpy.Event | None = None
         self.asked = 0
         self.done = 0
-        self.last: Binder = (block, 0, 0)  # what it made last
+        self.last: Binder = (block.place.number, 0, 0)  # what it made last
         self.waiting: tuple[int, simpy.Event] | None = None  # the block, until so many are done
 
-    def ask(self, step: int, works: Sequence[StageWork], logs: Sequence[list[Segment]]) -> None:
-        self.queue += [(step, work, log) for work, log in zip(works, logs, strict=True)]
+    def ask(self, step: int, works: Sequence[tuple[int, StageWork]], logs: Sequence[list[Segment]]) -> None:
+        """`works` and the places of their stages."""
+        self.queue += [(step, index, work, log) for (index, work), log in zip(works, logs, strict=True)]
         self.asked += len(works)
         if self.idle is not None:
             self.block.env.trigger(self.idle, self.block.env.now)
@@ -76,18 +69,18 @@ class Helper:
             if not self.queue:
                 self.idle = env.event()
                 yield self.idle
-            step, work, log = self.queue.popleft()
+            step, index, work, log = self.queue.popleft()
             log.append((env.now, OTHER, None))  # where its time begins
-            for read in work.reads:
-                yield from block._read(step, read, log)
+            for read, channel in zip(work.reads, block.wires[index].reads, strict=True):
+                yield from block._read(step, read, channel, log)
             clock = env.now + work.fixed_ps
             log.append((clock, work.fixed_cause, None))
             if clock > env.now:
                 yield env.timeout(clock - env.now)
             if work.publication is not None:
-                block.machine.handoffs.publish(block, step, work.index, work.publication)
+                block.shared.handoffs.publish(block.place, step, index, work.publication)
             self.done += 1
-            self.last = (block, work.index, env.now)
+            self.last = (block.place.number, index, env.now)
             if self.waiting is not None and self.done >= self.waiting[0]:
                 env.trigger(self.waiting[1], env.now)
                 self.waiting = None
@@ -103,22 +96,13 @@ class Helper:
 class Block:
     """State of one block, and its log: per step and stage, how its time was spent."""
 
-    def __init__(self, machine: Machine, *, rank: int, index: int, gpu: int, die: int, name: str, ring: Ring, core: Core | None) -> None:
-        self.machine = machine
-        self.env = machine.env
-        self.rank = rank
-        self.index = index
-        self.gpu = gpu
-        self.die = die
-        self.name = name
+    def __init__(self, place: Place, shared: Shared, ring: Ring, core: Core | None) -> None:
+        self.place = place
+        self.shared = shared
+        self.env = shared.env
         self.ring = ring
         self.core = core
-        self.on_demand = machine.on_demand
-        self.package = machine.package_of(gpu)
-        self.exchange = self.package.exchange_pipes(die)
-        self.gates = machine.gates
-        self.start = PS_OF_NS * machine.plan.start_ns(rank)
-        self.helper = Helper(self) if machine.helped else None
+        self.helper = Helper(self) if shared.helped else None
         self.sums: deque[list[Segment]] = deque()  # logs of the sums that the helper was asked for in this step
         self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
         self.ended: list[int] = []  # ps, per step
@@ -137,7 +121,16 @@ class Block:
         return self.ring.kept_bytes(step) + served
 
     def works(self, step: int) -> tuple[StageWork, ...]:
-        return self.machine.program.variant(step, self.rank).stages[self.index]
+        return self.shared.program.variant(step, self.place.rank).stages[self.place.index]
+
+    @property
+    def wires(self) -> list[BlockWires]:
+        """[stage]"""
+        return self.shared.program.wiring.blocks[self.place.index]
+
+    def last_slot(self, step: int, index: int) -> int:
+        """Slots up to and including a stage."""
+        return self.ring.first_slot(step) + self.shared.program.variant(step, self.place.rank).ends[self.place.index][index]
 
     @property
     def program(self) -> tuple[StageWork, ...]:
@@ -149,50 +142,49 @@ class Block:
         self.log = log
         segments: list[Segment] = []
         yield from self._resume(segments)  # its first turn on a shared core belongs to the first stage
-        for step in range(self.machine.steps):
+        for step in range(self.shared.steps):
             stages: list[list[Segment]] = []
-            for work in self.works(step):
+            for index, work in enumerate(self.works(step)):
                 if work.aside:
                     stages.append(self.sums.popleft())
                     continue
-                yield from self._stage(step, work, segments)
+                yield from self._stage(step, index, work, segments)
                 stages.append(segments)
                 segments = []
             self.ended.append(self.env.now)
-            log.append(stages if self.machine.keeps(step) else [])
+            log.append(stages if step >= self.shared.kept_from else [])
         self._suspend()
 
     # ---- one stage ----------------------------------------------------------------------------------------
 
-    def _stage(self, step: int, work: StageWork, log: list[Segment]) -> Process:
-        if self.machine.program.borders:
-            yield from self._border(step, work, log)
+    def _stage(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
+        if self.shared.program.borders:
+            yield from self._border(step, index, work, log)
         entered = self.env.now
         yield from self._take(work, log)
-        for read in work.reads:
+        for read, channel in zip(work.reads, self.wires[index].reads, strict=True):
             if step or not read.previous_step:
-                yield from self._read(step - read.previous_step, read, log)
-        owed = self._ask(step, work)
+                yield from self._read(step - read.previous_step, read, channel, log)
+        owed = self._ask(step, index, work)
         clock = self.env.now + work.fixed_ps
         log.append((clock, work.fixed_cause, None))
         if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
-            clock += self.machine.memory_latency + self.start
+            clock += self.shared.times.memory + self.place.start
             log.append((clock, OTHER, None))
         if work.library:
-            assert self.machine.links is not None
-            clock += self.machine.links.library
+            clock += self.shared.library
             log.append((clock, COLLECTIVE, None))
         if work.slots:
-            if self.on_demand:
-                self.ring.open(self.ring.first_slot(step) + work.last_slot, clock)
-            clock = yield from self._consume(step, clock, work, log)
+            if self.shared.on_demand:
+                self.ring.open(self.last_slot(step, index), clock)
+            clock = yield from self._consume(step, index, clock, work, log)
         if work.kv:
             clock = yield from self._attend(step, entered, clock, work, log)
         if work.sample_ps:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
         if work.fence_ps:
-            clock += work.fence_ps + self.machine.handoffs.timing.fencing(self.package, self.env.now)
+            clock += work.fence_ps + self.place.package.fencing(self.env.now)
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
@@ -203,13 +195,13 @@ class Block:
             self.ring.loaded.request_now(data, work.stored)
             self.consumed += work.stored
         if work.publication is not None:
-            data = self.machine.handoffs.publish(self, step, work.index, work.publication)
-        if work.index in self.gates:
-            self.ring.finish(step, work.index)
-        if self.machine.program.barriers:
-            yield from self._barrier(step, work, data, log)
+            data = self.shared.handoffs.publish(self.place, step, index, work.publication)
+        if index in self.shared.gates:
+            self.ring.finish(step, index)
+        if self.shared.program.barriers:
+            yield from self._barrier(step, index, data, log)
 
-    def _ask(self, step: int, work: StageWork) -> int:
+    def _ask(self, step: int, index: int, work: StageWork) -> int:
         """The stage's reads have succeeded: the helper may begin the sums behind it. How many it owes before this stage publishes."""
         if self.helper is None:
             return 0
@@ -217,28 +209,29 @@ class Block:
         if work.asks:
             logs: list[list[Segment]] = [[] for _ in range(work.asks)]
             self.sums += logs
-            self.helper.ask(step, self.works(step)[work.index + 1 : work.index + 1 + work.asks], logs)
+            behind = range(index + 1, index + 1 + work.asks)
+            self.helper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
         return owed
 
-    def _read(self, step: int, read: ReadWork, log: list[Segment]) -> Process:
+    def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""
-        env, timing = self.env, self.machine.handoffs.timing
-        looked = env.now + timing.load
-        if timing.load:
-            looked += timing.fetching(self.package, env.now)
-        if read.channel >= 0:
-            record, event = self.machine.handoffs.wait(self, step, read.channel)
+        env, package, load = self.env, self.place.package, self.shared.times.load
+        looked = env.now + load
+        if load:
+            looked += package.fetching(env.now)
+        if channel >= 0:
+            record, event = self.shared.handoffs.wait(self.place, step, channel)
             if event is not None:
                 yield from self._sleep(event, log)
                 assert record.seen is not None
-                time, cause, binder = record.seen[self.die]
+                time, cause, binder = record.seen[self.place.die]
                 log.append((time, cause, binder))
                 yield from self._resume(log)
-        loads = read.rounds + (self.machine.program.fetch_ps > 0)
-        fetching = timing.fetching(self.package, env.now) if loads else 0
-        now = max(env.now, looked) + self.machine.program.fetch_ps
+        loads = read.rounds + (self.shared.program.fetch_ps > 0)
+        fetching = package.fetching(env.now) if loads else 0
+        now = max(env.now, looked) + self.shared.program.fetch_ps
         done = now + read.cost_ps + in_time(loads * fetching)
-        for pipe in self.exchange:
+        for pipe in self.place.exchange:
             through = pipe.share(now, read.size)
             if through > done:
                 done = through
@@ -249,7 +242,7 @@ class Block:
     def _take(self, work: StageWork, log: list[Segment]) -> Process:
         """Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then. A fence comes before
         the last of a row group."""
-        env, ring, logged, leave = self.env, self.ring, self.env.now, self.machine.leave
+        env, ring, logged, leave = self.env, self.ring, self.env.now, self.shared.times.leave
         for taken in range(1, len(work.ahead) + 1):
             arrived = yield from self._arrival()
             if arrived > env.now:
@@ -272,23 +265,24 @@ class Block:
             arrived = self.ring.arrival()
         return arrived
 
-    def _consume(self, step: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
+    def _consume(self, step: int, index: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
         """Each slot that is still in the ring, not before its arrival. Late ones are memory time, early ones the consumer's own.
 
         Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
         """
         env, ring = self.env, self.ring
         last = -1
-        first = work.gate >= 0
+        gate = self.shared.program.plan.stages[index].gate
+        first = gate is not None
         if work.ahead:
             clock += sum(work.ahead)
             last = work.fixed_cause
             log.append((clock, last, None))
         for cost in work.slots[len(work.ahead) :]:
             arrived = yield from self._arrival()
-            if first:
+            if first and gate is not None:
                 first = False
-                known = min(arrived, ring.opened_at(step, work.gate) + ring.loaded.latency)
+                known = min(arrived, ring.opened_at(step, gate) + ring.loaded.latency)
                 if known > clock:
                     log.append((known, ROUTING, None))
             if arrived > clock:
@@ -321,7 +315,7 @@ class Block:
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
                 asked = entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
-                arrivals.append(path.request_now(asked, size) + self.machine.handoffs.timing.reading(self.package, env.now))
+                arrivals.append(path.request_now(asked, size) + self.place.package.reading(env.now))
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)
@@ -330,21 +324,21 @@ class Block:
 
     # ---- borders, barriers, shared cores ------------------------------------------------------------------
 
-    def _border(self, step: int, work: StageWork, log: list[Segment]) -> Process:
+    def _border(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
         """A kernel starts when all blocks of its GPU have finished the one before; its ring is empty."""
-        border = self.machine.kernel_border(self, step, work.index, work.launch_ps, library=work.library)
-        event = border.arrive(self, work.index)
+        border = self.shared.meetings.border(self.place, step, index, work.launch_ps, library=work.library)
+        event = border.arrive(self.place, index)
         yield from self._sleep(event, log)
         log.append((self.env.now, LAUNCH, border.binder))
-        restart = self.machine.restart if work.touches_memory else 0
-        self.ring.open(self.ring.first_slot(step) + work.last_slot, self.env.now + restart)
+        restart = self.shared.times.restart if work.touches_memory else 0
+        self.ring.open(self.last_slot(step, index), self.env.now + restart)
         yield from self._resume(log)
 
-    def _barrier(self, step: int, work: StageWork, data: int, log: list[Segment]) -> Process:
-        barrier = self.machine.barrier(step, work.index)
-        barrier.arrive(self, work.index, data)
-        yield from self._sleep(barrier.events[self.rank], log)
-        cause, binder = barrier.cause[self.rank] or (HAND_OFF, None)
+    def _barrier(self, step: int, index: int, data: int, log: list[Segment]) -> Process:
+        barrier = self.shared.meetings.barrier(step, index)
+        barrier.arrive(self.place, index, data)
+        yield from self._sleep(barrier.events[self.place.rank], log)
+        cause, binder = barrier.cause[self.place.rank] or (HAND_OFF, None)
         log.append((self.env.now, cause, binder))
         yield from self._resume(log)
 
@@ -362,7 +356,7 @@ class Block:
         if self.core is None:
             return
         start = self.env.now
-        yield from self.core.acquire(self)
+        yield from self.core.acquire(self.place.number)
         if self.env.now > start:
             log.append((self.env.now, CONSUMER, None))
         self.ring.resume()

@@ -291,11 +291,6 @@ def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool
             return len(stage.operations) * picoseconds(launch.stream_s.value) + state
 
 
-def restart_ps(device: Device) -> int:
-    """Added to the first memory request of a kernel. restart_s ends when data flow again, so the latency is in it."""
-    return max(0, picoseconds(device.launch.restart_s.value) - picoseconds(device.memory.latency_s.value))
-
-
 def attended(options: Options, window: int) -> Span:
     """Cached positions that a step at options.context reads."""
     return (max(0, options.context - window) if window else 0), options.context

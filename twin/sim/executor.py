@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from twin.errors import ToolchainError
+from twin.errors import ToolchainError, TwinError
+from twin.hardware.types import Node
+from twin.plan.types import Plan
 from twin.sim import compiled
 from twin.sim.compiled.lower import Unsupported
 from twin.sim.compiled.room import Room
-from twin.sim.machine import Machine
+from twin.sim.machine import Machine, one_stands_for_all
 from twin.sim.prepare import Prepared
+
+TRIES = 2  # of a program's first GPU alone, before it is left
 
 
 class Executor(Enum):
@@ -46,6 +50,21 @@ def run(machine: Machine, prepared: Prepared, executor: Executor | None = None, 
     with _no_garbage_collection():
         machine.run()
     return Executor.SIMPY, why
+
+
+def run_first_gpu(plan: Plan, node: Node, steps: int, prepared: Prepared, executor: Executor | None, room: Room) -> Machine | None:
+    """The first GPU of several, in compiled code, after it has run for all of them; None where the whole machine has to run."""
+    hopeless = prepared.enough[-TRIES:] == [False] * TRIES
+    if executor is Executor.SIMPY or _missing or hopeless or not one_stands_for_all(plan, node, prepared.program):
+        return None
+    machine = Machine(plan, node, steps=steps, keep_all=False, program=prepared.program, first_of_equals=True)
+    try:
+        compiled.run(machine, prepared.flat, room)
+    except TwinError:  # no compiler, a clock that ended, GPUs that may differ: the whole machine says what there is to say
+        prepared.enough.append(False)
+        return None
+    prepared.enough.append(True)
+    return machine
 
 
 @contextmanager

@@ -17,23 +17,24 @@ KNOWN: Gate = (-1, -1)
 class Stream:
     """The slots of a block for several steps, and behind which gates they lie. Ranks that do the same share one."""
 
-    def __init__(self, steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]]) -> None:
-        """`steps[step]`: works and slot sizes, of one step more than the block walks."""
+    def __init__(self, steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]], gates: Sequence[int | None]) -> None:
+        """`steps[step]`: works and slot sizes, of one step more than the block walks. `gates[stage]`: behind which stage's end its weights
+        are known."""
         self.first = steps[0][1]  # sizes of the first step
         self.starts = list(accumulate((len(sizes) for _, sizes in steps), initial=0))  # first slot of each step
         self.slots = [size for _, sizes in steps for size in sizes]  # bytes
         self.bounds: list[int] = []  # where runs of slots with one gate end
         self.gates: list[Gate] = []  # of each run
         for step, (works, _) in enumerate(steps):
-            self._add_runs(step, works)
+            self._add_runs(step, works, gates)
 
-    def _add_runs(self, step: int, works: Sequence[StageWork]) -> None:
+    def _add_runs(self, step: int, works: Sequence[StageWork], gates: Sequence[int | None]) -> None:
         end = self.starts[step]
-        for work in works:
+        for work, behind in zip(works, gates, strict=True):
             if not work.slots:
                 continue
             end += len(work.slots)
-            gate = KNOWN if work.gate < 0 else (step, work.gate)
+            gate = KNOWN if behind is None else (step, behind)
             if self.gates and self.gates[-1] == gate:
                 self.bounds[-1] = end
             else:

@@ -2,62 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import simpy
 
-from twin.hardware.types import QUEUE_S, Device, Number
-from twin.sim.causes import COLLECTIVE, HAND_OFF
-from twin.sim.clock import Clock, in_time
+from twin.sim.causes import COLLECTIVE
+from twin.sim.clock import Clock
 from twin.sim.links import Links
-from twin.sim.memory import Package
+from twin.sim.place import Binder, Place
 from twin.sim.program import Program, Publication
+from twin.sim.times import Times
 from twin.sim.wiring import Channel
-from twin.units import picoseconds
 
-if TYPE_CHECKING:
-    from twin.sim.block import Block
-
-Binder = tuple["Block", int, int]  # who published last, in which stage, when
 NEVER = -1
-QUEUE = picoseconds(QUEUE_S)
-
-
-class Timing:
-    """Delays of the hand-off inside one package, in picoseconds."""
-
-    __slots__ = ("atomic", "cross", "dies", "fetch_growth", "growth", "hop", "load", "poll")
-
-    def __init__(self, device: Device) -> None:
-        self.dies = int(device.structure.dies.value)
-        self.hop = picoseconds(device.handoff.hop_s.value)
-        self.cross = picoseconds(device.handoff.cross_die_s.value) if self.dies > 1 else 0
-        self.atomic = picoseconds(device.handoff.atomic_s.value)
-        self.poll = picoseconds(device.handoff.poll_s.value) // 2  # found half a period late, on average
-        self.growth = _growth(device.handoff.hop_s, device.handoff.loaded_hop_s)
-        self.fetch_growth = _growth(device.l2.latency_s, device.l2.loaded_latency_s)
-        self.load = picoseconds(device.exchange.latency_s.value) if device.warps else 0  # the least that a look at exchanged elements takes
-
-    def queueing(self, package: Package, now: int) -> int:
-        """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
-        return in_time(self.growth * package.queue(now) // QUEUE) if self.growth else 0
-
-    def fencing(self, package: Package, now: int) -> int:
-        """What a fence loses to the stream: the block's stores go there, and their answers come back."""
-        return 2 * self.queueing(package, now)
-
-    def fetching(self, package: Package, now: int) -> int:
-        """What a load that somebody waits for loses to the stream."""
-        return in_time(self.fetch_growth * package.queue(now) // QUEUE) if self.fetch_growth else 0
-
-    def reading(self, package: Package, now: int) -> int:
-        """What a load from memory loses to the stream: it comes behind all that is in flight."""
-        return in_time(package.queue(now)) if self.fetch_growth else 0
-
-
-def _growth(idle: Number, loaded: Number | None) -> int:
-    """Of a time behind QUEUE of the stream."""
-    return max(0, picoseconds(loaded.value) - picoseconds(idle.value)) if loaded else 0
 
 
 class Record:
@@ -77,11 +32,12 @@ class Record:
 class HandOffs:
     """All records of the machine."""
 
-    def __init__(self, env: Clock, program: Program, timing: Timing, links: Links | None) -> None:
+    def __init__(self, env: Clock, program: Program, times: Times, dies: int, links: Links | None) -> None:
         plan = program.plan
         self.env = env
         self.program = program
-        self.timing = timing
+        self.times = times
+        self.dies = dies
         self.links = links
         self.gpu_of = [plan.gpu_of_rank(rank) for rank in range(plan.ranks)]
         self.records: list[dict[tuple[int, int], Record]] = [{} for _ in range(plan.ranks)]
@@ -91,58 +47,59 @@ class HandOffs:
         records = self.records[rank]
         found = records.get(key)
         if found is None:
-            found = records[key] = Record(self.program.channels[channel].arrivals, self.timing.dies)
+            found = records[key] = Record(self.program.channels[channel].arrivals, self.dies)
         return found
 
-    def publish(self, block: Block, step: int, stage: int, publication: Publication) -> int:
+    def publish(self, place: Place, step: int, stage: int, publication: Publication) -> int:
         """Make a block's elements known everywhere; the last arrival of its pushed data."""
         now = self.env.now
-        binder = (block, stage, now)
+        binder = (place.number, stage, now)
         stored = now
-        for pipe in block.exchange:
+        for pipe in place.exchange:
             through = pipe.share(now, publication.size)
             if through > stored:
                 stored = through
-        late = stored + self.timing.queueing(block.package, now)
-        for channel in publication.own:
-            self._arrive(block.rank, step, channel, block.die, late, binder)
-        return self._push(block, step, publication, stored, late, binder) if publication.pushed else stored
+        late = stored + place.package.queueing(now)
+        wires = self.program.wiring.blocks[place.index][stage]
+        for channel in wires.own:
+            self._arrive(place.rank, step, channel, place.die, late, binder)
+        return self._push(place, step, publication.size, wires.others, stored, late, binder) if publication.pushed else stored
 
-    def wait(self, block: Block, step: int, channel: int) -> tuple[Record, simpy.Event | None]:
+    def wait(self, place: Place, step: int, channel: int) -> tuple[Record, simpy.Event | None]:
         """The record, and what to yield until the block's die sees it; None if it already does."""
-        record = self.record(block.rank, step, channel)
+        record = self.record(place.rank, step, channel)
         now = self.env.now
         if record.seen is not None:
-            delay = record.seen[block.die][0] - now
+            delay = record.seen[place.die][0] - now
             return record, (self.env.timeout(delay) if delay > 0 else None)
-        event = record.events.get(block.die)
+        event = record.events.get(place.die)
         if event is None:
-            event = record.events[block.die] = self.env.event()
+            event = record.events[place.die] = self.env.event()
         return record, event
 
-    def _push(self, block: Block, step: int, publication: Publication, stored: int, late: int, binder: Binder) -> int:
+    def _push(self, place: Place, step: int, size: int, channels: tuple[int, ...], stored: int, late: int, binder: Binder) -> int:
         """`late`: when a store inside this GPU is as good as `stored` without a load."""
         links = self.links
         last = stored
-        source = self.gpu_of[block.rank]
+        source = self.gpu_of[place.rank]
         for rank, target in enumerate(self.gpu_of):
-            if rank == block.rank:
+            if rank == place.rank:
                 continue
             if target == source:
-                for channel in publication.others:
-                    self._arrive(rank, step, channel, block.die, late, binder)
+                for channel in channels:
+                    self._arrive(rank, step, channel, place.die, late, binder)
                 continue
             assert links is not None  # the machine refuses a plan of several GPUs without links
-            arrival = links.send(source, target, stored, publication.size)
+            arrival = links.send(source, target, stored, size)
             last = max(last, arrival)
-            for channel in publication.others:
+            for channel in channels:
                 self._arrive_remote(rank, step, channel, arrival, binder)
         return last
 
     def _arrive(self, rank: int, step: int, channel: int, die: int, time: int, binder: Binder) -> None:
         record = self.record(rank, step, channel)
         if self.program.channels[channel].counted:
-            travel = self.timing.hop + self.timing.cross
+            travel = self.times.hop + self.times.cross
             record.arrivals.append((time + travel, len(record.arrivals), False, binder))
         elif time > record.local[die][0]:
             record.local[die] = (time, binder)
@@ -168,18 +125,18 @@ class HandOffs:
 
     def _seen(self, record: Record, channel: Channel) -> list[tuple[int, int, Binder]]:
         """Sentinel: when the last needed element reaches each die."""
-        timing = self.timing
+        times = self.times
         seen = []
-        for die in range(timing.dies):
+        for die in range(self.dies):
             best, cause, who = record.remote[0], COLLECTIVE, record.remote[1]
             for producer, (time, binder) in enumerate(record.local):
                 if time == NEVER:
                     continue
-                arrival = time + timing.hop + (timing.cross if producer != die else 0)
+                arrival = time + times.hop + (times.cross if producer != die else 0)
                 if arrival > best:
                     best, cause, who = arrival, channel.cause, binder
             assert who is not None
-            seen.append((best + timing.poll, cause, who))
+            seen.append((best + times.poll, cause, who))
         return seen
 
     def _counted(self, record: Record, channel: Channel) -> list[tuple[int, int, Binder]]:
@@ -187,58 +144,7 @@ class HandOffs:
         free = 0
         record.arrivals.sort(key=lambda arrival: arrival[:2])
         for time, _, _, _ in record.arrivals:
-            free = max(free, time) + self.timing.atomic
+            free = max(free, time) + self.times.atomic
         _, _, remote, who = record.arrivals[-1]
-        visible = free + self.timing.hop + self.timing.cross + self.timing.poll
-        return [(visible, COLLECTIVE if remote else channel.cause, who)] * self.timing.dies
-
-
-class Barrier:
-    """Every block of a rank waits for all of them, and for all ranks when the stage pushed: one counter per rank,
-    whose completion is told to the other GPUs by one store each."""
-
-    def __init__(self, handoffs: HandOffs, *, across: bool) -> None:
-        plan = handoffs.program.plan
-        self.handoffs = handoffs
-        self.across = across
-        self.blocks = plan.blocks
-        self.arrivals: list[list[tuple[int, Binder]]] = [[] for _ in range(plan.ranks)]
-        self.data: list[int] = [0] * plan.ranks  # last arrival of each rank's pushed data
-        self.complete: list[tuple[int, Binder] | None] = [None] * plan.ranks
-        self.events = [handoffs.env.event() for _ in range(plan.ranks)]
-        self.cause: list[tuple[int, Binder] | None] = [None] * plan.ranks
-
-    def arrive(self, block: Block, stage: int, data: int) -> None:
-        rank, now, timing = block.rank, self.handoffs.env.now, self.handoffs.timing
-        self.data[rank] = max(self.data[rank], data)
-        self.arrivals[rank].append((now + timing.queueing(block.package, now), (block, stage, now)))
-        if len(self.arrivals[rank]) < self.blocks:
-            return
-        free = 0
-        for time, _ in sorted(self.arrivals[rank], key=lambda arrival: arrival[0]):
-            free = max(free, time + timing.hop + timing.cross) + timing.atomic
-        self.complete[rank] = (free, self.arrivals[rank][-1][1])
-        polled = timing.queueing(block.package, now)  # that all have arrived is a hand-off of its own
-        if not self.across:
-            self._release(rank, [rank], polled)
-        elif all(done is not None for done in self.complete):
-            for reader in range(len(self.complete)):
-                self._release(reader, list(range(len(self.complete))), polled)
-
-    def _release(self, reader: int, ranks: list[int], polled: int) -> None:
-        timing, gpu_of, links = self.handoffs.timing, self.handoffs.gpu_of, self.handoffs.links
-        last, cause, binder = NEVER, HAND_OFF, None
-        for rank in ranks:
-            done = self.complete[rank]
-            assert done is not None
-            time, who = done
-            if gpu_of[rank] == gpu_of[reader] or links is None:
-                seen, why = time + timing.hop + timing.cross + polled, HAND_OFF
-            else:
-                hop = links.hop_between(gpu_of[rank], gpu_of[reader], self.handoffs.env.now)
-                seen, why = max(time + hop, self.data[rank]), COLLECTIVE
-            if seen > last:
-                last, cause, binder = seen, why, who
-        assert binder is not None
-        self.cause[reader] = (cause, binder)
-        self.handoffs.env.trigger(self.events[reader], last + timing.poll)
+        visible = free + self.times.hop + self.times.cross + self.times.poll
+        return [(visible, COLLECTIVE if remote else channel.cause, who)] * self.dies

@@ -30,8 +30,9 @@ class Links:
         self.hop = picoseconds(link.hop_s.value)
         self.loaded_hop = max(self.hop, picoseconds(link.loaded_hop_s.value))
         self.library = picoseconds(link.library_allreduce_s.value)
+        self.meshed = link.topology == "mesh"
         self.routes: dict[tuple[int, int], tuple[Pipe, ...]] = {}
-        if link.topology == "mesh":
+        if self.meshed:
             for a in gpus:
                 for b in gpus:
                     self.routes[a, b] = (Pipe(f"Link[{a}>{b}]", rate),)

@@ -5,51 +5,40 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
 from twin.errors import HardwareError
 from twin.hardware.override import numbers
-from twin.hardware.types import Device, Node
-from twin.plan.types import Execution, Plan, StageKind
-from twin.sim import cost
-from twin.sim.block import Block, Core
+from twin.hardware.types import Node
+from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.sim.block import Block, Shared
 from twin.sim.clock import Clock, SimulationError, cost_in_time
+from twin.sim.core import Core
 from twin.sim.gated import GatedRing, Stream
-from twin.sim.handoff import Barrier, Binder, HandOffs, Timing
+from twin.sim.handoff import HandOffs
 from twin.sim.links import Links
+from twin.sim.lowering import compile_plan
+from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
-from twin.sim.program import Program, compile_plan
+from twin.sim.place import Place
+from twin.sim.program import Program
 from twin.sim.ring import Ring
+from twin.sim.times import Times
 from twin.units import picoseconds, unit_of
 
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
+PS_OF_NS = 1000
 APART = 491  # copies between the places where two blocks begin among them: more than a stage of a layer has
-
-
-class Border:
-    """Between two kernels: all blocks of a GPU (of all, before a library collective) have finished, then a launch."""
-
-    def __init__(self, env: Clock, blocks: int, launch: int) -> None:
-        self.env = env
-        self.pending = blocks
-        self.launch = launch
-        self.event = env.event()
-        self.binder: Binder | None = None
-
-    def arrive(self, block: Block, stage: int) -> simpy.Event:
-        self.pending -= 1
-        if self.pending == 0:
-            self.binder = (block, stage - 1, self.env.now)
-            self.env.trigger(self.event, self.env.now + self.launch)
-        return self.event
 
 
 class Machine:
     """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps` times."""
 
-    def __init__(self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None) -> None:
-        """`program` is what compile_plan makes of the plan on the node's device, if it is known already."""
+    def __init__(
+        self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None, first_of_equals: bool = False
+    ) -> None:
+        """`program` is what compile_plan makes of the plan on the node's device, if it is known already. `first_of_equals`: only the first
+        GPU, which stands for all (`one_stands_for_all`); only compiled code runs that."""
         check(plan, node)
         device = node.device
         self.plan = plan
@@ -60,24 +49,23 @@ class Machine:
         self.program = program or compile_plan(plan, device, steps=steps)
         self.helped = any(work.aside for work in self.program.stages[0])
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
-        self.shared = node.link is not None and node.link.topology == "memory"  # emulated GPUs: one package
-        count = 1 if self.shared else plan.options.gpus
-        self.packages = [Package(device, plan.options.placement, index) for index in range(count)]
-        packages = [self.package_of(gpu) for gpu in range(plan.options.gpus)]
+        self.emulated = node.link is not None and node.link.topology == "memory"  # GPUs that share one package
+        self.times = Times.of(device)
+        self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
+        self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
+        count = 1 if self.emulated else self.gpus
+        self.packages = [Package(device, self.times, plan.options.placement, index) for index in range(count)]
+        packages = [self.package_of(gpu) for gpu in range(self.gpus)]
         self.links = Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
-        self.handoffs = HandOffs(self.env, self.program, Timing(device), self.links)
-        self.answers = _answers(device)
-        self.memory_latency = picoseconds(device.memory.latency_s.value)
-        self.restart = cost.restart_ps(device)
+        self.handoffs = HandOffs(self.env, self.program, self.times, int(device.structure.dies.value), self.links)
+        self.answers = _answers(self.times.jitter)
         self.resident = plan.options.execution is Execution.RESIDENT
         self.on_demand = self.resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
-        self.leave = picoseconds(device.warps.leave_s.value) if device.warps else 0
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
         self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}  # by the variants of the steps, and block
-        self.borders: dict[tuple[int, int, int], Border] = {}
-        self.barriers: dict[tuple[int, int], Barrier] = {}
-        self.blocks = [self._block(rank, index) for rank in range(plan.ranks) for index in range(plan.blocks)]
+        shared = self._shared()
+        self.blocks = [self._block(shared, rank, index) for rank in range(self.ranks) for index in range(plan.blocks)]
 
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next one."""
@@ -94,18 +82,14 @@ class Machine:
             raise self.deadlock() from error
 
     def deadlock(self) -> SimulationError:
-        stuck = next(block.name for block in self.blocks if len(block.ended) < self.steps)
+        stuck = next(block.place.name for block in self.blocks if len(block.ended) < self.steps)
         return SimulationError(f"deadlock: {stuck} waits for something that nobody publishes; validate the plan")
 
     def package_of(self, gpu: int) -> Package:
-        return self.packages[0 if self.shared else gpu]
-
-    def keeps(self, step: int) -> bool:
-        """Is this step's log needed?"""
-        return self.keep_all or step == self.steps - 1
+        return self.packages[0 if self.emulated else gpu]
 
     def number_on_gpu(self, block: Block) -> int:
-        return block.rank % self.plan.ranks_per_gpu * self.plan.blocks + block.index
+        return block.place.rank % self.plan.ranks_per_gpu * self.plan.blocks + block.place.index
 
     def record_loaders(self, blocks: Collection[int] | None) -> None:
         """Keep every request's times, for a trace of these blocks of each GPU."""
@@ -120,34 +104,21 @@ class Machine:
         """What blocks load, from memory and from caches: every byte passes exactly one of these."""
         return [*self.ports.values(), *(pipe for package in self.packages for pipe in package.near)]
 
+    def package_count(self) -> int:
+        """With those that one stands for."""
+        return len(self.packages) * self.stands_for
+
     def footprint(self) -> int:
         """Bytes that one package reads per step."""
-        return self.program.step_bytes(0) // len(self.packages)
+        return self.program.step_bytes(0) // self.package_count()
 
     def floor_s(self, step: int) -> float:
         """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling of the memory, or of the cache that
         serves them since the step before, whichever takes longer."""
         moved = self.program.step_bytes(step)
-        kept = sum(block.kept_bytes(step) for block in self.blocks)
-        memory_s = (moved - kept) / (len(self.packages) * self.node.device.memory.stream_bytes_per_s.value)
-        return max(memory_s, kept / (len(self.packages) * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
-
-    def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
-        """All GPUs meet before a library collective; else each for itself."""
-        scope = -1 if library else block.gpu
-        key = (step, stage, scope)
-        if key not in self.borders:
-            per_gpu = self.plan.options.blocks
-            self.borders[key] = Border(self.env, per_gpu * (self.plan.options.gpus if library else 1), launch)
-        return self.borders[key]
-
-    def barrier(self, step: int, stage: int) -> Barrier:
-        key = (step, stage)
-        if key not in self.barriers:
-            published = self.plan.stages[stage].publishes
-            across = published is not None and self.plan.values[published].pushed and self.plan.ranks > 1
-            self.barriers[key] = Barrier(self.handoffs, across=across)
-        return self.barriers[key]
+        kept = self.stands_for * sum(block.kept_bytes(step) for block in self.blocks)
+        memory_s = (moved - kept) / (self.package_count() * self.node.device.memory.stream_bytes_per_s.value)
+        return max(memory_s, kept / (self.package_count() * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
 
     # ---- wiring -------------------------------------------------------------------------------------------
 
@@ -157,29 +128,51 @@ class Machine:
         packages = len(self.packages)
         if device.sharing is None or self.plan.options.blocks * gpus // packages <= device.blocks:
             return []
-        switch = picoseconds(device.sharing.switch_s.value)
-        return [Core(self.env, switch) for _ in range(device.blocks * packages)]
+        return [Core(self.env, self.times.switch) for _ in range(device.blocks * packages)]
 
-    def _block(self, rank: int, index: int) -> Block:
+    def _shared(self) -> Shared:
+        return Shared(
+            env=self.env,
+            program=self.program,
+            handoffs=self.handoffs,
+            meetings=Meetings(self.handoffs),
+            steps=self.steps,
+            kept_from=0 if self.keep_all else self.steps - 1,
+            gates=self.gates,
+            helped=self.helped,
+            on_demand=self.on_demand,
+            times=self.times,
+            library=self.links.library if self.links else 0,
+        )
+
+    def _block(self, shared: Shared, rank: int, index: int) -> Block:
         plan = self.plan
         gpu = plan.gpu_of_rank(rank)
         on_gpu = rank % plan.ranks_per_gpu * plan.blocks + index
         die = plan.die_of_block[on_gpu]
-        name = f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]"
-        core, port = self._core(gpu, on_gpu, name)
         package = self.package_of(gpu)
+        place = Place(
+            number=rank * plan.blocks + index,
+            rank=rank,
+            index=index,
+            gpu=gpu,
+            die=die,
+            name=f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]",
+            package=package,
+            exchange=package.exchange_pipes(die),
+            start=PS_OF_NS * plan.start_ns(rank),
+        )
+        core, port = self._core(gpu, on_gpu, place.name)
         memory = package.memory_path(die, port)
         ring = self._ring(rank, index, memory, package.cached_path(die, port, self.footprint()))
         ring.answers, ring.first_answer = self.answers, APART * on_gpu
         ring.paused = core is not None
-        return Block(self, rank=rank, index=index, gpu=gpu, die=die, name=name, ring=ring, core=core)
+        return Block(place, shared, ring, core)
 
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""
         options, program = self.plan.options, self.program
-        warps = self.node.device.warps
-        watches = warps is not None and options.window_slots < options.ring_slots
-        pace = picoseconds(warps.copy_s.value + (warps.watch_s.value if watches else 0.0)) if warps else 0
+        pace = self.times.watched_copy if options.window_slots < options.ring_slots else self.times.copy
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
             return GatedRing(
@@ -210,7 +203,8 @@ class Machine:
         chosen = tuple(row[rank] for row in program.choices[: self.steps + 1])
         if (chosen, index) not in self.streams:
             variants = [program.variant(step, rank) for step in range(self.steps + 1)]
-            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants])
+            gates = [stage.gate for stage in self.plan.stages]
+            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants], gates)
         return self.streams[chosen, index]
 
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
@@ -220,7 +214,7 @@ class Machine:
         if not self.cores:
             return None, self._port(gpu, on_gpu, name)
         number = gpu * device.blocks + on_gpu % device.blocks
-        if self.shared:  # as the engine pins its threads
+        if self.emulated:  # as the engine pins its threads
             number = (gpu * self.plan.options.blocks + on_gpu) % device.blocks
         if number not in self.ports:
             self.ports[number] = Pipe(f"Core[{number}].load", rate)
@@ -239,17 +233,25 @@ class Machine:
         return self.ports[gpu, pair]
 
 
-def _answers(device: Device) -> NDArray[np.int64] | None:
+def _answers(jitter: int) -> NDArray[np.int64] | None:
     """[ANSWERS] ps by which memory answers copies of warps' loaders later or sooner than on average; None: always alike.
 
     The stream of a block is then a random walk about the mean, as measured: of the lag of a block behind the others at the end of a stage
     a fifth comes again in the next step, and over a long matrix it grows as the root of its tiles (studies/h200-history).
     """
-    jitter = picoseconds(device.warps.jitter_s.value) if device.warps else 0
     if not jitter:
         return None
     drawn: NDArray[np.int64] = (jitter * np.random.default_rng(0).uniform(-1, 1, ANSWERS)).astype(np.int64)
     return drawn
+
+
+def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
+    """May all GPUs do the same at the same times? Each has one rank and its own memory, and all ranks the same work. Whether they do
+    is decided while one of them runs (native/simulator/mirror.h)."""
+    options = plan.options
+    polls = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
+    apart = options.gpus > 1 and plan.ranks_per_gpu == 1 and node.link is not None and node.link.topology != "memory"
+    return polls and apart and node.device.sharing is None and not program.drawn
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -14,6 +14,7 @@ from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
 from twin.sim.clock import FASTEST, LAST_PS, beyond, cost_in_time, in_time
 from twin.sim.cost import PS, kept_share
+from twin.sim.times import QUEUE, Times
 from twin.units import picoseconds
 
 
@@ -104,8 +105,9 @@ class Path:
 class Package:
     """Memory, caches and fabric of one package. Several emulated GPUs may share one."""
 
-    def __init__(self, device: Device, placement: Placement, index: int) -> None:
+    def __init__(self, device: Device, times: Times, placement: Placement, index: int) -> None:
         self.device = device
+        self.times = times
         self.placement = placement
         self.name = f"Gpu[{index}]"
         structure = device.structure
@@ -127,6 +129,7 @@ class Package:
             # interleaved: of every request, (io_dies - 1) / io_dies come from other I/O dies
             rate = device.fabric.io_ingress_bytes_per_s.value * self.io_dies / (self.io_dies - 1)
             self.ingress = [Pipe(f"{self.name}.Io[{i}].ingress", rate) for i in range(self.io_dies)]
+        self.detours = [self._detour_ps(die) for die in range(self.dies)]
 
     def io_of(self, die: int) -> int:
         return die * self.io_dies // self.dies
@@ -135,18 +138,18 @@ class Package:
         """Stacks, fabric, die port, L2, the block's own load limit."""
         domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
         pipes = [self.domains[domain], *self._fabric(die), block_port]
-        return Path(tuple(pipes), picoseconds(self.device.memory.latency_s.value) + self._hops_ps(die))
+        return Path(tuple(pipes), self.times.memory + self.detours[die])
 
     def cached_path(self, die: int, block_port: Pipe, footprint: int) -> tuple[Path, float] | None:
         """The path of what a cache still holds after a step, and its share of the step's bytes; None if it holds nothing."""
         if kept_share(footprint, self.device.l2, self.dies) == 1:
-            return Path((self.l2[die], self._nearer(block_port, self.device.l2)), picoseconds(self.device.l2.latency_s.value)), 1.0
+            return Path((self.l2[die], self._nearer(block_port, self.device.l2)), self.times.l2), 1.0
         share = kept_share(footprint, self.device.llc) if self.device.llc is not None else 0.0
         if share == 0 or self.device.llc is None:
             return None
         domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
         pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, self.device.llc)]
-        return Path(tuple(pipes), picoseconds(self.device.llc.latency_s.value) + self._hops_ps(die)), share
+        return Path(tuple(pipes), self.times.llc + self.detours[die]), share
 
     def cache_bytes_per_s(self, footprint: int) -> float:
         """The ceiling of what cached_path is made of, all dies together."""
@@ -172,6 +175,22 @@ class Package:
         """How long memory (or the cache in its place) will take for what is requested of it, ps: bytes in flight over bandwidth."""
         return sum(pipe.free - now for pipe in (*self.domains, *self.llc) if pipe.free > now) // len(self.domains)
 
+    def queueing(self, now: int) -> int:
+        """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
+        return in_time(self.times.growth * self.queue(now) // QUEUE) if self.times.growth else 0
+
+    def fencing(self, now: int) -> int:
+        """What a fence loses to the stream: the block's stores go there, and their answers come back."""
+        return 2 * self.queueing(now)
+
+    def fetching(self, now: int) -> int:
+        """What a load that somebody waits for loses to the stream."""
+        return in_time(self.times.fetch_growth * self.queue(now) // QUEUE) if self.times.fetch_growth else 0
+
+    def reading(self, now: int) -> int:
+        """What a load from memory loses to the stream: it comes behind all that is in flight."""
+        return in_time(self.queue(now)) if self.times.fetch_growth else 0
+
     def load(self, now: int, window: int) -> int:
         """Thousandths of the last window for which memory (or the cache in its place) was busy; kept for one window."""
         marked, before, load = self._loads.get(window, (0, 0, 0))
@@ -190,7 +209,7 @@ class Package:
             pipes.append(self.ports[die])
         return [*pipes, self.l2[die]]
 
-    def _hops_ps(self, die: int) -> int:
+    def _detour_ps(self, die: int) -> int:
         """Mean added latency of interleaved memory; the I/O dies form a ring."""
         fabric = self.device.fabric
         if fabric is None or self.placement is Placement.DIE_AWARE:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from twin.hardware.override import numbers
 from twin.hardware.types import Device
 from twin.plan.types import Plan
 from twin.sim.compiled.lower import FlatProgram, flatten
-from twin.sim.program import Program, compile_plan
+from twin.sim.lowering import compile_plan
+from twin.sim.program import Program
 from twin.sim.routing import Routing, steps_differ
 
 KEPT = 8  # programs
@@ -28,6 +29,7 @@ TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compil
 class Prepared:
     plan: Plan  # held, so that its identity stays its own
     program: Program
+    enough: list[bool] = field(default_factory=list, compare=False)  # of runs of its first GPU alone: did that stand for all?
 
     @cached_property
     def flat(self) -> FlatProgram:

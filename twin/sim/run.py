@@ -18,7 +18,7 @@ from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
 from twin.sim.compiled.room import lent
 from twin.sim.consume import judged
-from twin.sim.executor import Executor, run
+from twin.sim.executor import Executor, run, run_first_gpu
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
 from twin.sim.routing import Routing
@@ -134,12 +134,14 @@ def simulate(
     executor: Executor | None = None,
     routing: Routing | None = None,
     speculation: Speculation | None = None,
+    whole: bool = False,
 ) -> Result:
     """Time one decode step of `plan` on `node`.
 
     The first step starts with empty rings and cold caches, so at least two are needed for the steady state. Where steps differ by
     their `routing` (uniform if not given), give more of them. `blocks` limits a trace to these blocks of each GPU. `executor`: compiled
-    where possible, if none is chosen. Raises HardwareError when plan and node do not fit, PlanError for a plan that drafts without
+    where possible, if none is chosen. Where the first GPU stands for all, only that is simulated and the result is the same: `whole`
+    simulates all of them, as a trace does. Raises HardwareError when plan and node do not fit, PlanError for a plan that drafts without
     `speculation`, ToolchainError or Unsupported where compiled code was chosen and cannot be had.
     """
     if steps < 1:
@@ -149,11 +151,14 @@ def simulate(
     tokens, draft_s = gain(plan, speculation)
     prepared = prepare(plan, node.device, routing, steps)
     drawn = prepared.program.drawn
-    machine = Machine(plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program)
-    if trace:
-        machine.record_loaders(blocks)
     with lent() as room:
-        chosen, why = run(machine, prepared, executor, room)
+        chosen, why = Executor.COMPILED, ""
+        machine = None if trace or whole else run_first_gpu(plan, node, steps, prepared, executor, room)
+        if machine is None:
+            machine = Machine(plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program)
+            if trace:
+                machine.record_loaders(blocks)
+            chosen, why = run(machine, prepared, executor, room)
         shown = _median_step(machine) if drawn else steps - 1
         pieces = critical_path(machine.blocks, shown, len(plan.stages))
         table = tabulate(pieces, len(plan.stages))
@@ -183,7 +188,7 @@ def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
 def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> Result:
     plan, device = machine.plan, machine.node.device
     ends, moved = tuple(_ends(machine)), machine.program.step_bytes(step)
-    ceiling = len(machine.packages) * device.memory.stream_bytes_per_s.value
+    ceiling = machine.package_count() * device.memory.stream_bytes_per_s.value
     totals = [sum(row[cause] for row in table) for cause in range(len(CAUSES))]
     return Result(
         plan=plan.name,
@@ -192,13 +197,13 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
         floor_s=machine.floor_s(step),
         bytes_per_step=moved,
         stream_bytes_per_s=ceiling,
-        peak_bytes_per_s=len(machine.packages) * device.memory.peak_bytes_per_s.value,
+        peak_bytes_per_s=machine.package_count() * device.memory.peak_bytes_per_s.value,
         attribution_ps=dict(zip(CAUSES, totals, strict=True)),
         stages=tuple(_stage_time(plan, index, row) for index, row in enumerate(table)),
         step_ends_ps=ends,
-        delivered_bytes=sum(pipe.bytes for pipe in machine.loads()),
-        consumed_bytes=sum(block.consumed_bytes() for block in machine.blocks),
-        in_ring_bytes=sum(block.ring.in_flight_bytes() for block in machine.blocks),
+        delivered_bytes=machine.stands_for * sum(pipe.bytes for pipe in machine.loads()),
+        consumed_bytes=machine.stands_for * sum(block.consumed_bytes() for block in machine.blocks),
+        in_ring_bytes=machine.stands_for * sum(block.ring.in_flight_bytes() for block in machine.blocks),
         assumed=tuple(_rests_on(plan, machine.node)),
         trace=trace,
     )

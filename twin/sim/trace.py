@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.sim.attribution import Piece
+from twin.sim.block import Block, Segment
 from twin.sim.causes import CAUSES, LAUNCH
-
-if TYPE_CHECKING:
-    from twin.sim.block import Block, Segment
-    from twin.sim.machine import Machine
+from twin.sim.machine import Machine
 
 Event = dict[str, object]
 CRITICAL = 10**6  # process id of the critical path: after every GPU
@@ -57,11 +54,11 @@ def marks(machine: Machine) -> NDArray[np.int64]:
         for step, stages in enumerate(block.log):
             for index, segments in enumerate(stages):
                 if block.program[index].aside:
-                    made[step, block.rank, block.index, index] = segments[0][0], segments[-1][0]
+                    made[step, block.place.rank, block.place.index, index] = segments[0][0], segments[-1][0]
                     continue
                 ready = _inputs_ready(block, step, index, segments, before)
                 before = segments[-1][0] if segments else before
-                made[step, block.rank, block.index, index] = ready, before
+                made[step, block.place.rank, block.place.index, index] = ready, before
     return made
 
 
@@ -84,23 +81,23 @@ def _at(block: str) -> Event:
 def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
     """Steps, in them stages, in them what the time went to."""
     tid = machine.number_on_gpu(block)
-    yield named_track(block.gpu, tid, f"{block.name}.consumer")
+    yield named_track(block.place.gpu, tid, f"{block.place.name}.consumer")
     if any(work.aside for work in block.program):
-        yield named_track(block.gpu, _helper_track(machine, block), f"{block.name}.helper")
+        yield named_track(block.place.gpu, _helper_track(machine, block), f"{block.place.name}.helper")
     begin = block.ended[first_step - 1] if first_step else 0
     for step, stages in enumerate(block.log[first_step:], start=first_step):
-        yield span(f"step {step - first_step}", "step", block.gpu, tid, begin, block.ended[step])
+        yield span(f"step {step - first_step}", "step", block.place.gpu, tid, begin, block.ended[step])
         for index, segments in enumerate(stages):
             if not segments:
                 continue
             if block.program[index].aside:
                 yield from _helper(machine, block, index, segments)
                 continue
-            yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
+            yield span(machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0])
             for end, cause, binder in segments:
                 if end > begin:
-                    name = CAUSES[cause] if binder is None else f"{CAUSES[cause]}: waits for {binder[0].name}"
-                    yield span(name, CAUSES[cause], block.gpu, tid, begin, end)
+                    name = CAUSES[cause] if binder is None else f"{CAUSES[cause]}: waits for {machine.blocks[binder[0]].place.name}"
+                    yield span(name, CAUSES[cause], block.place.gpu, tid, begin, end)
                     begin = end
         begin = block.ended[step]
 
@@ -109,10 +106,10 @@ def _helper(machine: Machine, block: Block, index: int, segments: Sequence[Segme
     """A stage that the block's helper makes, on a track of its own."""
     tid = _helper_track(machine, block)
     begin = segments[0][0]
-    yield span(machine.plan.stages[index].name, "stage", block.gpu, tid, begin, segments[-1][0])
+    yield span(machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0])
     for end, cause, _ in segments:
         if end > begin:
-            yield span(CAUSES[cause], CAUSES[cause], block.gpu, tid, begin, end)
+            yield span(CAUSES[cause], CAUSES[cause], block.place.gpu, tid, begin, end)
             begin = end
 
 
@@ -133,8 +130,8 @@ def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
             position += 1
         if time < begin:
             continue
-        name = f"{block.name}.loader in flight"
-        yield {"ph": "C", "name": name, "pid": block.gpu, "ts": time / 1e6, "args": {"slots": level}}
+        name = f"{block.place.name}.loader in flight"
+        yield {"ph": "C", "name": name, "pid": block.place.gpu, "ts": time / 1e6, "args": {"slots": level}}
 
 
 def span(name: str, category: str, pid: int, tid: int, start: float, end: float) -> Event:

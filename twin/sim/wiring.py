@@ -1,15 +1,24 @@
-"""Who waits for whom, and which blocks do the same: what a plan says before any hardware is known."""
+"""Who waits for whom, and which stages and blocks do the same: what a plan says before any hardware is known."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
-from twin.sim import cost
 from twin.sim.causes import HAND_OFF, SAMPLING
+from twin.sim.forms import Forms, Numbered
 
 KEPT = 16  # plans whose wiring is remembered
+NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +28,54 @@ class Channel:
     index: int
     value: int
     parts: Parts
-    producers: frozenset[int]  # blocks of a rank
+    producers: tuple[int, ...]  # blocks of a rank, in order
     arrivals: int  # publications that complete it
     counted: bool  # arrivals queue at one counter
     cause: int  # of waiting for the own rank's part
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """`reads[stage][read][block]`: channels, -1 for none. `alike[stage][block]`: the first block whose stage costs the same on any
-    device; `kinds[block]`: the first block that is alike in all stages."""
+class Lists:
+    """Of each block of a rank some channels: those of block b are channels[starts[b] : starts[b + 1]]."""
 
+    starts: Ints
+    channels: Ints
+
+    def by_block(self) -> list[tuple[int, ...]]:
+        channels, starts = self.channels.tolist(), self.starts.tolist()
+        return [tuple(channels[a:b]) for a, b in pairwise(starts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """Of one stage, by block."""
+
+    reads: Lists  # in the order of the plan, without those of which the block reads nothing; NOTHING_TO_WAIT_FOR is one of them
+    own: Lists  # fed by its publication in its own rank
+    others: Lists  # and in every other rank
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWires:
+    """Of one stage and one block."""
+
+    reads: tuple[int, ...]
+    own: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
     plan: Plan
     channels: tuple[Channel, ...]
-    reads: list[list[list[int]]]
-    feeds: dict[int, list[Channel]]  # of each value
-    alike: list[list[int]]
-    kinds: list[int]
+    stages: tuple[Wires, ...]
+    forms: Forms
+
+    @cached_property
+    def blocks(self) -> list[list[BlockWires]]:
+        """[block][stage]"""
+        lists = [[wires.reads.by_block(), wires.own.by_block(), wires.others.by_block()] for wires in self.stages]
+        return [[BlockWires(*(part[block] for part in parts)) for parts in lists] for block in range(self.plan.blocks)]
 
 
 _kept: OrderedDict[int, Wiring] = OrderedDict()
@@ -52,12 +92,12 @@ def wire(plan: Plan) -> Wiring:
 
 
 def _wire(plan: Plan) -> Wiring:
-    groups = _Channels(plan)
-    reads = [[groups.read(stage, read) for read in stage.reads] for stage in plan.stages]
-    channels = groups.done()
-    feeds = _feeds(channels)
-    alike = [_first([_traits(plan, stage, reads[stage.index], feeds, block) for block in range(plan.blocks)]) for stage in plan.stages]
-    return Wiring(plan, channels, reads, feeds, alike, _first(list(zip(*alike, strict=True))))
+    numbered = Numbered()
+    groups = _Channels(plan, numbered)
+    reads = [groups.reads(stage) for stage in plan.stages]
+    feeds = [groups.feeds(stage) for stage in plan.stages]
+    stages = tuple(Wires(r, *fed) for r, fed in zip(reads, feeds, strict=True))
+    return Wiring(plan, tuple(groups.all), stages, Forms(plan, numbered))
 
 
 def tracked(plan: Plan, value: Value) -> bool:
@@ -74,93 +114,91 @@ def part_count(plan: Plan, value: Value, parts: Parts) -> int:
     return {Parts.OWN: 1, Parts.OTHERS: plan.ranks - 1, Parts.ALL: plan.ranks}[parts]
 
 
-def _feeds(channels: tuple[Channel, ...]) -> dict[int, list[Channel]]:
-    feeds: dict[int, list[Channel]] = {}
-    for channel in channels:
-        feeds.setdefault(channel.value, []).append(channel)
-    return feeds
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """Of a read: the groups of blocks that its readers wait for, and which of them each block's is; -1: it reads nothing."""
 
-
-def _first(traits: list[tuple[object, ...]]) -> list[int]:
-    """Of each block, the first one with the same traits."""
-    seen: dict[tuple[object, ...], int] = {}
-    return [seen.setdefault(trait, block) for block, trait in enumerate(traits)]
-
-
-def _traits(plan: Plan, stage: Stage, channels: list[list[int]], feeds: dict[int, list[Channel]], block: int) -> tuple[object, ...]:
-    """All that the work of a block in a stage depends on."""
-    if any(not matrix.owned for matrix in stage.matrices):  # its share of the chosen experts' rows is its own
-        return (block,)
-    reads = [
-        (channel[block], sum(hi - lo for lo, hi in read.spans[block]), read.sequences[block] if read.sequences else 0)
-        for read, channel in zip(stage.reads, channels, strict=True)
-    ]
-    shares = [hi - lo for lo, hi in (matrix.owned[block] for matrix in stage.matrices)]
-    items: list[int] = []
-    if stage.items:
-        size = stage.scan.item_bytes if stage.scan else lambda item: cost.item_kv_bytes(plan, stage, item)
-        items = [size(item) for item in range(*stage.items[block])]
-    published: tuple[object, ...] = ()
-    if stage.publishes is not None:
-        lo, hi = plan.values[stage.publishes].owned[block]
-        published = (hi - lo, *(channel.index for channel in feeds.get(stage.publishes, ()) if block in channel.producers))
-    return (*reads, *shares, "items", *items, reset_words(plan, stage, block), published)
-
-
-def reset_words(plan: Plan, stage: Stage, block: int) -> int:
-    """Elements that this block sets back, of every part."""
-    count = 0
-    for reset in stage.resets:
-        value = plan.values[reset.value]
-        lo, hi = value.owned[block]
-        count += (hi - lo) * plan.buffers[value.buffer].parts * value.words
-    return count
+    producers: tuple[int, ...]  # as they are numbered
+    group: Ints  # [blocks]
 
 
 class _Channels:
     """Collects wait groups; equal ones are shared."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.known: dict[tuple[int, Parts, frozenset[int]], Channel] = {}
-        self.owners: dict[tuple[Span, ...], int] = {}  # ways in which blocks own a value, numbered: layers divide theirs alike
-        self.divided = [self.owners.setdefault(tuple(value.owned), len(self.owners)) for value in plan.values]
-        self.producers: dict[tuple[int, tuple[Span, ...]], frozenset[int]] = {}
+    def __init__(self, plan: Plan, numbered: Numbered) -> None:
+        self.plan, self.numbered = plan, numbered
+        self.all: list[Channel] = []
+        self.known: dict[tuple[int, Parts], dict[int, Channel]] = {}  # by the number of their producers
+        self.producers: dict[tuple[int, ...], int] = {}  # numbered
+        self.of_value: dict[int, list[Channel]] = {}
+        self.readers: dict[tuple[int, int, int], _Readers] = {}  # by how a value is owned and read: layers divide theirs alike
+        self.fed: dict[tuple[tuple[int, ...], ...], Lists] = {}
 
-    def read(self, stage: Stage, read: Read) -> list[int]:
-        """Channel of each block, -1 for none."""
+    def reads(self, stage: Stage) -> Lists:
+        table = np.empty((len(stage.reads), self.plan.blocks), np.int64)
+        for row, read in zip(table, stage.reads, strict=True):
+            row[:] = self._read(stage, read)
+        read_by = (table.T != NOTHING_READ) & (stage.kind is not StageKind.COLLECTIVE)
+        return Lists(np.concatenate([[0], np.cumsum(read_by.sum(axis=1))]), table.T[read_by])
+
+    def feeds(self, stage: Stage) -> tuple[Lists, Lists]:
+        """After all reads: channels of the own rank, and of the others."""
+        channels = [] if stage.publishes is None else self.of_value.get(stage.publishes, [])
+        own = [channel for channel in channels if channel.parts is not Parts.OTHERS]
+        others = [channel for channel in channels if channel.parts is not Parts.OWN]
+        return self._fed(own), self._fed(others)
+
+    def _read(self, stage: Stage, read: Read) -> Any:
+        """Channel of each block."""
         value = self.plan.values[read.value]
+        readers = self._readers(value, read)
         if not tracked(self.plan, value):
-            return [-1] * self.plan.blocks
+            return np.where(readers.group < 0, NOTHING_READ, NOTHING_TO_WAIT_FOR)
         parts = read.parts if value.pushed else Parts.OWN
-        return [self._channel(value, parts, spans) if spans else -1 for spans in read.spans]
+        known = self.known.setdefault((value.id, parts), {})
+        if any(producers not in known for producers in readers.producers):
+            self._add(known, value, parts, readers.producers)
+        channels = [known[producers].index for producers in readers.producers]
+        return np.array([*channels, NOTHING_READ], np.int64)[readers.group]
 
-    def done(self) -> tuple[Channel, ...]:
-        return tuple(self.known.values())
+    def _readers(self, value: Value, read: Read) -> _Readers:
+        key = (self.numbered(value.owned), value.elements, self.numbered(read.spans))
+        if key not in self.readers:
+            counted = self.plan.options.handoff is not HandOffKind.SENTINEL
+            known: dict[tuple[Span, ...], int] = {}
+            groups: dict[int, int] = {}
+            group = []
+            for spans in read.spans:
+                where = ((0, value.elements),) if counted else spans  # a counter knows only that all have written
+                if spans and where not in known:
+                    known[where] = self.producers.setdefault(_producers(value, where), len(self.producers))
+                group.append(groups.setdefault(known[where], len(groups)) if spans else -1)
+            self.readers[key] = _Readers(tuple(groups), np.array(group, np.int64))
+        return self.readers[key]
 
-    def _channel(self, value: Value, parts: Parts, spans: tuple[Span, ...]) -> int:
-        plan = self.plan
+    def _add(self, known: dict[int, Channel], value: Value, parts: Parts, numbers: Sequence[int]) -> None:
+        plan, producers = self.plan, list(self.producers)
+        count = part_count(plan, value, parts)
         counted = plan.options.handoff is not HandOffKind.SENTINEL
-        where = ((0, value.elements),) if counted else spans  # a counter knows only that all have written
-        producers = self._producers(value, where)
-        key = (value.id, parts, producers)
-        if key not in self.known:
-            sampled = plan.stages[value.stage].kind is StageKind.SAMPLE
-            self.known[key] = Channel(
-                index=len(self.known),
-                value=value.id,
-                parts=parts,
-                producers=producers,
-                arrivals=len(producers) * part_count(plan, value, parts),
-                counted=counted,
-                cause=SAMPLING if sampled else HAND_OFF,
-            )
-        return self.known[key].index
+        cause = SAMPLING if plan.stages[value.stage].kind is StageKind.SAMPLE else HAND_OFF
+        for number in numbers:
+            if number in known:
+                continue
+            blocks = producers[number]
+            known[number] = channel = Channel(len(self.all), value.id, parts, blocks, len(blocks) * count, counted, cause)
+            self.all.append(channel)
+            self.of_value.setdefault(value.id, []).append(channel)
 
-    def _producers(self, value: Value, spans: tuple[Span, ...]) -> frozenset[int]:
-        key = (self.divided[value.id], spans)
-        if key not in self.producers:
-            self.producers[key] = frozenset(
-                block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans)
-            )
-        return self.producers[key]
+    def _fed(self, channels: list[Channel]) -> Lists:
+        key = tuple(channel.producers for channel in channels)
+        if key not in self.fed:
+            places = np.repeat(np.arange(len(channels)), np.array([len(channel.producers) for channel in channels], np.int64))
+            blocks = np.array([block for channel in channels for block in channel.producers], np.int64)
+            ends = np.cumsum(np.bincount(blocks, minlength=self.plan.blocks))
+            self.fed[key] = Lists(np.concatenate([[0], ends]), places[np.argsort(blocks, kind="stable")])
+        known = self.fed[key]
+        return Lists(known.starts, np.array([channel.index for channel in channels], np.int64)[known.channels])
+
+
+def _producers(value: Value, spans: tuple[Span, ...]) -> tuple[int, ...]:
+    return tuple(block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans))

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from twin.errors import TwinError
 from twin.kernel.layout import in_order
-from twin.plan.types import StageKind
+from twin.plan.types import Parts, Stage, StageKind
 from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
 from twin.sim.compiled.room import Room
@@ -22,6 +23,7 @@ from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Path, Pipe
 from twin.sim.program import Program, StageWork, Variant
+from twin.sim.wiring import Wiring
 
 END_OF_TIME = 2**63 - 1
 ROUTE = 2  # pipes at most between two GPUs
@@ -38,16 +40,15 @@ class FlatProgram:
     """A Program as arrays. `segments`: most that the log of one step of one rank can hold."""
 
     variants: Array
+    ends: Array
     works: Array
+    stages: Array
     reads: Array
     slot_costs: Array
     streams: Array
     slots: Array
     runs: Array
     kv: Array
-    feeds: Array
-    channels: Array
-    counter_total: int
     sizes: tuple[int, ...]  # bytes; sizes in the arrays are places in it
     gates: int
     kv_ahead: int
@@ -59,20 +60,66 @@ def flatten(program: Program) -> FlatProgram:
     return _Flattening(program).done()
 
 
+@dataclass(frozen=True, slots=True)
+class FlatWires:
+    """A Wiring as arrays: what does not depend on any cost."""
+
+    wires: Array
+    waits: Array
+    feeds: Array
+    channels: Array
+    counter_total: int
+
+
+_wires: WeakKeyDictionary[Wiring, FlatWires] = WeakKeyDictionary()
+
+
+def flat_wires(wiring: Wiring) -> FlatWires:
+    """Kept as long as the wiring is."""
+    if wiring not in _wires:
+        _wires[wiring] = _flatten_wires(wiring)
+    return _wires[wiring]
+
+
+def _flatten_wires(wiring: Wiring) -> FlatWires:
+    stages = len(wiring.stages)
+    wires = np.zeros((wiring.plan.blocks, stages), state.WIRES)
+    waits, feeds, waited, fed = [], [], 0, 0
+    for stage, of_stage in enumerate(wiring.stages):
+        wires["reads"][:, stage] = waited + of_stage.reads.starts[:-1]
+        waits.append(of_stage.reads.channels)
+        waited += len(of_stage.reads.channels)
+        for name, lists in (("own", of_stage.own), ("others", of_stage.others)):
+            wires[name][:, stage] = fed + lists.starts[:-1]
+            wires[f"{name}_end"][:, stage] = fed + lists.starts[1:]
+            feeds.append(lists.channels)
+            fed += len(lists.channels)
+    counters = [channel.arrivals if channel.counted else 0 for channel in wiring.channels]
+    starts = accumulate(counters, initial=0)
+    remote = [wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels]
+    channels = [(c.arrivals, c.counted, c.cause, *rest) for c, *rest in zip(wiring.channels, starts, remote, strict=False)]
+    nothing = np.zeros(0, np.int64)
+    return FlatWires(
+        wires=wires.reshape(-1),
+        waits=np.concatenate([nothing, *waits]),
+        feeds=np.concatenate([nothing, *feeds]),
+        channels=np.array(channels, state.CHANNEL),
+        counter_total=sum(counters),
+    )
+
+
 class _Flattening:
     """Works that several variants share are written once."""
 
     def __init__(self, program: Program) -> None:
         plan = program.plan
         self.program = program
-        self.across = [s.publishes is not None and plan.values[s.publishes].pushed and plan.ranks > 1 for s in plan.stages]
         self.gates = {stage: n for n, stage in enumerate(sorted({s.gate for s in plan.stages if s.gate is not None}))}
         self.places: dict[int, int] = {}  # of each size
         self.known: dict[int, int] = {}  # by the identity of a work
         self.works: list[tuple[int, ...]] = []
         self.reads: list[tuple[int, ...]] = []
         self.kv: list[tuple[int, int]] = []
-        self.feeds: list[int] = []
         self.slot_costs: list[int] = []
         self.runs: list[tuple[int, int]] = []
 
@@ -83,23 +130,17 @@ class _Flattening:
         runs = {known: self._runs(stages) for known, stages in distinct.items()}
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
         spans, slots = self._stream({id(sizes): sizes for sizes in streamed})
-        counters = [channel.arrivals if channel.counted else 0 for channel in self.program.channels]
-        channels = [
-            (channel.arrivals, channel.counted, channel.cause, start)
-            for channel, start in zip(self.program.channels, accumulate(counters, initial=0), strict=False)
-        ]
         return FlatProgram(
             variants=np.array([numbers[id(stages)] for stages in rows], np.int64),
+            ends=np.array([ends for variant in self.program.variants for ends in variant.ends], np.int64),
             works=np.array(self.works, state.WORK),
+            stages=np.array([self._stage(stage) for stage in self.program.plan.stages], state.STAGE),
             reads=np.array(self.reads, state.READ),
             slot_costs=np.array(self.slot_costs, np.int64),
             streams=np.array([(*spans[id(z)], *runs[id(s)]) for z, s in zip(streamed, rows, strict=True)], state.STREAM),
             slots=slots,
             runs=np.array(self.runs, state.RUN_OF_SLOTS),
             kv=np.array(self.kv, state.ITEM),
-            feeds=np.array(self.feeds, np.int64),
-            channels=np.array(channels, state.CHANNEL),
-            counter_total=sum(counters),
             sizes=tuple(self.places),
             gates=len(self.gates),
             kv_ahead=max(work.kv_ahead for work in rows[0]),
@@ -117,8 +158,15 @@ class _Flattening:
         return spans, places[slots]
 
     def _segments(self, variant: Variant) -> int:
-        reads = sum(len(work.reads) for stages in variant.stages for work in stages)
-        return SEGMENTS * len(variant.stages) * len(self.across) + GATHERS * reads + sum(map(len, variant.sizes))
+        reads = {id(stages): sum(len(work.reads) for work in stages) for stages in variant.stages}
+        gathers = sum(reads[id(stages)] for stages in variant.stages)
+        return SEGMENTS * len(variant.stages) * len(self.program.plan.stages) + GATHERS * gathers + sum(map(len, variant.sizes))
+
+    def _stage(self, stage: Stage) -> tuple[Any, ...]:
+        plan = self.program.plan
+        across = stage.publishes is not None and plan.values[stage.publishes].pushed and plan.ranks > 1
+        gate = -1 if stage.gate is None else self.gates[stage.gate]
+        return _row(state.STAGE, across=across, gate=gate, opens=self.gates.get(stage.index, -1))
 
     def _place(self, size: int) -> int:
         return self.places.setdefault(size, len(self.places))
@@ -136,7 +184,6 @@ class _Flattening:
         self.reads += [
             _row(
                 state.READ,
-                channel=r.channel,
                 previous=r.previous_step,
                 size=place(r.size),
                 cost=r.cost_ps,
@@ -149,10 +196,6 @@ class _Flattening:
         ahead = len(self.slot_costs)
         self.slot_costs += work.ahead
         self.kv += [(cost, place(size)) for size, cost in work.kv]
-        own = len(self.feeds)
-        self.feeds += published.own if published else ()
-        others = len(self.feeds)
-        self.feeds += published.others if published else ()
         self.works.append(
             _row(
                 state.WORK,
@@ -170,17 +213,9 @@ class _Flattening:
                 sample=work.sample_ps,
                 fence=work.fence_ps,
                 launch=work.launch_ps,
-                last_slot=work.last_slot,
                 touches_memory=work.touches_memory,
                 size=place(published.size) if published else -1,
-                own=own,
-                own_end=others,
-                others=others,
-                others_end=len(self.feeds),
                 pushed=published is not None and published.pushed,
-                across=self.across[work.index],
-                gate=self.gates.get(work.gate, -1),
-                opens=self.gates.get(work.index, -1),
                 stored=place(work.stored) if work.stored else -1,
                 kv_after=work.kv_after,
                 aside=work.aside,
@@ -195,10 +230,10 @@ class _Flattening:
         """Of slots with one gate, in the order of the stream."""
         first, end = len(self.runs), 0
         if self.gates:
-            for work in stages:
+            for stage, work in zip(self.program.plan.stages, stages, strict=True):
                 if work.slots:
                     end += len(work.slots)
-                    self.runs.append((end, self.gates.get(work.gate, -1)))
+                    self.runs.append((end, -1 if stage.gate is None else self.gates[stage.gate]))
         return first, len(self.runs)
 
 
@@ -212,22 +247,24 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     """Large arrays lie in `room`. Raises Unsupported where an event cannot name what it is for."""
     room = room or Room()
     plan, steps = machine.plan, machine.steps
-    sights = plan.ranks * steps * len(machine.program.channels) * machine.handoffs.timing.dies
+    ranks, gpus = machine.ranks, machine.gpus
+    sights = ranks * steps * len(machine.program.channels) * machine.handoffs.dies
     if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
         raise Unsupported(
             f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use the SimPy executor, or fewer steps"
         )
     pipes = _Pipes(machine)
     kept = steps if machine.keep_all else 1
-    count, ranks = len(machine.blocks), plan.ranks
+    count = len(machine.blocks)
     window = min(plan.options.window_slots, plan.options.ring_slots)
     kv_arrivals = max(flat.kv_ahead, window)
     records = ranks * steps * len(machine.program.channels)
     gated = [block.ring for block in machine.blocks if isinstance(block.ring, GatedRing)]
     blocks, history = _blocks(machine, flat, pipes, kept_from=steps - kept)
+    wires = flat_wires(machine.program.wiring)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
-        queue=_filled(3 * count + ranks + plan.options.gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
+        queue=_filled(3 * count + ranks + gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
         blocks=blocks,
         answers=np.zeros(0, np.int64) if machine.answers is None else machine.answers,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
@@ -241,27 +278,32 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         sizes=np.array(flat.sizes, np.int64),
         paths=_spans([(len(path.pipes), path.latency) for path in pipes.paths], state.PATH),
         path_pipes=np.array([pipes.number[id(pipe)] for path in pipes.paths for pipe in path.pipes], np.int64),
-        routes=_routes(machine.links, pipes, plan.options.gpus),
+        routes=_routes(machine.links, pipes, gpus),
         packages=_spans([(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE),
         package_pipes=np.array([pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)], np.int64),
         loads=np.zeros(len(machine.packages), state.LOAD),
         choices=np.array(machine.program.choices or [[0] * ranks] * (steps + 1), np.int64),
         variants=flat.variants,
+        ends=flat.ends,
         works=flat.works,
+        stages=flat.stages,
+        wires=wires.wires,
+        waits=wires.waits,
         reads=flat.reads,
         slot_costs=flat.slot_costs,
         streams=flat.streams,
         slots=flat.slots,
         runs=flat.runs,
         kv=flat.kv,
-        feeds=flat.feeds,
-        channels=flat.channels,
-        records=_filled(records, state.RECORD, remote=-1, last=-1),
-        sights=room.take("sights", records * machine.handoffs.timing.dies, state.SIGHT),
-        counter_times=np.empty(ranks * steps * flat.counter_total, np.int64),
+        feeds=wires.feeds,
+        channels=wires.channels,
+        records=_filled(records, state.RECORD, remote=-1, last=-1, group=-1),
+        sights=room.take("sights", records * machine.handoffs.dies, state.SIGHT),
+        counter_times=np.empty(ranks * steps * wires.counter_total, np.int64),
+        pushes=np.zeros(count if machine.stands_for > 1 else 0, state.PUSH),
         barriers=_filled(ranks, state.BARRIER, head=-1),
         barrier_times=np.empty((ranks, plan.blocks), np.int64),
-        borders=_filled(plan.options.gpus + 1, state.BORDER, head=-1),
+        borders=_filled(gpus + 1, state.BORDER, head=-1),
         cores=_filled(len(machine.cores), state.CORE, running=-1, last=-1, head=-1),
         segments=room.take("segments", kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
         logs=np.full(kept * count * len(plan.stages), -1, np.int64),
@@ -272,27 +314,27 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
 
 
 def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: int) -> Array:
-    plan, timing, links = machine.plan, machine.handoffs.timing, machine.links
+    plan, times, links = machine.plan, machine.times, machine.links
     values = {
         "steps": machine.steps,
         "kept_from": 0 if machine.keep_all else machine.steps - 1,
         "blocks": len(machine.blocks),
         "blocks_of_rank": plan.blocks,
         "blocks_of_gpu": plan.options.blocks,
-        "ranks": plan.ranks,
-        "gpus": plan.options.gpus,
+        "ranks": machine.ranks,
+        "gpus": machine.gpus,
         "stages": len(plan.stages),
         "channels": len(machine.program.channels),
-        "dies": timing.dies,
+        "dies": machine.handoffs.dies,
         "borders": machine.program.borders,
         "barriers": machine.program.barriers,
         "on_demand": machine.on_demand,
         "resident": machine.resident,
         "fetch": machine.program.fetch_ps,
-        "memory_latency": machine.memory_latency,
-        "restart": machine.restart,
+        "memory_latency": times.memory,
+        "restart": times.restart,
         "library": links.library if links else 0,
-        "switch_time": machine.cores[0].switch if machine.cores else 0,
+        "switch_time": times.switch if machine.cores else 0,
         "capacity": plan.options.ring_slots,
         "window": window,
         "kv_arrivals": kv_arrivals,
@@ -302,26 +344,32 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gates": flat.gates,
         "helped": machine.helped,
         "pace": machine.blocks[0].ring.pace,
-        "leave": machine.leave,
+        "leave": times.leave,
         "answers": 0 if machine.answers is None else len(machine.answers),
-        "hop": timing.hop,
-        "cross": timing.cross,
-        "atomic": timing.atomic,
-        "poll": timing.poll,
-        "growth": timing.growth,
-        "fetch_growth": timing.fetch_growth,
-        "load": timing.load,
+        "hop": times.hop,
+        "cross": times.cross,
+        "atomic": times.atomic,
+        "poll": times.poll,
+        "growth": times.growth,
+        "fetch_growth": times.fetch_growth,
+        "load": times.load,
         "link_hop": links.hop if links else 0,
         "link_growth": links.loaded_hop - links.hop if links else 0,
         "link_window": links.loaded_hop if links else 0,
-        "counter_total": flat.counter_total,
+        "counter_total": flat_wires(machine.program.wiring).counter_total,
+        "mirrors": machine.stands_for - 1,
+        "sends": 1 if links and links.meshed else machine.stands_for - 1,
+        "see": -1,
+        "plain": -1,
     }
     return _filled(1, state.MACHINE, **values)
 
 
 def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: int) -> tuple[Array, Array]:
     """The blocks, and room for the history of those whose requests are recorded."""
-    rows = _filled(len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1)
+    rows = _filled(
+        len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1, waited_group=-2
+    )
     if kept_from == 0:  # the first turn on a shared core belongs to the first stage
         rows["log"] = np.arange(len(rows)) * len(machine.plan.stages)
     cores = {id(core): number for number, core in enumerate(machine.cores)}
@@ -331,21 +379,22 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
     recorded = 0
     for block in machine.blocks:
         ring = block.ring
-        stream = (choices[block.rank] if choices else 0) * machine.plan.blocks + block.index
-        exchange = [pipes.number[id(pipe)] for pipe in block.exchange]
+        stream = (choices[block.place.rank] if choices else 0) * machine.plan.blocks + block.place.index
+        exchange = [pipes.number[id(pipe)] for pipe in block.place.exchange]
         history = -1
         if ring.history is not None:
             history = recorded
             recorded += ring.first_slot(machine.steps + 1)
         values = {
-            "rank": block.rank,
-            "gpu": block.gpu,
-            "die": block.die,
-            "package": packages[id(block.package)],
+            "rank": block.place.rank,
+            "gpu": block.place.gpu,
+            "die": block.place.die,
+            "package": packages[id(block.place.package)],
             "core": cores[id(block.core)] if block.core else -1,
             "exchange": exchange[0],
             "other_exchange": exchange[1] if len(exchange) > 1 else -1,
             "work": stream * len(machine.plan.stages),
+            "wires": block.place.index * len(machine.plan.stages),
             "stream": stream,
             "per_step": ring.per_step,
             "kept": ring.kept,
@@ -354,7 +403,7 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
             "memory": pipes.path(ring.loaded),
             "cached": pipes.path(ring.cached),
             "history": history,
-            "start": block.start,
+            "start": block.place.start,
             "first_answer": ring.first_answer,
         }
         for name, value in values.items():

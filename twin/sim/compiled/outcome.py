@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, overload
 
-from twin.sim.block import Block, Segment
+from twin.errors import TwinError
+from twin.sim.block import Segment
 from twin.sim.clock import beyond
 from twin.sim.compiled import library
 from twin.sim.compiled.lower import FlatProgram, Lowered, lower
@@ -17,10 +18,14 @@ from twin.sim.machine import Machine
 T = TypeVar("T", covariant=True)
 
 
+class Ambiguous(TwinError):
+    """The first GPU cannot stand for all: the whole machine can be run instead."""
+
+
 def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
     """As Machine.run. `flat` is the machine's program; the blocks' logs lie in `room`.
 
-    Raises Unsupported or ToolchainError before anything has run.
+    Raises Unsupported or ToolchainError before anything has run; Ambiguous where the first GPU does not stand for all.
     """
     lowered = lower(machine, flat, room)
     library.run(lowered.state)
@@ -34,6 +39,8 @@ def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
             raise machine.blocks[stuck].ring.starved()
         case "BEYOND":
             raise beyond((high << 64) + low % 2**64)
+        case "AMBIGUOUS":
+            raise Ambiguous("GPUs may differ: each of them has to be simulated")
         case "SLOW":
             lowered.pipes[stuck].cost(flat.sizes[low])
             raise AssertionError("compiled code refused a transfer that its pipe knows")
@@ -83,15 +90,15 @@ def _log(machine: Machine, state: State, block: int) -> Sequence[Sequence[Sequen
 
     def of_step(step: int) -> Sequence[Sequence[Segment]]:
         first = ((step - kept_from) * len(machine.blocks) + block) * stages
-        return _Lazy(stages if step >= kept_from else 0, lambda stage: _segments(machine.blocks, state, int(state.logs[first + stage])))
+        return _Lazy(stages if step >= kept_from else 0, lambda stage: _segments(state, int(state.logs[first + stage])))
 
     return _Lazy(machine.steps, of_step)
 
 
-def _segments(blocks: Sequence[Block], state: State, last: int) -> list[Segment]:
+def _segments(state: State, last: int) -> list[Segment]:
     found: list[Segment] = []
     while last >= 0:
         end, cause, (who, stage, at), last = state.segments[last].item()
-        found.append((end, cause, (blocks[who], stage, at) if who >= 0 else None))
+        found.append((end, cause, (who, stage, at) if who >= 0 else None))
     found.reverse()
     return found

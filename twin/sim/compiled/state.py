@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from twin.sim.causes import CAUSES
 from twin.sim.clock import LAST_PS, LONGEST_PS
-from twin.sim.handoff import QUEUE
 from twin.sim.ring import SHARES
+from twin.sim.times import QUEUE
 
 Array = NDArray[Any]
 
@@ -32,14 +32,16 @@ MACHINE = _record(
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace leave answers kv_arrivals gated ahead gates helped",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
+    # where one GPU stands for all: see native/simulator/mirror.h
+    "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
 )
 EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
-    "place after step stage work read slot last_cause clock looked entered taken resumed kv asked consumed log",
+    "place after step stage work wires read slot last_cause clock looked entered taken resumed kv asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_run beyond",  # of a gated ring
-    "start first_answer",
+    "start first_answer waited_group run_group wake_group",
     "sums_asked sums_made",  # of a helper
     "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
@@ -47,18 +49,21 @@ BLOCK = _record(
 PIPE = _record("free small_free bytes rate numerator denominator")
 PATH = _record("start end latency")
 PACKAGE = _record("start end domains")
-LOAD = _record("marked before load")
+LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
-    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch last_slot touches_memory",
-    "size own own_end others others_end pushed across gate opens stored kv_after aside asks ahead ahead_end group",
+    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch touches_memory",
+    "size pushed stored kv_after aside asks ahead ahead_end group",
 )
-READ = _record("channel previous size cost rounds cause")
+PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
+STAGE = _record("across gate opens")  # gates as they are numbered
+WIRES = _record("reads own own_end others others_end")  # of a block in a stage: places among `waits` and `feeds`
+READ = _record("previous size cost rounds cause")
 ITEM = _record("cost size")
 STREAM = _record("slots slots_end runs runs_end")  # of a block in a step
 RUN_OF_SLOTS = _record("end gate")  # slots of a stream up to `end` that may be requested once the gate is open
 THERE = _record("slot arrival")
-CHANNEL = _record("arrivals counted cause counter")
-RECORD = _record("begun arrived seen waits remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
+CHANNEL = _record("arrivals counted cause counter remote")
+RECORD = _record("begun arrived seen waits group loose early remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
 SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")  # of a record, from one die
 BARRIER = _record("arrived data complete time", ("who", BINDER), "cause", ("waited_for", BINDER), "head tail")  # of a rank
 BORDER = _record("arrived", ("who", BINDER), "head tail")  # of a GPU; the last one of all GPUs
@@ -68,7 +73,8 @@ WORD = np.dtype(np.int64)
 
 RECORDS = {
     "Binder": BINDER, "Machine": MACHINE, "Event": EVENT, "Block": BLOCK, "Pipe": PIPE, "Path": PATH, "Package": PACKAGE, "Load": LOAD,
-    "Work": WORK, "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
+    "Work": WORK, "Stage": STAGE, "Push": PUSH, "Wires": WIRES,
+    "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
     "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER, "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
 }  # fmt: skip
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
@@ -78,6 +84,7 @@ ERRORS = (  # why the run came back; the first error counts
     "FINISHED", "DEADLOCK",
     "STARVED",  # `stuck` is the block
     "BEYOND",  # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was asked for
+    "AMBIGUOUS",  # other GPUs may have done the same in another order
     "SLOW",  # a transfer takes too long; `stuck` is the pipe, `beyond` the place of the size
 )  # fmt: skip
 PLACES = (  # where a block goes on when it runs next
@@ -108,7 +115,11 @@ class State(NamedTuple):
     loads: Array  # [packages] LOAD, as links see it
     choices: Array  # [steps + 1][ranks] variants
     variants: Array  # [variants][blocks_of_rank][stages] works
+    ends: Array  # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody asks for them
     works: Array  # WORK, each once
+    stages: Array  # [stages] STAGE
+    wires: Array  # [blocks_of_rank][stages] WIRES
+    waits: Array  # channels of reads
     reads: Array  # READ
     slot_costs: Array  # ps of the slots of each work
     streams: Array  # [variants][blocks_of_rank] STREAM
@@ -120,6 +131,7 @@ class State(NamedTuple):
     records: Array  # [ranks][steps][channels] RECORD
     sights: Array  # [ranks][steps][channels][dies] SIGHT; set by whoever comes to their record first
     counter_times: Array  # [ranks][steps][counter_total] arrivals at counters
+    pushes: Array  # PUSH: to other GPUs, at one time
     barriers: Array  # [ranks] BARRIER
     barrier_times: Array  # [ranks][blocks_of_rank]
     borders: Array  # [gpus + 1] BORDER
@@ -132,7 +144,8 @@ class State(NamedTuple):
 
 TYPES = {
     "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "there": THERE, "pipes": PIPE, "paths": PATH, "packages": PACKAGE,
-    "loads": LOAD, "works": WORK, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
+    "loads": LOAD, "works": WORK, "stages": STAGE,
+    "wires": WIRES, "pushes": PUSH, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
     "records": RECORD, "sights": SIGHT, "barriers": BARRIER, "borders": BORDER, "cores": CORE, "segments": SEGMENT,
 }  # fmt: skip
 

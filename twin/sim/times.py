@@ -1,0 +1,59 @@
+"""What events take on a device, in whole picoseconds: converted once for a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from twin.hardware.types import QUEUE_S, Device, Number
+from twin.units import picoseconds
+
+QUEUE = picoseconds(QUEUE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    memory: int  # latencies
+    l2: int
+    llc: int
+    hop: int
+    cross: int  # more, to another die
+    atomic: int
+    poll: int  # until a poll finds what is there
+    growth: int  # of a hop, behind QUEUE of the stream
+    fetch_growth: int  # of a load that hits the L2
+    load: int  # the least that a look at exchanged elements takes
+    leave: int  # of a row group taken ahead, out of the ring
+    copy: int  # from one request of a loader to the next
+    watched_copy: int  # of a loader that watches a window smaller than its ring
+    jitter: int
+    switch: int  # of a shared core to another block
+    restart: int  # of a loader behind a kernel's border, more than memory takes
+
+    @classmethod
+    def of(cls, device: Device) -> Self:
+        warps, memory = device.warps, picoseconds(device.memory.latency_s.value)
+        several = device.structure.dies.value > 1
+        return cls(
+            memory=memory,
+            l2=picoseconds(device.l2.latency_s.value),
+            llc=picoseconds(device.llc.latency_s.value) if device.llc else 0,
+            hop=picoseconds(device.handoff.hop_s.value),
+            cross=picoseconds(device.handoff.cross_die_s.value) if several else 0,
+            atomic=picoseconds(device.handoff.atomic_s.value),
+            poll=picoseconds(device.handoff.poll_s.value) // 2,  # found half a period late, on average
+            growth=_growth(device.handoff.hop_s, device.handoff.loaded_hop_s),
+            fetch_growth=_growth(device.l2.latency_s, device.l2.loaded_latency_s),
+            load=picoseconds(device.exchange.latency_s.value) if warps else 0,
+            leave=picoseconds(warps.leave_s.value) if warps else 0,
+            copy=picoseconds(warps.copy_s.value) if warps else 0,
+            watched_copy=picoseconds(warps.copy_s.value + warps.watch_s.value) if warps else 0,
+            jitter=picoseconds(warps.jitter_s.value) if warps else 0,
+            switch=picoseconds(device.sharing.switch_s.value) if device.sharing else 0,
+            restart=max(0, picoseconds(device.launch.restart_s.value) - memory),  # restart_s ends when data flow again: latency is in it
+        )
+
+
+def _growth(idle: Number, loaded: Number | None) -> int:
+    """Of a time behind QUEUE of the stream."""
+    return max(0, picoseconds(loaded.value) - picoseconds(idle.value)) if loaded else 0
