@@ -43,7 +43,8 @@ class Case:
         plan = plan_for(self.spec, self.node, **self.options())
         needed, there = plan.memory_bytes(), plan.limits.memory_bytes
         if needed > there:
-            sizes = f"needs {format_quantity(needed, 'B')} of memory per GPU, a {self.node.device.name} has {format_quantity(there, 'B')}"
+            size, room, lacking = (format_quantity(count, "B") for count in (needed, there, needed - there))
+            sizes = f"needs {size} of memory per GPU, a {self.node.device.name} has {room}, {lacking} too few"
             advice = self._holding() if suggest else ""
             raise PlanError(f"{plan.name} {sizes}: {advice}choose a node with more memory, more GPUs, or a smaller format (NAME@FORMAT)")
 
