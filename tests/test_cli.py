@@ -368,13 +368,21 @@ def test_a_budget_is_shown_in_one_unit(twin: Twin) -> None:
 def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(twin: Twin) -> None:
     outcome = twin("plan", "llama-3.1-405b", "1xh200")
     assert outcome.code == 2
-    assert "needs 812 GB of memory per GPU, a h200-sxm has 141 GB: 8xh200-sxm is the smallest node of h200-sxm that holds it" in outcome.err
+    said = (
+        "needs 812 GB of memory per GPU, a h200-sxm has 141 GB, 671 GB too few: 8xh200-sxm is the smallest node of h200-sxm that holds it"
+    )
+    assert said in outcome.err
     assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
     assert "2xmi455x is the smallest node on file that holds it" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
     for command in ("plan", "simulate"):
         assert "is the smallest node on file" in twin(command, "llama-3.1-405b", "8xhost").err
     for command in (("run", "--prompt", "hi"), ("bench",)):
         assert "is the smallest node on file" in twin(*command, "llama-3.1-405b", "--random", "1").err
+
+
+def test_a_model_a_little_too_large_does_not_seem_to_fit(twin: Twin) -> None:
+    """Both sizes are 141 GB to three digits."""
+    assert re.search(r"a h200-sxm has 141 GB, \d+ MB too few", twin("plan", "llama-3.1-70b", "1xh200").err)
 
 
 def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:

@@ -89,7 +89,8 @@ def test_published_figures_stand_in_their_bars_place() -> None:
 
 def test_waterfall_ends_with_the_whole() -> None:
     data = figure(Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s"))["data"][0]
-    assert data["y"] == [1.0, 2.0, 3.0]
+    assert data["x"] == [1.0, 2.0, 3.0]
+    assert len(set(data["y"])) == 3
     assert data["measure"] == ["absolute", "relative", "total"]
 
 
@@ -108,9 +109,17 @@ def test_as_many_series_as_a_plan_has_kinds_of_stages_differ_in_colour() -> None
     assert len(set(colours)) == len(colours) == len(StageKind)
 
 
-def test_a_legend_of_many_names_has_room_above_the_bars() -> None:
-    few, many = (figure(Bars(("x",), tuple(Series(f"s{i}", (1.0,)) for i in range(n)), "share", stacked=True))["layout"] for n in (2, 24))
-    assert many["height"] - few["height"] == many["margin"]["t"] - few["margin"]["t"] == 60
+def test_rows_whose_names_begin_alike_stay_apart() -> None:
+    names = tuple(f"llama-3.2-1b on 1xmi300x, clock x1, context {context}, handoff grid" for context in (128, 4096))
+    drawn = figure(Bars(names, (Series("a", (0.4, 0.5)), Series("b", (0.6, 0.5))), "share of a step", stacked=True))
+    assert all(tuple(bar["y"]) == names for bar in drawn["data"])
+
+
+def test_marks_stand_beside_the_bars_that_they_are_named_after() -> None:
+    series = (Series("vllm", (1.0,)), Series("sglang", (2.0,)), Series("sglang, tabulated", (3.0,), marks=True))
+    *_, sglang, mark = figure(Bars(("x",), series, "tokens/s"))["data"]
+    assert mark["offsetgroup"] == sglang["offsetgroup"] == "sglang"
+    assert mark["marker"]["color"] == sglang["marker"]["color"]
 
 
 def test_a_page_opens_with_the_finding_and_says_that_the_prediction_came_before() -> None:

@@ -92,6 +92,19 @@ def test_figure_data_cannot_end_its_script() -> None:
     assert json.loads(data[1])["data"][0]["y"] == ["</script>"]
 
 
+def test_a_legend_is_text_above_its_figure_with_a_name_for_each_colour(page: Page, result: Result) -> None:
+    html = page.html()
+    legend = html.partition("<h2>Where the time goes</h2>")[2].partition("<div class='figure'")[0]
+    for cause, seconds in result.attribution.items():
+        assert (f"--colour:{figures.COLOURS[cause]}'></i>{figures.spoken(cause)}</button>" in legend) == (seconds > 0)
+    assert '"showlegend": true' not in html
+
+
+def test_a_figure_of_one_series_has_no_legend() -> None:
+    section = Section("t", "", (figures.attribution({"a": {"streaming": 1.0}}),))
+    assert "class='legend'" not in Page("t", "", (), (section,)).html()
+
+
 def test_timeline_covers_the_step(plan: Plan, result: Result) -> None:
     path, blocks = pages._spans(result)
     assert sum(span.end_us - span.start_us for span in path) == pytest.approx(result.step_s * 1e6, rel=1e-6)

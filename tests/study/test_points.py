@@ -121,6 +121,19 @@ def test_nothing_is_computed_twice(checkpoint: Path, tmp_path: Path) -> None:
     assert Store(tmp_path).count() == 4
 
 
+def test_why_the_work_is_slow_is_said_once(checkpoint: Path) -> None:
+    said: list[str] = []
+
+    def slowly(batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
+        return ((index, [replace(row, why_simpy="no compiler") for row in rows]) for index, rows in in_process(batches))
+
+    runner = Runner(slowly, workers=4, store=None, progress=said.append)
+    runner.rows(points(checkpoint, 3), "cells")
+    runner.rows(points(checkpoint, 5), "details")
+    assert len([message for message in said if "no compiler" in message]) == 1
+    assert len([message for message in said if "left" in message]) == 5
+
+
 def test_row_survives_the_disk_to_the_last_bit(checkpoint: Path, tmp_path: Path) -> None:
     rows = runner(Counting(), tmp_path).rows(points(checkpoint, 1))
     found = Store(tmp_path).find([rows[0].key])

@@ -22,6 +22,8 @@ COLOURS = {
     "other": "#8a94a6",
 }
 ROW_PX = 34
+MARGIN = {"l": 10, "r": 20, "t": 10, "b": 45}  # of figures whose rows have names
+EDGES_PX = MARGIN["t"] + MARGIN["b"]
 # Digits of a logarithmic axis' ticks, from sparse to dense: the first that gives enough ticks is taken.
 DIGITS: tuple[tuple[float, ...], ...] = (
     (1,),
@@ -30,7 +32,6 @@ DIGITS: tuple[tuple[float, ...], ...] = (
     *(tuple(1 + at / n for at in range(9 * n)) for n in (2, 10)),
 )
 FEWEST_TICKS = 4
-LEGEND = {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,10 @@ def attribution(rows: Mapping[str, Mapping[str, float]], *, axis: str = "microse
     ]
     layout = {
         "barmode": "stack",
-        "height": 110 + ROW_PX * len(names),
+        "height": EDGES_PX + ROW_PX * len(names),
         "xaxis": {"title": {"text": axis}, "gridcolor": "#e5e9f0", "zeroline": False},
         "yaxis": {"autorange": "reversed", "automargin": True},
-        "legend": LEGEND,
-        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+        "margin": MARGIN,
     }
     return {"data": data, "layout": layout}
 
@@ -100,11 +100,10 @@ def timeline(spans: Sequence[Span]) -> Figure:
     layout = {
         "barmode": "overlay",
         "bargap": 0.25,
-        "height": 120 + 26 * len(rows),
+        "height": EDGES_PX + 26 * len(rows),
         "xaxis": {"title": {"text": "microseconds since the step began"}, "gridcolor": "#e5e9f0", "zeroline": False},
         "yaxis": {"autorange": "reversed", "automargin": True},
-        "legend": LEGEND,
-        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+        "margin": MARGIN,
     }
     return {"data": data, "layout": layout}
 
@@ -169,10 +168,9 @@ def tornado(names: Sequence[str], effects: Sequence[float], assumed: Sequence[bo
     ]
     layout = {
         "barmode": "overlay",
-        "height": 110 + 22 * len(names),
+        "height": EDGES_PX + 22 * len(names),
         "xaxis": {"title": {"text": axis}, "gridcolor": "#e5e9f0", "zerolinecolor": "#1b2433"},
         "yaxis": {"categoryorder": "array", "categoryarray": list(names), "autorange": "reversed", "automargin": True},
-        "legend": LEGEND,
-        "margin": {"l": 10, "r": 20, "t": 40, "b": 45},
+        "margin": MARGIN,
     }
     return {"data": data, "layout": layout}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -14,52 +14,11 @@ from twin.report.words import OF_A_PAGE, WORDS
 
 WIDE = 7  # columns from which a table is set smaller
 SHORT = 28  # characters of a cell that must not be broken over lines
+TINY = 16  # and of one that is not broken on narrow screens either
+SENTENCE = 48  # characters from which a cell needs room
+LISTED = 6  # columns up to which a row with a sentence becomes a list on narrow screens
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 
-STYLE = """
-:root { --ink: #1b2433; --soft: #5b6678; --line: #dde2ea; --paper: #ffffff; --wash: #f5f7fa; --accent: #1f5fbf; }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--wash); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
-header h1 { margin: 0; font-size: 28px; line-height: 1.25; }
-header p { margin: 4px 0 20px; color: var(--soft); }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 18px 22px; margin: 0 0 18px; }
-h2 { margin: 0 0 6px; font-size: 18px; }
-section > p { margin: 0 0 10px; color: var(--soft); max-width: 90ch; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(160px, 1fr)); gap: 12px; margin: 0 0 18px; }
-.card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; }
-.card b { display: block; font-size: 24px; line-height: 1.2; font-weight: 650; }
-.card span { color: var(--soft); font-size: 13px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin: 8px 0 4px; }
-th, td { text-align: left; padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-td.short { white-space: nowrap; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-td.number { white-space: nowrap; }
-table.wide { font-size: 12.5px; }
-table.wide th, table.wide td { padding-right: 8px; }
-table.wide td.short { white-space: normal; }
-table.wide td.short:first-child { white-space: nowrap; }
-ul { margin: 4px 0; padding-left: 20px; max-width: 100ch; }
-.chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
-  font-size: 12px; white-space: nowrap; }
-.chip.assumed { background: #fff3d6; border-color: #e8c877; }
-.chip.measured, .chip.fitted { background: #e2f3e6; border-color: #9fcfab; }
-@page { size: A4 landscape; margin: 12mm; }
-@media print {
-  body { background: none; font-size: 11px; }
-  table, table.wide { font-size: 9.5px; }
-  th, td { padding: 3px 7px 3px 0; }
-  td.short { white-space: normal; }
-  tr, .figure { break-inside: avoid; }
-  h2, section > p { break-after: avoid; }
-  .scroll { overflow: visible; }
-  main { max-width: none; padding: 0; }
-  section, .card { border-color: #bbb; break-inside: avoid; }
-  section.long { break-inside: auto; }
-}
-"""
 LAYOUT: Figure = {
     "font": {"family": "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif", "size": 12, "color": "#1b2433"},
     "paper_bgcolor": "rgba(0,0,0,0)",
@@ -67,13 +26,6 @@ LAYOUT: Figure = {
     "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
     "hoverlabel": {"align": "left"},
 }
-SCRIPT = """
-for (const holder of document.querySelectorAll("script[type='application/json'][data-figure]")) {
-  const figure = JSON.parse(holder.textContent);
-  Plotly.newPlot(holder.dataset.figure, figure.data, figure.layout, {responsive: true, displayModeBar: false});
-}
-window.addEventListener("beforeprint", () => { for (const e of document.querySelectorAll(".figure")) Plotly.Plots.resize(e); });
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +52,13 @@ class Page:
 
         cards = "".join(f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in self.cards)
         sections = "".join(_section(i, section) for i, section in enumerate(self.sections))
+        style, script = (_beside(f"page.{kind}") for kind in ("css", "js"))
         return (
             f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(self.title)}</title>"
-            f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE}</style>"
+            f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{style}</style>"
             f"<script>{get_plotlyjs()}</script></head>\n<body><main><header><h1>{escape(self.title)}</h1>"
             f"<p>{escape(self.subtitle)}</p></header><div class='cards'>{cards}</div>\n{sections}</main>"
-            f"<script>{SCRIPT}</script></body></html>\n"
+            f"<script>{script}</script></body></html>\n"
         )
 
     def write(self, path: Path) -> Path:
@@ -118,10 +71,12 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_
     texts = range(text_columns) if isinstance(text_columns, int) else text_columns
     kinds = ["" if i in texts else " class='number'" for i in range(len(header))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
-    cells = ("".join(_cell(cell, kind) for kind, cell in zip(kinds, row, strict=True)) for row in rows)
+    told = 2 < len(header) <= LISTED and any(len(str(cell)) >= SENTENCE for row in rows for cell in row)
+    names = header if told else ("",) * len(header)
+    cells = ("".join(_cell(cell, kind, name) for kind, cell, name in zip(kinds, row, names, strict=True)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    wide = " class='wide'" if len(header) > WIDE else ""
-    return f"<div class='scroll'><table{wide}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    look = ("told" if told else "beside") + (" wide" if len(header) > WIDE else "")
+    return f"<div class='scroll'><table class='{look}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def words_section() -> Section:
@@ -136,12 +91,19 @@ class Chip:
     word: str
 
 
-def _cell(cell: object, kind: str) -> str:
+def _cell(cell: object, kind: str, name: str) -> str:
+    named = f" data-name='{escape(name)}'" if name else ""
     if isinstance(cell, Chip):
-        return f"<td><span class='chip {escape(cell.word)}'>{escape(cell.word)}</span></td>"
+        return f"<td{named}><span class='chip {escape(cell.word)}'>{escape(cell.word)}</span></td>"
     text = "" if cell is None else str(cell)
-    short = " class='short'" if not kind and len(text) <= SHORT else kind
-    return f"<td{short}>{escape(text)}</td>"
+    return f"<td{kind or _length(text)}{named}>{escape(text)}</td>"
+
+
+def _length(text: str) -> str:
+    """How a cell of text may be broken over lines."""
+    if len(text) > SHORT:
+        return " class='sentence'" if len(text) >= SENTENCE else ""
+    return " class='short tiny'" if len(text) <= TINY else " class='short'"
 
 
 def _section(index: int, section: Section) -> str:
@@ -152,10 +114,33 @@ def _section(index: int, section: Section) -> str:
 
 
 def _figure(name: str, figure: Figure) -> str:
-    layout = LAYOUT | figure["layout"]
+    """The legend stands above the figure as text: plotly's own covers bars where a screen is narrow."""
+    layout = LAYOUT | figure["layout"] | {"showlegend": False}
     content = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
-    height = layout.get("height", 320)
     return (
-        f"<div class='figure' id='{name}' style='height:{height}px'></div>"
+        f"{_legend(name, figure)}<div class='figure' id='{name}' style='height:{layout['height']}px'></div>"
         f"<script type='application/json' data-figure='{name}'>{content}</script>"
     )
+
+
+def _legend(name: str, figure: Figure) -> str:
+    """What each colour is; empty for a figure of one series."""
+    shown = [(at, trace) for at, trace in enumerate(figure["data"]) if trace.get("showlegend", "name" in trace)]
+    if len(shown) < 2:
+        return ""
+    entries = "".join(
+        f"<button type='button' data-of='{name}' data-trace='{at}'><i class='{_sign(trace)}' "
+        f"style='--colour:{escape(trace['marker']['color'])}'></i>{escape(trace['name'])}</button>"
+        for at, trace in shown
+    )
+    return f"<div class='legend'>{entries}</div>"
+
+
+def _sign(trace: Mapping[str, Any]) -> str:
+    mode = trace.get("mode", "bar")
+    return "mark" if mode == "markers" else "line" if "lines" in mode else "bar"
+
+
+def _beside(name: str) -> str:
+    """A file of this folder: what every page carries."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

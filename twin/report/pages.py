@@ -70,7 +70,7 @@ def timeline(plan: Plan, result: Result) -> Iterator[Section]:
     yield Section(
         "Timeline of one step",
         "Above: the chain of work and waits that decides the step's time, over the whole step. Below: the same and some blocks of the "
-        f"first GPU, over layer {layer} alone. Drag to zoom, double-click to return.",
+        f"first GPU, over layer {layer} alone. With a mouse, drag to zoom and double-click to return.",
         tuple(shown),
     )
 
@@ -115,7 +115,7 @@ def validation(result: Validation) -> Section:
         for r, guess, truth in zip(runs, predicted, measured, strict=True)
     ]
     text = (
-        f"Engine runs on this computer that no number was fitted to. Median error {percent(result.median_abs_error)}, "
+        f"Engine runs that no number was fitted to. Median error {percent(result.median_abs_error)}, "
         f"worst {percent(result.worst_abs_error)}. The band is +-15%."
     )
     table = html_table(("run", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats"), rows)
@@ -136,7 +136,8 @@ def validation_page(result: Validation, conditions: Mapping[str, object]) -> Pag
 
 def _measured_under(conditions: Mapping[str, object]) -> Section:
     """What was recorded about the computer; lists and mappings stay in the record."""
-    rows = [(name.replace("_", " "), value) for name, value in conditions.items() if isinstance(value, str | int | float)]
+    told = {name: value for name, value in conditions.items() if isinstance(value, str | int | float)}
+    rows = [(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else value) for name, value in told.items()]
     return Section("Measured under", "As recorded with the runs.", (), html_table(("what", "value"), rows, text_columns=2))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from twin.report.figures import COLOURS, LEGEND, log_ticks, spoken
+from twin.report.figures import COLOURS, EDGES_PX, MARGIN, log_ticks, spoken
 from twin.report.html import Figure
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
@@ -18,10 +18,9 @@ NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has
 GRID = "#e5e9f0"
 INK = "#1b2433"
 BAR_PX, GAP_PX = 13, 12
-STACK_PX = 24
-LEGEND_ROW_PX, NAMES_A_ROW = 20, 6
-PUBLISHED = ", published"  # behind the label of the bars that a series of marks belongs to
-LONGEST = 42  # characters of a row's name that are shown
+STACK_PX, LEVEL_PX = 24, 34
+WHOLE = "all of it"
+TEXT_ROOM = 1.18  # of an axis whose bars have their numbers behind them
 
 
 def figure(chart: Chart) -> Figure:
@@ -38,20 +37,17 @@ def bars(chart: Bars) -> Figure:
     # Marks that belong to no bar take the colour after all of them.
     colours.append(PALETTE[len(plain) % len(PALETTE)])
     data += [_mark(chart, series, colours[_place(plain, series)]) for series in chart.series if series.marks]
-    legend_px = LEGEND_ROW_PX * ((len(chart.series) - 1) // NAMES_A_ROW)  # room for its further rows, or they cover the bars
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
     x_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log else {"tickformat": ".0%" if _fractions(chart) else ",~r"}
     layout = {
-        "barmode": "stack" if chart.stacked else "overlay" if _exclusive(plain) else "group",
+        "barmode": "group" if _beside(chart) else "stack",
         "scattermode": "group",
         "bargap": 0.25,
-        "height": 110 + legend_px + each * len(chart.names),
+        "height": EDGES_PX + each * len(chart.names),
         "xaxis": x_axis,
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-        "legend": LEGEND,
-        "showlegend": len(chart.series) > 1,
-        "margin": {"l": 10, "r": 20, "t": 40 + legend_px, "b": 45},
+        "margin": MARGIN,
     }
     return {"data": data, "layout": layout}
 
@@ -62,11 +58,11 @@ def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
         "type": "bar",
         "orientation": "h",
         "name": spoken(series.label),
-        "y": [_short(name) for name in chart.names],
+        "y": list(chart.names),
         "x": list(series.values),
         "marker": {"color": colour},
         "hovertemplate": f"%{{y}}: {number}<extra>{spoken(series.label)}</extra>",
-        "offsetgroup": series.label if not chart.stacked else "",
+        "offsetgroup": series.label if _beside(chart) else "",
     }
     if series.low:
         shape["error_x"] = _spread(series)
@@ -80,11 +76,11 @@ def _mark(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
         "orientation": "h",
         "mode": "markers",
         "name": spoken(series.label),
-        "y": [_short(name) for name in chart.names],
+        "y": list(chart.names),
         "x": list(series.values),
         "marker": {"symbol": "diamond", "size": 9, "color": colour, "line": {"color": INK, "width": 1.2}},
         "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
-        "offsetgroup": series.label.removesuffix(PUBLISHED),
+        "offsetgroup": series.beside if _beside(chart) else "",
     }
 
 
@@ -116,8 +112,7 @@ def lines(chart: Lines) -> Figure:
     x_axis = {"title": {"text": chart.x_axis}, "gridcolor": GRID, "zeroline": False, "type": _type(chart.log_x, chart.x), **ticks}
     y_axis: dict[str, Any] = {"title": {"text": chart.y_axis}, "gridcolor": GRID, "automargin": True}
     y_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log_y else {"rangemode": "tozero"}
-    layout = {"height": 420, "xaxis": x_axis, "yaxis": y_axis, "legend": LEGEND | {"y": -0.2, "yanchor": "top"},
-              "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}  # fmt: skip
+    layout = {"height": 420, "xaxis": x_axis, "yaxis": y_axis, "margin": MARGIN | {"b": 50}}
     return {"data": data, "layout": layout}
 
 
@@ -143,8 +138,9 @@ def waterfall(chart: Waterfall) -> Figure:
     data = [
         {
             "type": "waterfall",
-            "x": [*(_broken(name) for name in chart.names), "<b>all of it</b>"],
-            "y": [*steps, chart.values[-1]],
+            "orientation": "h",
+            "y": [*chart.names, WHOLE],
+            "x": [*steps, chart.values[-1]],
             "measure": ["absolute", *(["relative"] * (len(steps) - 1)), "total"],
             "text": [f"{chart.values[0]:,.0f}", *(f"{step:+,.0f}" for step in steps[1:]), f"{chart.values[-1]:,.0f}"],
             "textposition": "outside",
@@ -153,15 +149,14 @@ def waterfall(chart: Waterfall) -> Figure:
             "increasing": {"marker": {"color": "#38a169"}},
             "decreasing": {"marker": {"color": "#c53030"}},
             "totals": {"marker": {"color": "#2b6cb0"}},
-            "hovertemplate": "%{x}: %{text}<extra></extra>",
+            "hovertemplate": "%{y}: %{text}<extra></extra>",
         }
     ]
     layout = {
-        "height": 380,
-        "showlegend": False,
-        "xaxis": {"automargin": True, "tickangle": 0},
-        "yaxis": {"title": {"text": chart.axis}, "gridcolor": GRID, "rangemode": "tozero", "range": [0, 1.12 * max(chart.values)]},
-        "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
+        "height": EDGES_PX + LEVEL_PX * (len(chart.names) + 1),
+        "xaxis": {"title": {"text": chart.axis}, "gridcolor": GRID, "range": [0, TEXT_ROOM * max(chart.values)], "tickformat": ",~r"},
+        "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+        "margin": MARGIN,
     }
     return {"data": data, "layout": layout}
 
@@ -182,29 +177,18 @@ def _fractions(chart: Bars) -> bool:
     return chart.axis.startswith(("share", "change"))
 
 
-def _exclusive(series: Sequence[Series]) -> bool:
-    """Whether each name has a value in one series only: then the bars need no places side by side."""
-    return all(sum(one.values[at] is not None for one in series) <= 1 for at in range(len(series[0].values) if series else 0))
+def _beside(chart: Bars) -> bool:
+    """Whether bars need places side by side: not where they are stacked, nor where each name has a value in one series only."""
+    series = [one for one in chart.series if not one.marks]
+    return not chart.stacked and not all(
+        sum(one.values[at] is not None for one in series) <= 1 for at in range(len(series[0].values) if series else 0)
+    )
 
 
 def _place(bars: Sequence[Series], marks: Series) -> int:
     """Which bars a series of marks belongs to."""
     labels = [one.label for one in bars]
-    label = marks.label.removesuffix(PUBLISHED)
-    return labels.index(label) if label in labels else len(labels)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
-
-
-def _broken(name: str) -> str:
-    """Two lines of about the same length."""
-    words, half = name.split(), len(name) / 2
-    first = ""
-    while words and len(first) < half - 2:
-        first = f"{first} {words.pop(0)}".strip()
-    return f"{first}<br>{' '.join(words)}" if words else first
+    return labels.index(marks.beside) if marks.beside in labels else len(labels)
 
 
 def _tick(x: float | str) -> str:

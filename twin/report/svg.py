@@ -62,10 +62,9 @@ def _row(chart: Bars, plain: Sequence[Series], at: int, y: float, scale: _Scale)
 
 
 def _beside(plain: Sequence[Series], marks: Series) -> float:
-    """How far down the bar lies that a series of marks belongs to: "vllm, tabulated" to "vllm". The first where there is none."""
+    """How far down the bar lies that a series of marks belongs to. The first where there is none."""
     labels = [series.label for series in plain]
-    owner = marks.label.rpartition(", ")[0]
-    return ROW * (labels.index(owner) if owner in labels else 0)
+    return ROW * (labels.index(marks.beside) if marks.beside in labels else 0)
 
 
 def lines(chart: Lines) -> str:

@@ -54,6 +54,11 @@ class Series:
     high: tuple[float | None, ...] = ()
     marks: bool = False  # points without bars or lines: published or measured figures beside ours
 
+    @property
+    def beside(self) -> str:
+        """With marks: the label of the series that they stand beside, "vllm" of "vllm, tabulated"."""
+        return self.label.rpartition(", ")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Bars:

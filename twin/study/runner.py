@@ -27,6 +27,7 @@ class Runner:
         self._store = store
         self.progress = progress
         self._rows: dict[str, Row] = {}
+        self._slow = ""  # why the reference simulator does the work, once that has been said
         self.computed = 0
         self.found = 0
 
@@ -75,12 +76,18 @@ class Runner:
                     if self._store:
                         self._store.add(point, row)
                 self.computed += len(rows)
-                clock.advance(len(rows), next((row.why_simpy for row in rows if row.why_simpy), ""))
+                self._say_once(next((row.why_simpy for row in rows if row.why_simpy), ""))
+                clock.advance(len(rows))
                 if self._store and clock.due():
                     self._store.flush()
         finally:
             if self._store:
                 self._store.flush()
+
+    def _say_once(self, slow: str) -> None:
+        if slow and not self._slow:
+            self._slow = slow
+            self.progress(f"slowly, by SimPy: {slow}")
 
     def _batches(self, missing: dict[str, Point]) -> list[Batch]:
         """Neighbours share a plan, so a worker builds it once."""
@@ -98,12 +105,10 @@ class _Clock:
         self.begun = self.kept = time.monotonic()
         progress(f"{what}: 0/{total}")
 
-    def advance(self, count: int, slow: str) -> None:
-        """`slow`: why the reference simulator had to do it."""
+    def advance(self, count: int) -> None:
         self.done += count
-        because = f" (slowly, by SimPy: {slow})" if slow else ""
         left = (time.monotonic() - self.begun) / self.done * (self.total - self.done)
-        self.progress(f"{self.what}: {self.done}/{self.total}, {left:.0f} s left{because}")
+        self.progress(f"{self.what}: {self.done}/{self.total}, {left:.0f} s left")
 
     def due(self) -> bool:
         now = time.monotonic()
