@@ -81,7 +81,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
       Run<NORM_RUN> x;
       if (stage.reads == 0) {
         TWIN_UNROLL
-        for (int j = 0; j < NORM_RUN; ++j) x.at[j] = load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT));
+        for (int j = 0; j < NORM_RUN; ++j) x.at[j] = embedded(load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT)));
       } else {
         x = load_run<NORM_RUN, 16>(residual + i);
       }
@@ -187,9 +187,9 @@ __device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, cons
   const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM, width = from.elements;
   const int keys = units.end - units.oldest, count = 2 * keys + queries;
   const float* const published = pass_row(b.memory, from, 0, 0);
-  const float* const angles = b.memory.constants + b.plan.rope;
+  const float* const angles = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const float scale = 1.0f / square_root(float(HEAD_DIM));
+  const float scale = score_factor();
   copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
     const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;  // a key, a value, a query
     const int row = group == 2 ? units.begin + query / GROUP : units.oldest + h - group * keys;
@@ -343,7 +343,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
     return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-      Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
+      Chunk::store(out, width, token, i, activated(gate) * up);
     });
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;

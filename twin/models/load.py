@@ -12,7 +12,27 @@ import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
-from twin.models import deepseek_v3, deepseek_v4, gemma4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
+from twin.models import (
+    deepseek_v3,
+    deepseek_v4,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma4,
+    gpt_oss,
+    granite,
+    internlm3,
+    laneformer,
+    llama,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+    smollm3,
+)
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
@@ -52,6 +72,14 @@ _FAMILIES = {  # by model_type
     "mistral": _LLAMA,
     "qwen2": _Family(qwen2.from_config, qwen2.tensors),
     "qwen3": _Family(qwen3.from_config, qwen3.tensors),
+    "phi3": _Family(phi3.from_config, phi3.tensors, phi3.canonical),
+    "granite": _Family(granite.from_config, granite.tensors),
+    "smollm3": _Family(smollm3.from_config, smollm3.tensors),
+    "internlm3": _Family(internlm3.from_config, internlm3.tensors),
+    "olmo2": _Family(olmo2.from_config, olmo2.tensors),
+    "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical),
+    "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical),
+    "gemma3_text": _Family(gemma3.from_config, gemma3.tensors, gemma3.canonical),
     "laneformer": _LANEFORMER,
     "laneformer_tp": _LANEFORMER,
     "mixtral": _Family(mixtral.from_config),

@@ -25,7 +25,8 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     pushed = options.collective is CollectiveKind.PUSH
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     late = options.late_parts or _late_parts(spec, options, delay)
-    chunk = 1 if layered(spec, options) else options.prompt_chunk
+    stepwise = layered(spec, options) or spec.variant.norms.after or spec.variant.whole_qk_norm  # passes have no code for such norms
+    chunk = 1 if stepwise else options.prompt_chunk
     return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
 
 

@@ -80,9 +80,12 @@ def _attention(b: Builder, layer: int, qkv: Value) -> Value:
     width += -width % ITEM_WORDS
     owned = tuple((lo * width, hi * width) for lo, hi in items)
     value = b.value("attention", layer, len(b.stages), elements=count * width, pushed=False, owned=owned)
-    read = Read(qkv.id, Parts.OWN, tuple(_item_spans(shard, b.kv.splits, span) for span in items))
+    reads = [Read(qkv.id, Parts.OWN, tuple(_item_spans(shard, b.kv.splits, span) for span in items))]
+    if b.spec.qk_norm and b.spec.variant.whole_qk_norm:
+        heads = (0, (shard.heads + shard.kv_heads) * shard.head_dim)
+        reads.append(Read(qkv.id, Parts.OWN, tuple((heads,) if lo < hi else () for lo, hi in items)))
     b.stage(
-        StageKind.ATTENTION, layer, reads=(read,), publishes=value.id, vector=0, operations=("attention", "combine"),
+        StageKind.ATTENTION, layer, reads=reads, publishes=value.id, vector=0, operations=("attention", "combine"),
         items=items, window=b.spec.windows[layer],
     )  # fmt: skip
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
@@ -82,7 +82,10 @@ class Walk:
         if stage.window != self.spec.windows[layer]:
             self.say(stage, f"window {stage.window}, the model has {self.spec.windows[layer]}")
         needed = tuple(_item_elements(shard, plan.kv.splits, span) for span in stage.items)
-        partials = self.take(StageKind.ATTENTION, layer, [Need(qkv, needed)], elements=items * width)
+        needs = [Need(qkv, needed)]
+        if self.spec.qk_norm and self.spec.variant.whole_qk_norm:  # their sums of squares
+            needs.append(Need(qkv, tuple(((0, q + kv),) if lo < hi else () for lo, hi in stage.items)))
+        partials = self.take(StageKind.ATTENTION, layer, needs, elements=items * width)
         if partials.owned != tuple((lo * width, hi * width) for lo, hi in stage.items):
             self.say(stage, f"blocks do not publish the partials of their items, {width} elements each")
         return self.project(StageKind.O_PROJ, layer, [self.all(partials)], shard.hidden, q)
@@ -134,7 +137,7 @@ class Walk:
         self.modules.add(modules[-1].id)
         delay = self._delay()
         if not lanes or delay == 0 or (layer < delay and lanes.early_exchange):
-            return [self.all(modules[-1], residual=True)]
+            return [replace(self.all(modules[-1], residual=True), scale=self.spec.variant.residual)]
         scale = math.sqrt(lanes.count) if layer < delay else 1.0
         needs = [Need(modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
         late = layer - delay
