@@ -1,8 +1,9 @@
 // The heads of a new token: normed, turned, and stored as the scan and the cache want them.
 #pragma once
 
-#include "../platform/family.h"
 #include "gemv.cuh"
+
+#include "../platform/family.h"  // behind the platform, whose arithmetic it uses
 
 namespace twin {
 
