@@ -41,9 +41,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 
 def _windows(config: Config) -> tuple[int, ...]:
     window, every = config.count("sliding_window", _WINDOW), config.count("sliding_window_pattern", _EVERY)
-    return layer_types(config, window) or tuple(
-        window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers"))
-    )
+    return layer_types(config, window) or tuple(window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers")))
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
