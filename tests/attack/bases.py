@@ -138,10 +138,10 @@ def _computed(spec: ModelSpec, dtype: DType, kv: DType, delay: int | None) -> tu
 def computed(plan: Plan) -> tuple[NDArray[np.float32], list[int]]:
     """(logits after each of TOKENS, four greedy tokens after all of them) by the FP32 reference, for a plan's stored types and delay."""
     assert plan.spec is not None
-    return _computed(plan.spec, plan.options.weight_dtype, plan.kv.dtype, plan.options.delay if plan.spec.lanes else None)
+    return _computed(plan.spec, plan.options.weight_dtype, plan.options.kv_dtype, plan.options.delay if plan.spec.lanes else None)
 
 
 def tolerance(plan: Plan) -> float:
     """Of the largest logit: cached values of 16 bits may round to their other neighbours."""
     bound = {DType.FP32: 2e-5, DType.FP16: 2e-3, DType.BF16: 1.6e-2}
-    return max(bound[plan.options.weight_dtype], bound[plan.kv.dtype])
+    return max(bound[plan.options.weight_dtype], bound[plan.options.kv_dtype])

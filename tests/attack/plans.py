@@ -159,8 +159,9 @@ Put = Callable[[Any], Plan]
 def _places(plan: Plan, chance: random.Random) -> Iterator[tuple[str, Any, Put]]:
     """(name, data, how to put it back) of the plan's parts, of each kind one."""
     yield "plan", plan, lambda new: new
-    for name in ("options", "limits", "shard", "kv"):
-        yield name, getattr(plan, name), partial(_put, plan, name)
+    for name in ("options", "limits", "shard", "attention"):
+        if getattr(plan, name) is not None:
+            yield name, getattr(plan, name), partial(_put, plan, name)
     for name in ("buffers", "values", "stages", "stages", "stages"):
         items = getattr(plan, name)
         if not items:
@@ -220,7 +221,7 @@ def other_value(value: Any, owner: Any, field: str, plan: Plan, chance: random.R
         case tuple():
             return _other_tuple(value, owner, field, plan, chance)
         case _:
-            return None if field in ("matrix", "scan", "routed", "format", "sequences", "residual", "common") else SAME
+            return None if field in ("matrix", "scan", "attention", "routed", "format", "sequences", "residual", "common") else SAME
 
 
 def _instead_of_nothing(owner: Any, field: str, plan: Plan, chance: random.Random) -> Any:

@@ -84,7 +84,7 @@ def test_every_kind_of_probe_compiles_for_hopper() -> None:
     kinds: dict[Any, Plan] = {}
     for plan in (probe.plan for probe in gpu_probes(H200, quick=False)):
         matrices = frozenset((s.kind, s.matrix.cols, s.matrix.tile_cols, s.matrix.tile_rows) for s in plan.stages if s.matrix)
-        kinds.setdefault((matrices, plan.shard, plan.options.weight_dtype, plan.options.handoff), plan)
+        kinds.setdefault((matrices, plan.shard, plan.attention, plan.options.weight_dtype, plan.options.handoff), plan)
     for plan in kinds.values():
         try:
             compile_cubin(plan)

@@ -57,7 +57,7 @@ def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
     assert tile_bytes(plan) == plan.weight_bytes()
     if plan.spec:
         padding = (plan.shard.vocab * plan.ranks - plan.spec.vocab) * plan.spec.hidden
-        replicated = (plan.shard.kv_replicas - 1) * 2 * plan.spec.kv_size * plan.spec.hidden * plan.spec.layers
+        replicated = (plan.kernel_attention().kv_replicas - 1) * 2 * plan.spec.kv_size * plan.spec.hidden * plan.spec.layers
         weights = plan.spec.streamed_parameters + padding + replicated
         assert plan.weight_bytes() == weights * plan.options.weight_dtype.bytes
 
@@ -72,7 +72,7 @@ def test_spans_cover_everything_once(seed: int) -> None:
         if stage.matrix:
             assert covered(stage.matrix.owned) == list(range(stage.matrix.rows))
         if stage.kind is StageKind.ATTENTION:
-            assert covered(stage.items) == list(range(plan.shard.kv_heads * plan.kv.splits))
+            assert covered(stage.items) == list(range(plan.kernel_attention().items))
 
 
 @given(count=st.integers(0, 500), blocks=st.integers(1, 64), shift=st.integers(0, 100))
@@ -189,7 +189,7 @@ def test_an_item_publishes_pairs_of_16_bit_outputs_and_whole_16_bytes(heads: int
     """Heads of 8 elements: outputs, a maximum and a sum for each head of the group, to a multiple of four words."""
     for dtype, width in words.items():
         plan = plan_of(tiny(heads=heads, kv_heads=kv_heads), blocks=2, kv_dtype=DType(dtype))
-        items = kv_heads * plan.kv.splits
+        items = kv_heads * plan.kernel_attention().splits
         value = next(
             plan.values[stage.publishes] for stage in plan.stages if stage.kind is StageKind.ATTENTION and stage.publishes is not None
         )

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.family_models import DENSE, FEEDS, GROUPED, MIXERS, PACKED, family
-from tests.proof.tiny import plan_of, tiny
+from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.data import data_dir
-from twin.models.feeds import Feed
-from twin.models.mixers import Mixer
+from twin.models.feeds import DenseFeed, Feed
+from twin.models.layers import Layer
+from twin.models.mixers import GroupedAttention, Mixer
 from twin.plan.catalogue import ROWS, Input, Spent
-from twin.plan.types import StageKind
+from twin.plan.probe import attention_probe, stream_probe
+from twin.plan.types import CollectiveKind, Options, StageKind
+from twin.proof.validate import violations
 from twin.sim.causes import CAUSES
 
 
@@ -60,3 +63,43 @@ def test_a_stage_without_code_is_named_where_the_model_is_dense() -> None:
     plan = plan_of(tiny(2), blocks=2)
     foreign = replace(plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ROUTE)))
     assert "route can be planned and simulated only" in (foreign.simulation_only() or "")
+
+
+def test_a_dense_layer_and_the_same_layer_of_a_layout_stream_and_add_the_same() -> None:
+    """One path builds both; only the cache differs, which the kernel knows of the first alone."""
+    plain = tiny(2)
+    own = GroupedAttention(heads=plain.heads, kv_heads=plain.kv_heads, head_dim=plain.head_dim)
+    described = replace(plain, layout=(Layer(own, DenseFeed(width=plain.ffn)),) * plain.layers)
+    for chosen in ({"gpus": 1}, {"gpus": 2, "collective": CollectiveKind.PUSH}):
+        dense, layout = plan_of(plain, blocks=2, **chosen), plan_of(described, blocks=2, **chosen)
+        for ours, theirs in zip(dense.stages, layout.stages, strict=True):
+            assert (ours.kind, ours.layer, ours.matrices, ours.operations) == (
+                theirs.kind,
+                theirs.layer,
+                theirs.matrices,
+                theirs.operations,
+            )
+            assert [read.residual for read in ours.reads] == [read.residual for read in theirs.reads]
+            assert (theirs.scan is None) == (theirs.kind is not StageKind.ATTENTION)
+        assert (dense.attention is None, layout.attention) == (False, None)
+
+
+def test_the_kernels_attention_is_described_where_a_stage_runs_it() -> None:
+    plan = plan_of(tiny(2), gpus=4, blocks=4)
+    own = plan.kernel_attention()
+    assert (own.heads, own.kv_heads, own.head_dim, own.kv_replicas) == (1, 1, 8, 2)
+    assert own.splits * own.item_positions >= plan.options.max_context
+    assert plan_of(tiny(2), blocks=2, batch=2).attention is None
+    assert plan_of(family((GROUPED, DENSE)), blocks=2).attention is None
+    assert stream_probe(Options(), LIMITS, rows=16, cols=64).attention is None
+    assert attention_probe(Options(), LIMITS, heads=4, kv_heads=2, head_dim=8).kernel_attention().group == 2
+
+
+def test_a_plan_with_another_attention_than_its_models_is_refused() -> None:
+    plan = plan_of(tiny(2), blocks=2)
+    own = plan.kernel_attention()
+    assert any("describes no attention" in str(found) for found in violations(replace(plan, attention=None)))
+    for changes in ({"heads": 8}, {"kv_heads": 4}, {"head_dim": 16}, {"kv_replicas": 2}):
+        assert any("is not 1/1 of tiny" in str(found) for found in violations(replace(plan, attention=replace(own, **changes))))
+    several = plan_of(tiny(2), blocks=2, batch=2)
+    assert any("the kernel's is that of dense layers" in str(found) for found in violations(replace(several, attention=own)))

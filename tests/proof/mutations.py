@@ -252,7 +252,7 @@ def other_items(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.items and s.publishes is not None)
     if not stage:
         return None
-    count = stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits
+    count = stage.scan.items if stage.scan else plan.attention.items if plan.attention else 0
     if not count:  # an edit before took the heads
         return None
     items = _spans(stage.items, chance, count)

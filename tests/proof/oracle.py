@@ -109,14 +109,15 @@ class Compiled:
                     cuts[buffer] = {edge for edge in both if edge <= plan.buffers[buffer].elements}
 
     def _model_cuts(self, stage: Stage, cuts: dict[int, set[int]]) -> None:
-        plan, shard = self.plan, self.plan.shard
+        plan = self.plan
         if stage.publishes is not None and stage.matrix and not stage.more:
             rows = {edge // stage.matrix.unit for span in stage.matrix.owned for edge in span}
             buffer = plan.values[stage.publishes].buffer
             cuts[buffer].update(row for row in rows if row <= plan.buffers[buffer].elements)
         if stage.kind is StageKind.ATTENTION and stage.reads and stage.scan is None:
-            vectors = shard.heads + 2 * shard.kv_heads
-            cuts[plan.values[stage.reads[0].value].buffer].update(i * shard.head_dim for i in range(vectors + 1))
+            own = plan.kernel_attention()
+            vectors = own.heads + 2 * own.kv_heads
+            cuts[plan.values[stage.reads[0].value].buffer].update(i * own.head_dim for i in range(vectors + 1))
             if stage.publishes is not None:
                 width = partial_width(plan)
                 buffer = plan.values[stage.publishes].buffer
@@ -178,17 +179,17 @@ def active(plan: Plan, value: int, rank: int, step: int, block: int) -> int:
 
 
 def partial_width(plan: Plan) -> int:
-    group, dim = plan.shard.heads // plan.shard.kv_heads, plan.shard.head_dim
-    words = group * dim // (1 if plan.kv.dtype is DType.FP32 else 2) + 2 * group  # 16-bit outputs in pairs, maxima and sums
+    group, dim = plan.kernel_attention().group, plan.kernel_attention().head_dim
+    words = group * dim // (1 if plan.options.kv_dtype is DType.FP32 else 2) + 2 * group  # 16-bit outputs in pairs, maxima and sums
     return words + (-words) % 4
 
 
 def item_words(compiled: Compiled, value: int, item: int) -> set[int]:
     """The words of q, k and v that one attention item uses."""
-    plan, shard = compiled.plan, compiled.plan.shard
-    head, group = item // plan.kv.splits, shard.heads // shard.kv_heads
-    vectors = [head * group + i for i in range(group)] + [shard.heads + head, shard.heads + shard.kv_heads + head]
-    spans = tuple((v * shard.head_dim, (v + 1) * shard.head_dim) for v in vectors)
+    plan, own = compiled.plan, compiled.plan.kernel_attention()
+    head, group = item // own.splits, own.group
+    vectors = [head * group + i for i in range(group)] + [own.heads + head, own.heads + own.kv_heads + head]
+    spans = tuple((v * own.head_dim, (v + 1) * own.head_dim) for v in vectors)
     return set(compiled.inside(plan.values[value].buffer, spans))
 
 

@@ -11,7 +11,7 @@ from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedu
 from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.probe import NO_SHARD, _plan, exchange_probe
+from twin.plan.probe import _plan, exchange_probe
 from twin.plan.resets import with_resets
 from twin.plan.types import (
     Buffer,
@@ -175,7 +175,7 @@ def test_with_two_ranks_the_others_foreign_rank_is_the_readers_own() -> None:
     )
     values = (Value(0, "a", 0, 0, 0, 2, True, ((0, 1), (1, 2))), Value(1, "b", 1, 1, 0, 2, True, ((0, 2), (2, 2))))
     buffers = (Buffer(0, "a", 2, 1, 2), Buffer(1, "b", 2, 1, 2))
-    plan = replace(_plan("two ranks", options, LIMITS, NO_SHARD, stages), ranks=2, values=values, buffers=buffers)
+    plan = replace(_plan("two ranks", options, LIMITS, stages), ranks=2, values=values, buffers=buffers)
     machine = _Machine(plan)
     machine.walk(0)
     # Block 1 heard only of the other rank's block 0, which has heard of block 1 of this rank.

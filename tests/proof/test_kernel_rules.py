@@ -19,7 +19,7 @@ from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import build
-from twin.plan.probe import exchange_probe, hop_probe, sample_probe, stream_probe
+from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind, rows_bytes
 from twin.proof.validate import validate, violations
 
@@ -149,6 +149,7 @@ def test_rows_make_elements_one_or_two_at_a_time(unit: int) -> None:
     [
         {"prompt_chunk": 0}, {"copies": 0}, {"max_context": 0}, {"draft": -1}, {"ahead_slots": -1}, {"delay": -1}, {"delay": 5},
         {"ring_slots": 2**31}, {"expert_ranks": 3}, {"lane_stagger_ns": -1}, {"lane_stagger_ns": 2**30}, {"slot_bytes": 2**40},
+        {"kv_page": 0},
     ],
     ids=str,
 )  # fmt: skip
@@ -157,10 +158,10 @@ def test_options_out_of_range_are_refused_by_name(changes: dict[str, int]) -> No
     refused(with_options(planned(), **changes), name)
 
 
-@pytest.mark.parametrize("changes", [{"splits": 0}, {"page": 0}, {"item_positions": -4}], ids=str)
+@pytest.mark.parametrize("changes", [{"splits": 0}, {"item_positions": -4}], ids=str)
 def test_a_cache_without_room_is_refused(changes: dict[str, int]) -> None:
     plan = planned()
-    refused(replace(plan, kv=replace(plan.kv, **changes)), "positions in pages of")
+    refused(replace(plan, attention=replace(plan.kernel_attention(), **changes)), "positions in pages of")
 
 
 def test_every_layer_has_a_window() -> None:
@@ -234,7 +235,7 @@ PROBES: list[tuple[str, Callable[[], Plan], str]] = [
     ("a stream that publishes nothing it makes", lambda: _stream(publishes=0), ""),
     (
         "heads that no group divides",
-        lambda: _sized(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), kv_heads=8),
+        lambda: _sized(attention_probe(Options(), LIMITS, heads=4, kv_heads=4, head_dim=8), kv_heads=8),
         "whole groups",
     ),
 ]
@@ -246,7 +247,7 @@ def _stream(**changes: Any) -> Plan:
 
 
 def _sized(plan: Plan, **sizes: int) -> Plan:
-    return replace(plan, shard=replace(plan.shard, **sizes))
+    return replace(plan, attention=replace(plan.kernel_attention(), **sizes))
 
 
 @pytest.mark.parametrize(("make", "words"), [case[1:] for case in PROBES], ids=[case[0] for case in PROBES])

@@ -356,8 +356,10 @@ def address(array: NDArray[Any]) -> int:
 
 def kv_bytes(plan: Plan) -> int:
     stages = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
-    rows = stages * plan.shard.kv_heads * plan.kv.splits * plan.kv.item_positions
-    return 2 * rows * plan.shard.head_dim * plan.kv.dtype.bytes
+    if not stages:
+        return 0
+    own = plan.kernel_attention()
+    return stages * own.items * own.item_positions * own.position_bytes(plan.options.kv_dtype)
 
 
 def probability_floats(plan: Plan) -> int:

@@ -12,9 +12,9 @@ from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TILE_ROWS, TOKENS, fitting_chunk
 from twin.kernel.teams import WARPS
 from twin.models.spec import ModelSpec
-from twin.plan.build import build, shard_of
+from twin.plan.build import build
 from twin.plan.ranges import check_least
-from twin.plan.settle import layered
+from twin.plan.splits import attention_of
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
@@ -109,15 +109,15 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
 
     A CPU takes any number; 16 were 3.6 times faster than one.
     """
+    limits, blocks = limits_of(node), max(1, options.blocks // max(1, ranks // options.gpus))
     tall = node.device.sharing is None and options.tile_rows > TILE_ROWS
-    if tall or layered(spec, options):  # prompts of layered models are read by ordinary steps
+    own = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
+    if tall or own is None:  # what the kernel does not run reads prompts by ordinary steps
         return 1
-    limits = limits_of(node)
     if not limits.teams:
         return TOKENS
-    blocks = max(1, options.blocks // max(1, ranks // options.gpus))
     return fitting_chunk(
-        shard_of(spec, ranks), blocks=blocks, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
+        own, blocks=blocks, warps=WARPS[0], room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
         kv_bytes=options.kv_dtype.bytes,
     )  # fmt: skip
 
@@ -142,8 +142,9 @@ def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
 
 def _common_outputs(spec: ModelSpec, ranks: int) -> int:
     """Greatest common divisor of the outputs of a layer's matrices on one rank."""
-    shard = shard_of(spec, ranks)
-    return gcd((shard.heads + 2 * shard.kv_heads) * shard.head_dim, shard.hidden, shard.ffn)
+    # Of a layout the sizes that it shows: no kernel of ours runs it, so which blocks suit it is judged.
+    heads, kv_heads = max(1, spec.heads // ranks), 1 if spec.layout else max(1, spec.kv_heads // ranks)
+    return gcd((heads + 2 * kv_heads) * spec.head_dim, spec.hidden, spec.ffn if spec.layout else spec.ffn // ranks)
 
 
 def _largest_divisor(number: int, most: int) -> int:

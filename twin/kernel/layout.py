@@ -368,14 +368,15 @@ def _starts(plan: Plan) -> Table:
 def _sizes(plan: Plan) -> dict[str, int | float]:
     """Everything about a plan that is one number. `*_floats` of a block's own memory come from the worst stage."""
     spec, shard, options, lanes = plan.spec, plan.shard, plan.options, plan.spec.lanes if plan.spec else None
+    own = plan.attention
     return {
         "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
         "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
         "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
         "resident": int(options.execution is Execution.RESIDENT),
-        "hidden": shard.hidden, "heads": shard.heads, "kv_heads": shard.kv_heads, "shard_vocab": shard.vocab,
-        "vocab": spec.vocab if spec else shard.vocab, "splits": plan.kv.splits, "page": plan.kv.page,
-        "item_positions": plan.kv.item_positions, "kv_items": shard.kv_heads * plan.kv.splits,
+        "hidden": shard.hidden, "heads": own.heads if own else 0, "kv_heads": own.kv_heads if own else 0, "shard_vocab": shard.vocab,
+        "vocab": spec.vocab if spec else shard.vocab, "splits": own.splits if own else 1, "page": options.kv_page,
+        "item_positions": own.item_positions if own else 0, "kv_items": own.items if own else 0,
         "context": options.context, "max_context": options.max_context,
         "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
         "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
@@ -446,10 +447,10 @@ def _scratch_floats(plan: Plan) -> int:
     scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
-            group = plan.shard.heads // plan.shard.kv_heads
-            partials = max(scanned, MOST_WARPS, group)
-            merge = _up(partials * (plan.shard.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
-            heads = (group + 2) * plan.shard.head_dim  # without reads, one constant head
+            own = plan.kernel_attention()
+            partials = max(scanned, MOST_WARPS, own.group)
+            merge = _up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
+            heads = (own.group + 2) * own.head_dim  # without reads, one constant head
             wanted.append(merge + max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted.append(SCAN_FLOATS)
@@ -510,9 +511,9 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
         yield "bias", stage.matrix.rows
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
-        together = plan.spec.variant.whole_qk_norm
-        yield "q_norm", plan.shard.head_dim * (plan.shard.heads if together else 1)
-        yield "k_norm", plan.shard.head_dim * (plan.shard.kv_heads if together else 1)
+        own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
+        yield "q_norm", own.head_dim * (own.heads if together else 1)
+        yield "k_norm", own.head_dim * (own.kv_heads if together else 1)
 
 
 def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) -> NDArray[np.float32]:
@@ -530,7 +531,7 @@ def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) ->
 
 
 def _rope_floats(plan: Plan) -> int:
-    return _up(plan.options.max_context * plan.shard.head_dim // 2, VECTOR_FLOATS)
+    return _up(plan.options.max_context * plan.kernel_attention().head_dim // 2, VECTOR_FLOATS)
 
 
 def _rope_offsets(plan: Plan, at: int, number: int) -> tuple[int, int]:

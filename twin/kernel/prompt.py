@@ -14,7 +14,7 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Matrix, Plan, Shard, Stage, StageKind
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Matrix, Plan, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 PIECE_COLUMNS = 8  # a lane reads 16 bytes of a 16-bit activation at once
@@ -62,7 +62,7 @@ def pass_weight_bytes(plan: Plan) -> int:
 @lru_cache(maxsize=64)
 def prompt_of(plan: Plan) -> Prompt:
     """Sizes and offsets of a plan."""
-    chunk = plan.options.prompt_chunk
+    options, chunk = plan.options, plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
@@ -73,7 +73,7 @@ def prompt_of(plan: Plan) -> Prompt:
         offsets[name] = at
         at += chunk * _up(width, LINE_FLOATS)
     end = max(s.index for s in pass_stages(plan)) + 1
-    attention = attention_bytes(plan.shard, chunk=chunk, blocks=plan.blocks, kv_bytes=plan.kv.dtype.bytes)
+    attention = attention_bytes(plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes)
     chip = max(attention // 4, MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix))
     return Prompt(at, offsets["residual"], offsets["normed"], tuple(offsets[name] for name, _ in names), end, _up(chip, LINE_FLOATS))
 
@@ -90,26 +90,26 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             assert made.matrix is not None
             return made.kind.value, made.matrix.rows // made.matrix.unit
         case StageKind.ATTENTION:
-            return made.kind.value, plan.shard.heads * plan.shard.head_dim
+            own = plan.kernel_attention()
+            return made.kind.value, own.heads * own.head_dim
         case StageKind.O_PROJ | StageKind.DOWN:
             return f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}", plan.shard.hidden
         case _:
             return "", 0
 
 
-def attention_bytes(shard: Shard, *, chunk: int, blocks: int, kv_bytes: int) -> int:
+def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
     """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; earlier ones; partials.
 
     Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank; `kv_bytes` of a cached number.
     """
-    group = shard.heads // shard.kv_heads
-    queries = min(chunk, -(-shard.kv_heads * chunk // blocks)) * group
-    heads = _up((2 * chunk + queries) * shard.head_dim, LINE_FLOATS)
-    turns = _up(chunk * shard.head_dim, LINE_FLOATS)
-    pitch = 2 * shard.head_dim * kv_bytes + PITCH_BYTES
+    queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
+    heads = _up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
+    turns = _up(chunk * own.head_dim, LINE_FLOATS)
+    pitch = 2 * own.head_dim * kv_bytes + PITCH_BYTES
     fresh = _up(chunk * pitch // 4, LINE_FLOATS)
     tiles = _up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
-    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, group) * (shard.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
+    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
 
 
 def chip_bytes(plan: Plan, *, warps: int) -> int:
@@ -117,7 +117,7 @@ def chip_bytes(plan: Plan, *, warps: int) -> int:
     options = plan.options
     if options.prompt_chunk == 1 or plan.spec is None:
         return 0
-    attention = attention_bytes(plan.shard, chunk=options.prompt_chunk, blocks=plan.blocks, kv_bytes=plan.kv.dtype.bytes)
+    attention = attention_bytes(plan.kernel_attention(), chunk=options.prompt_chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes)
     return pass_bytes(attention, chunk=options.prompt_chunk, warps=warps, dtype=options.weight_dtype)
 
 
@@ -131,12 +131,12 @@ def product_bytes(chunk: int, warps: int) -> int:
     return warps * (SLOTS * 2 * STEP_COLUMNS * (chunk + GROUPS.get(chunk, 0) * TILE_ROWS) + 4 * SUM_FLOATS)
 
 
-def fitting_chunk(shard: Shard, *, blocks: int, warps: int, room: int, dtype: DType, kv_bytes: int) -> int:
+def fitting_chunk(own: Attention, *, blocks: int, warps: int, room: int, dtype: DType, kv_bytes: int) -> int:
     """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest.
 
     512 tokens took 55, 34 and 26 ms in passes of 16, 32 and 64 (Laneformer-2B on one H200), 36, 22 and 14 (Llama-3.2-1B).
     """
-    needs = {chunk: attention_bytes(shard, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes) for chunk in GROUPS}
+    needs = {chunk: attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes) for chunk in GROUPS}
     return max((c for c, need in needs.items() if pass_bytes(need, chunk=c, warps=warps, dtype=dtype) <= room), default=TOKENS)
 
 

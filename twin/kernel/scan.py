@@ -19,12 +19,13 @@ def scan_heads(plan: Plan) -> int:
     On the tensor cores up to four. Else one, so that heads go side by side; two where a block scans long; more where a group has
     more heads than a block has warps.
     """
-    if not plan.limits.teams or not plan.shard.kv_heads:
+    own = plan.attention
+    if not plan.limits.teams or own is None:
         return 1
-    group = plan.shard.heads // plan.shard.kv_heads
+    group = own.group
     if tensor_scan(plan):
         return min(group, TENSOR_HEADS)
-    sets = -(-group // 2) if plan.kv.item_positions >= LONG_SCAN else group
+    sets = -(-group // 2) if own.item_positions >= LONG_SCAN else group
     return -(-group // min(sets, teams_of(plan).warps))
 
 
@@ -32,7 +33,7 @@ def scanning_warps(plan: Plan) -> int:
     """Warps of a block that scan, each for `scan_heads` query heads."""
     if not tensor_scan(plan):
         return teams_of(plan).warps
-    return TENSOR_WARPS * -(-plan.shard.heads // plan.shard.kv_heads // TENSOR_HEADS)
+    return TENSOR_WARPS * -(-plan.kernel_attention().group // TENSOR_HEADS)
 
 
 def position_lanes(dim: int) -> int:
@@ -42,22 +43,24 @@ def position_lanes(dim: int) -> int:
 
 def tensor_scan(plan: Plan) -> bool:
     """Do the tensor cores compare queries with cached keys?"""
-    return scans_on_tensor_cores(plan.limits, plan.options, plan.shard)
+    own = plan.attention
+    return own is not None and scans_on_tensor_cores(plan.limits, plan.options, group=own.group, head_dim=own.head_dim)
 
 
 def cache_tile(plan: Plan) -> int:
     """Cached positions of a ring slot, keys and the values behind them."""
-    return slot_positions(plan.options, plan.shard)
+    return slot_positions(plan.options, plan.attention.head_dim if plan.attention else 0)
 
 
 def check_cache_tiles(plan: Plan) -> None:
     """Cached keys and values come through the ring. Raises PlanError where a slot holds none, or where bulk copies cannot start."""
-    row = plan.shard.head_dim * plan.kv.dtype.bytes
     if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
         return
+    head_dim = plan.kernel_attention().head_dim
+    row = head_dim * plan.options.kv_dtype.bytes
     if row % COPY_BYTES:
         raise PlanError(
-            f"head_dim={plan.shard.head_dim}: a cached key of {row} bytes is no multiple of {COPY_BYTES}, a bulk copy's grain on NVIDIA; "
+            f"head_dim={head_dim}: a cached key of {row} bytes is no multiple of {COPY_BYTES}, a bulk copy's grain on NVIDIA; "
             "use a wider kv_dtype, or run on the host"
         )
     if plan.options.slot_bytes < 2 * row:

@@ -144,7 +144,7 @@ class ModelSpec:
             return self.layout[index]
         attention = GroupedAttention(
             heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.windows[index],
-            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm,
+            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm, whole_qk_norm=self.qk_norm and self.variant.whole_qk_norm,
         )  # fmt: skip
         return Layer(attention, DenseFeed(width=self.ffn))
 
@@ -169,8 +169,6 @@ class ModelSpec:
     def vector_parameters(self) -> int:
         """Norm scales, biases and the like: resident, never streamed."""
         own = sum(layer.mixer.vectors(self.hidden) + layer.feed.vectors(self.hidden) for layer in self._each())
-        if self.qk_norm and self.variant.whole_qk_norm:
-            own += self.layers * (self.q_size + self.kv_size - 2 * self.head_dim)
         hyper = self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
         norms = 2 * (self.variant.norms.before + self.variant.norms.after)  # of a layer
         return own + (norms * self.layers + 1) * self.hidden + hyper

@@ -9,8 +9,8 @@ from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
-from twin.plan.settle import delay_of, layered, settled
-from twin.plan.splits import kv_of
+from twin.plan.settle import delay_of, settled
+from twin.plan.splits import attention_of, pages_of
 from twin.plan.step import step
 from twin.plan.types import (
     CollectiveKind,
@@ -38,9 +38,10 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     options = settled(spec, options)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
-    shard = shard_of(spec, ranks)
-    builder = Builder(spec, options, ranks, blocks, shard, kv_of(options, shard, blocks, limits))
-    step(builder, layered=layered(spec, options))
+    shard = Shard(spec.hidden, -(-spec.vocab // ranks))
+    attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
+    builder = Builder(spec, options, ranks, blocks, shard, attention)
+    step(builder)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",
         spec=spec,
@@ -49,8 +50,8 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
         ranks=ranks,
         ranks_per_gpu=ranks_per_gpu,
         blocks=blocks,
-        shard=builder.shard,
-        kv=builder.kv,
+        shard=shard,
+        attention=attention,
         buffers=tuple(builder.buffers.values()),
         values=tuple(builder.values),
         stages=tuple(builder.stages),
@@ -64,29 +65,6 @@ def dies(options: Options, count: int) -> tuple[int, ...]:
     if options.placement is Placement.FLAT:
         return tuple(block % count for block in range(options.blocks))
     return tuple(block * count // options.blocks for block in range(options.blocks))
-
-
-def shard_of(spec: ModelSpec, ranks: int) -> Shard:
-    """The sizes of one rank. KV heads are replicated when there are more ranks than KV heads.
-
-    Of a model whose layers are described one by one only the hidden and vocabulary sizes mean anything to its stages.
-    """
-    if spec.layout:
-        return Shard(spec.hidden, max(1, spec.heads // ranks), 1, spec.head_dim, spec.ffn, -(-spec.vocab // ranks), ranks)
-    for name, count in (("attention heads", spec.heads), ("ffn", spec.ffn)):
-        if count % ranks:
-            raise PlanError(f"{spec.name}: {count} {name} do not divide over {ranks} ranks: choose a tensor-parallel degree that does")
-    if spec.kv_heads % ranks and ranks % spec.kv_heads:
-        raise PlanError(f"{spec.name}: {spec.kv_heads} KV heads neither divide over {ranks} ranks nor replicate evenly")
-    return Shard(
-        hidden=spec.hidden,
-        heads=spec.heads // ranks,
-        kv_heads=max(1, spec.kv_heads // ranks),
-        head_dim=spec.head_dim,
-        ffn=spec.ffn // ranks,
-        vocab=-(-spec.vocab // ranks),
-        kv_replicas=max(1, ranks // spec.kv_heads),
-    )
 
 
 def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
@@ -120,6 +98,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         )
     if ranks > 1 and spec.variant.whole_qk_norm:
         raise PlanError(f"{spec.name}: q and k are normed over all heads, which {ranks} ranks would divide: use one GPU")
+    pages_of(options)
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
     if spec.head_dim % HEAD_STEP:

@@ -12,9 +12,9 @@ from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.partition import cut, spread
 from twin.plan.types import (
+    Attention,
     Buffer,
     CollectiveKind,
-    Kv,
     LateParts,
     Matrix,
     Options,
@@ -52,11 +52,12 @@ class Builder:
     ranks: int
     blocks: int
     shard: Shard
-    kv: Kv
+    attention: Attention | None  # the kernel's, if it runs the layers
     buffers: dict[str, Buffer] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
+    modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)  # what a layer's halves publish, by their last stage
     sums: dict[int, Value] = field(default_factory=dict)  # of late parts, by the value that they are parts of
 
     # ---- stages ---------------------------------------------------------------------------------------------
@@ -87,24 +88,19 @@ class Builder:
             )
         )
 
-    def project(
-        self, kind: StageKind, layer: int, *, reads: Sequence[Read], outputs: int, cols: int, vector: int,
-        operations: tuple[str, ...], unit: int = 1, pushed: bool = False,
-    ) -> Value:  # fmt: skip
-        """A stage that multiplies a matrix and publishes one element per `unit` rows, at least one a block."""
-        if outputs < self.blocks:
-            raise PlanError(f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at most {outputs} blocks per rank")
-        return self.rows(kind, layer, [Piece(outputs, cols, None, unit)], reads=reads, vector=vector, operations=operations, pushed=pushed)
-
     def rows(
         self, kind: StageKind, layer: int, pieces: Sequence[Piece], *, reads: Sequence[Read], vector: int, operations: tuple[str, ...],
         pushed: bool = False, name: str = "", routed: Routed | None = None, gate: int | None = None,
     ) -> Value:  # fmt: skip
         """A stage that multiplies one or more matrices with the same input; their elements follow each other in one value.
 
-        With fewer outputs than blocks some blocks own none.
+        Of a kind that sums, ranks push their parts where others read them. The engine's blocks publish something each; where only the
+        twin runs a plan with fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
+        if self.attention and outputs < self.blocks:
+            raise PlanError(f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at most {outputs} blocks per rank")
+        pushed = pushed or (ROWS[kind].summed and self.exchanged(layer))
         owned = spread(outputs, self.blocks, self.shift)
         self.shift = (self.shift + outputs) % self.blocks
         matrix, *more = self.matrices(pieces, owned)
@@ -113,7 +109,10 @@ class Builder:
             kind, layer, reads=reads, publishes=value.id, vector=vector, operations=operations, matrix=matrix, more=tuple(more),
             routed=routed, gate=gate,
         )  # fmt: skip
-        return self.collected(value)
+        value = self.collected(value)
+        if ROWS[kind].summed:
+            self.modules[kind, layer] = value
+        return value
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
         """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the other."""
@@ -202,7 +201,7 @@ class Builder:
         """Every block reads elements lo..hi-1."""
         return Read(value.id, Parts.ALL if value.pushed else Parts.OWN, (((lo, hi),),) * self.blocks)
 
-    def residual(self, kind: StageKind, layer: int, value: Value) -> list[Read]:
+    def residual(self, layer: int, value: Value) -> list[Read]:
         """Which parts of this module's output, and of a delayed one, the next stage adds to the residual."""
         lanes = self.spec.lanes
         delay = self.options.delay or 0
@@ -213,7 +212,8 @@ class Builder:
                 return [self.whole(value, residual=True)]
             own = self.whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
-        past = self._published(kind, layer - delay)  # delivered late even if it was exchanged early, as in the published code
+        kind = next(kind for (kind, at), made in self.modules.items() if at == layer and made is value)
+        past = self.modules[kind, layer - delay]  # delivered late even if it was exchanged early, as in the published code
         summed = self.sums.get(past.id)
         late = self.whole(summed, residual=True) if summed else self.whole(past, residual=True, parts=Parts.OTHERS)
         return [self.whole(value, residual=True, parts=Parts.OWN), late]
@@ -235,7 +235,7 @@ class Builder:
 
     def _sum(self, kind: StageKind, layer: int) -> None:
         """Each block sums the other ranks' parts of the elements that it owns, which nobody but itself resets."""
-        past = self._published(kind, layer)
+        past = self.modules[kind, layer]
         others = Read(past.id, Parts.OTHERS, tuple((span,) if span[0] < span[1] else () for span in past.owned))
         summed = self.value(f"late_{kind.value}", layer, len(self.stages), elements=past.elements, pushed=False, owned=past.owned)
         self.sums[past.id] = summed
@@ -253,11 +253,3 @@ class Builder:
         if lanes.early_exchange and layer < delay:
             return True
         return layer + delay < self.spec.layers
-
-    def _published(self, kind: StageKind, layer: int) -> Value:
-        """The last value that stage (or its collective) published."""
-        ids = [s.publishes for s in self.stages if s.layer == layer and s.kind is kind]
-        following = self.stages[next(s.index for s in self.stages if s.layer == layer and s.kind is kind) + 1]
-        chosen = following.publishes if following.kind is StageKind.COLLECTIVE else ids[0]
-        assert chosen is not None
-        return self.values[chosen]

@@ -11,8 +11,7 @@ from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.mixers import share
-from twin.plan.partition import COLUMN_STEP, cut, spread
+from twin.plan.partition import COLUMN_STEP, cut, share, spread
 from twin.plan.streams import common_rows, pushes_common, stored, vector
 from twin.plan.types import Read, Routed, StageKind, Value
 
@@ -31,16 +30,15 @@ def feed(b: Builder, layer: int, kind: Feed, reads: list[Read]) -> Value:
 
 
 def _dense(b: Builder, layer: int, width: int, weights: Weights, prefix: str, reads: list[Read]) -> Value:
-    ffn = share(b, "feed-forward columns", width)
+    ffn = share(b.spec.name, b.ranks, "feed-forward columns", width)
     up, down = weights[f"{prefix}up"], weights[f"{prefix}down"]
     act = b.rows(
         StageKind.GATE_UP, layer, [Piece(ffn, up.cols, stored(b, up), unit=2)], reads=reads, vector=vector(b),
         operations=("add_norm", "gate_up_proj", "silu_mul"),
     )  # fmt: skip
-    return b.rows(
-        StageKind.DOWN, layer, [Piece(down.rows, ffn, stored(b, down))], reads=[b.whole(act)], vector=0, operations=("down_proj",),
-        pushed=b.ranks > 1,
-    )  # fmt: skip
+    b.sum_late_parts(layer)
+    pieces = [Piece(down.rows, ffn, stored(b, down))]
+    return b.rows(StageKind.DOWN, layer, pieces, reads=[b.whole(act)], vector=0, operations=("down_proj",))
 
 
 def _experts(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: list[Read]) -> Value:
@@ -65,7 +63,7 @@ def _experts(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: 
 
 
 def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Value:
-    width, up = share(b, "columns of the shared experts", kind.shared_width), weights["shared_up"]
+    width, up = share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width), weights["shared_up"]
     return b.rows(
         StageKind.SHARED_UP, layer, [Piece(width, up.cols, stored(b, up), unit=2)], reads=(), vector=0,
         operations=("shared_gate_up_proj", "silu_mul"),
@@ -99,7 +97,7 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     )  # fmt: skip
     return b.rows(
         StageKind.ROUTED_DOWN, layer, [Piece(down.rows, width, stored(b, down))], reads=[b.whole(act)], vector=0,
-        operations=("grouped_down_proj", "combine"), pushed=b.ranks > 1, routed=routed, gate=gate,
+        operations=("grouped_down_proj", "combine"), routed=routed, gate=gate,
     )  # fmt: skip
 
 

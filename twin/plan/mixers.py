@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from twin.errors import PlanError
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.partition import scatter, spread
+from twin.plan.partition import kv_share, scatter, share, spread
 from twin.plan.streams import common_rows, pushes_common, stored, vector
-from twin.plan.types import Parts, Read, Scan, Span, StageKind, Value, partial_words
+from twin.plan.types import ITEM_WORDS, Attention, Parts, Read, Scan, Span, StageKind, Value, partial_words
 
 # From this many on ranks divide an indexer's entries, below it its heads. In the twin, DeepSeek-V4-Flash on eight H200: at 128 positions
 # (32 entries) dividing heads is 7 us a layer faster, at 131,072 (32,768 entries) 76 us slower; the two meet near 12,000 positions.
@@ -37,47 +36,67 @@ def mixer(b: Builder, layer: int, kind: Mixer, reads: list[Read]) -> Value:
             return _compressed(b, layer, kind, weights, reads)
 
 
-def share(b: Builder, what: str, count: int) -> int:
-    """What one rank has of `count` equal things. Raises PlanError."""
-    if count % b.ranks:
-        raise PlanError(f"{b.spec.name}: {count} {what} do not divide over {b.ranks} ranks: choose a tensor-parallel degree that does")
-    return count // b.ranks
-
-
 # ---- attention with grouped queries ------------------------------------------------------------------------------------
 
 
 def _grouped(b: Builder, layer: int, kind: GroupedAttention, weights: Weights, reads: list[Read]) -> Value:
-    heads, dim = share(b, "attention heads", kind.heads), kind.head_dim
-    if kind.kv_heads % b.ranks and b.ranks % kind.kv_heads:
-        raise PlanError(f"{b.spec.name}: {kind.kv_heads} KV heads neither divide over {b.ranks} ranks nor replicate evenly")
-    kv_heads = max(1, kind.kv_heads // b.ranks)
+    heads, dim = share(b.spec.name, b.ranks, "attention heads", kind.heads), kind.head_dim
+    kv_heads = kv_share(b.spec.name, b.ranks, kind.kv_heads)
     q, kv, gate = heads * dim, kv_heads * dim, heads * dim if kind.output_gate else 0
     qkv = b.rows(
         StageKind.QKV, layer, [Piece(q + 2 * kv + gate, b.shard.hidden, stored(b, weights["q"]))], reads=reads, vector=vector(b),
         operations=("add_norm", "qkv_proj", "rope_append"),
     )  # fmt: skip
+    if b.attention:
+        partials = _attend_cache(b, layer, b.attention, qkv, kind)
+    else:
+        partials = _attend_scan(b, layer, kind, qkv, heads=heads, kv_heads=kv_heads)
+    gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
+    return _out(b, layer, weights["o"], [b.whole(partials), *gated], q, vector=q + gate)
+
+
+def _attend_cache(b: Builder, layer: int, own: Attention, qkv: Value, kind: GroupedAttention) -> Value:
+    """As the kernel does it: a block reads the heads of its items, side by side, and publishes partial outputs in whole loads."""
+    items = scatter(own.items, b.blocks)
+    width = partial_words(own.group, own.head_dim, b.options.kv_dtype)
+    reads = [Read(qkv.id, Parts.OWN, tuple(_head_spans(own, span) for span in items))]
+    if kind.whole_qk_norm:
+        normed = (0, (own.heads + own.kv_heads) * own.head_dim)
+        reads.append(Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items)))
+    return _attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
+
+
+def _head_spans(own: Attention, items: Span) -> tuple[Span, ...]:
+    """The elements of q, k and v that a block's items use, one span per vector, merged over neighbouring heads."""
+    if items[0] == items[1]:
+        return ()
+    first, last, one = items[0] // own.splits, (items[1] - 1) // own.splits + 1, own.head_dim
+    k, v = own.heads * one, (own.heads + own.kv_heads) * one
+    return (first * own.group * one, last * own.group * one), (k + first * one, k + last * one), (v + first * one, v + last * one)
+
+
+def _attend_scan(b: Builder, layer: int, kind: GroupedAttention, qkv: Value, *, heads: int, kv_heads: int) -> Value:
+    """A cache of the layer's own."""
+    dim, group = kind.head_dim, heads // kv_heads
+    q, kv = heads * dim, kv_heads * dim
     scan = _scan(
-        b, kind, heads=kv_heads, group=heads // kv_heads, entry_bytes=2 * dim * b.kv.dtype.bytes, dim=dim, share=kind.kv_heads / kv_heads
+        b, kind, heads=kv_heads, group=group, entry_bytes=2 * dim * b.options.kv_dtype.bytes, dim=dim, share=kind.kv_heads / kv_heads
     )
     items = scatter(scan.items, b.blocks)
-    per_head = (heads // kv_heads * dim, dim, dim)
-    starts = (0, q, q + kv)
+    vectors = ((0, group * dim), (q, dim), (q + kv, dim))  # (where its heads start, elements of one's share)
 
     def used(item: int) -> list[Span]:
         head = item // scan.splits % scan.heads
-        return [(start + head * size, start + (head + 1) * size) for start, size in zip(starts, per_head, strict=True)]
+        return [(start + head * size, start + (head + 1) * size) for start, size in vectors]
 
-    partials = _attend(b, layer, scan, items, [_seen(scan, items, qkv, used)], dim)
-    gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
-    return _out(b, layer, weights["o"], [b.whole(partials), *gated], q, vector=q + gate)
+    return _attend_items(b, layer, scan, items, [_seen(scan, items, qkv, used)], dim)
 
 
 # ---- latent attention --------------------------------------------------------------------------------------------------
 
 
 def _latent(b: Builder, layer: int, kind: LatentAttention, weights: Weights, reads: list[Read]) -> Value:
-    heads, query = share(b, "attention heads", kind.heads), kind.nope_dim + kind.rope_dim
+    heads, query = share(b.spec.name, b.ranks, "attention heads", kind.heads), kind.nope_dim + kind.rope_dim
     pushed = pushes_common(b) and kind.q_rank > 0  # a rank's own queries are nobody else's
     names = [name for name in ("q_a", "kv_a") if name in weights]
     rows = [common_rows(b, weights[name].rows) if pushed else weights[name].rows for name in names]
@@ -92,7 +111,7 @@ def _latent(b: Builder, layer: int, kind: LatentAttention, weights: Weights, rea
     if kind.q_rank:
         queries, first = _query(b, layer, [(weights["q_b"], heads * query)], latent, rows[0]), 0
     absorbed = _absorb(b, layer, kind, weights["k_up"], queries, first, heads)
-    scan = _scan(b, kind, heads=1, group=heads, entry_bytes=kind.latent_dim * b.kv.dtype.bytes, dim=kind.latent_dim, share=1)
+    scan = _scan(b, kind, heads=1, group=heads, entry_bytes=kind.latent_dim * b.options.kv_dtype.bytes, dim=kind.latent_dim, share=1)
     items = scatter(scan.items, b.blocks)
     rotated = [(first + head * query + kind.nope_dim, first + (head + 1) * query) for head in range(heads)]
     newest = (sum(rows) - rows[-1], sum(rows))
@@ -100,7 +119,7 @@ def _latent(b: Builder, layer: int, kind: LatentAttention, weights: Weights, rea
     for value, spans in ((queries, rotated), (latent, [newest])):
         used.setdefault(value.id, []).extend(spans)
     seen = [_seen(scan, items, b.values[value], lambda item, spans=spans: spans) for value, spans in used.items()]  # type: ignore[misc]
-    partials = _attend(b, layer, scan, items, seen, kind.kv_rank)
+    partials = _attend_items(b, layer, scan, items, seen, kind.kv_rank)
     carried = _head_out(b, layer, weights["v_up"], partials, scan, kind.kv_rank, heads)
     return _out(b, layer, weights["o"], [b.whole(carried)], heads * kind.value_dim)
 
@@ -122,8 +141,8 @@ def _absorb(b: Builder, layer: int, kind: LatentAttention, weight: Weight, queri
 
 
 def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weights, reads: list[Read]) -> Value:
-    heads, dim = share(b, "attention heads", kind.heads), kind.head_dim
-    groups = share(b, "output groups", kind.o_groups)
+    heads, dim = share(b.spec.name, b.ranks, "attention heads", kind.heads), kind.head_dim
+    groups = share(b.spec.name, b.ranks, "output groups", kind.o_groups)
     names = ("q_a", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_heads")
     first = [weights[name] for name in names if name in weights]
     latent = b.rows(
@@ -149,7 +168,7 @@ def _compressed(b: Builder, layer: int, kind: CompressedAttention, weights: Weig
     if scores is not None:
         each = scores.elements // b.options.batch
         seen.append(_seen(scan, items, scores, lambda item: [(item // scan.splits * each, (item // scan.splits + 1) * each)], of_one=True))
-    partials = _attend(b, layer, scan, items, seen, dim)
+    partials = _attend_items(b, layer, scan, items, seen, dim)
     grouped = _head_out(b, layer, weights["o_a"], partials, scan, dim, groups)
     return _out(b, layer, weights["o_b"], [b.whole(grouped)], groups * kind.o_rank)
 
@@ -189,7 +208,7 @@ def _divides_entries(b: Builder, kind: CompressedAttention) -> bool:
 
 def _delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[Read]) -> Value:
     """On a rank: [queries][keys][values][output gate][write strength][decay], heads inside each."""
-    keys, values = share(b, "key heads", kind.key_heads), share(b, "value heads", kind.value_heads)
+    keys, values = share(b.spec.name, b.ranks, "key heads", kind.key_heads), share(b.spec.name, b.ranks, "value heads", kind.value_heads)
     k, v = keys * kind.key_dim, values * kind.value_dim
     qkvz, ba = weights["qkvz"], weights["ba"]
     made = b.rows(
@@ -221,7 +240,7 @@ def _delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list
 
 def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
     """The recurrent state of `heads` value heads, cut along the value dimension; its bytes besides are the convolution's history."""
-    sequences, element = b.options.batch, b.kv.dtype.bytes
+    sequences, element = b.options.batch, b.options.kv_dtype.bytes
     most = max(1, b.blocks // (heads * sequences))
     splits = max(d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
     items = sequences * heads * splits
@@ -249,7 +268,7 @@ def _scan(
     wanted = min(-(-capacity // ENTRIES_PER_SPLIT), -(-capacity // page))
     splits = options.attention_splits or max(1, min(b.blocks // (heads * options.batch), wanted))
     items = options.batch * heads * splits
-    element = b.kv.dtype.bytes
+    element = b.options.kv_dtype.bytes
     written = kind.traffic(options.context, element).written_bytes * options.tokens / share
     return Scan(
         sequences=options.batch, heads=heads, group=group, entries=kind.positions(options.context), entry_bytes=entry_bytes,
@@ -286,14 +305,21 @@ def _query(b: Builder, layer: int, weights: list[tuple[Weight, int]], latent: Va
     )  # fmt: skip
 
 
-def _attend(b: Builder, layer: int, scan: Scan, items: tuple[Span, ...], reads: list[Read], dim: int) -> Value:
+def _attend_items(b: Builder, layer: int, scan: Scan, items: tuple[Span, ...], reads: list[Read], dim: int) -> Value:
     """Of each item: outputs of the group's query heads, running maxima, sums of exponentials."""
-    width = partial_words(scan.group, dim, b.options.kv_dtype)
+    return _attend(b, layer, items, reads, partial_words(scan.group, dim, b.options.kv_dtype), scan=scan)
+
+
+def _attend(
+    b: Builder, layer: int, items: tuple[Span, ...], reads: list[Read], width: int, *, scan: Scan | None = None, window: int = 0
+) -> Value:
+    """A stage that publishes `width` words of each item."""
     owned = tuple((lo * width, hi * width) for lo, hi in items)
-    value = b.value("attention", layer, len(b.stages), elements=scan.items * width, pushed=False, owned=owned, words=b.options.draft + 1)
+    value = b.value("attention", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned, words=b.options.draft + 1)
     b.stage(
-        StageKind.ATTENTION, layer, reads=reads, publishes=value.id, vector=0, operations=("attention", "combine"), items=items, scan=scan
-    )
+        StageKind.ATTENTION, layer, reads=reads, publishes=value.id, vector=0, operations=("attention", "combine"), items=items,
+        scan=scan, window=window,
+    )  # fmt: skip
     return value
 
 
@@ -319,7 +345,7 @@ def _out(b: Builder, layer: int, weight: Weight, reads: list[Read], cols: int, *
     """The output projection's rows over this rank's columns."""
     return b.rows(
         StageKind.O_PROJ, layer, [Piece(b.shard.hidden, cols, stored(b, weight))], reads=reads, vector=b.options.tokens * vector,
-        operations=("o_proj",), pushed=b.ranks > 1,
+        operations=("o_proj",),
     )  # fmt: skip
 
 

@@ -25,6 +25,20 @@ def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
     return tuple(spans)
 
 
+def share(name: str, ranks: int, what: str, count: int) -> int:
+    """What one rank has of `count` equal things of the model `name`. Raises PlanError."""
+    if count % ranks:
+        raise PlanError(f"{name}: {count} {what} do not divide over {ranks} ranks: choose a tensor-parallel degree that does")
+    return count // ranks
+
+
+def kv_share(name: str, ranks: int, kv_heads: int) -> int:
+    """KV heads of one rank, replicated when there are more ranks than KV heads. Raises PlanError."""
+    if kv_heads % ranks and ranks % kv_heads:
+        raise PlanError(f"{name}: {kv_heads} KV heads neither divide over {ranks} ranks nor replicate evenly")
+    return max(1, kv_heads // ranks)
+
+
 def scatter(count: int, blocks: int) -> tuple[Span, ...]:
     """Spans of few items spread evenly over many blocks: item i goes near block i * blocks / count."""
     return tuple((block * count // blocks, (block + 1) * count // blocks) for block in range(blocks))

@@ -8,8 +8,9 @@ from twin.errors import PlanError
 from twin.plan.build import dies
 from twin.plan.partition import cut, scatter, spread
 from twin.plan.resets import with_resets
-from twin.plan.splits import kv_of
+from twin.plan.splits import attention, pages_of
 from twin.plan.types import (
+    Attention,
     Buffer,
     HandOffKind,
     Limits,
@@ -27,7 +28,7 @@ from twin.plan.types import (
 
 ROUNDS = 3  # of hop_probe: with fewer, a block could poll a word that another has not reset yet
 HOPS_A_MATRIX = 8
-NO_SHARD = Shard(0, 0, 0, 0, 0, 0, 1)
+NO_SHARD = Shard(0, 0)
 
 
 def stream_probe(options: Options, limits: Limits, *, rows: int, cols: int, stages: int = 1) -> Plan:
@@ -35,7 +36,7 @@ def stream_probe(options: Options, limits: Limits, *, rows: int, cols: int, stag
     owned = spread(rows, options.blocks)
     matrix = cut(rows=rows, cols=cols, unit=1, owned=owned, options=options)
     chain = tuple(Stage(i, StageKind.STREAM, i, (), (), None, matrix, 0, ("gemv",)) for i in range(stages))
-    return _plan(f"stream {stages} x {rows} x {cols}", options, limits, NO_SHARD, chain)
+    return _plan(f"stream {stages} x {rows} x {cols}", options, limits, chain)
 
 
 def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 15) -> Plan:
@@ -53,7 +54,7 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
         Stage(i, StageKind.EXCHANGE, i, (Read((i - 1) % stages, Parts.OWN, whole, previous_step=i == 0),), (), i, None, 0, ("exchange",))
         for i in range(stages)
     )
-    plan = _plan(f"exchange {stages} x {elements}", options, limits, NO_SHARD, chain)
+    plan = _plan(f"exchange {stages} x {elements}", options, limits, chain)
     plan = replace(plan, buffers=(Buffer(0, "exchange", elements, copies, 1),), values=values)
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
@@ -99,7 +100,7 @@ def hop_probe(options: Options, limits: Limits, *, pair: tuple[int, int], hops: 
         stages.append(Stage(len(stages), StageKind.EXCHANGE, number, (seen,), (), number, None, 0, ("exchange",)))
         if matrix is not None and number % HOPS_A_MATRIX == 0:
             stages.append(Stage(len(stages), StageKind.STREAM, number, (), (), None, matrix, 0, ("gemv",)))
-    plan = _plan(f"hop {pair[0]}-{pair[1]}, {hops} x {rows} x {cols}", options, limits, NO_SHARD, tuple(stages))
+    plan = _plan(f"hop {pair[0]}-{pair[1]}, {hops} x {rows} x {cols}", options, limits, tuple(stages))
     buffers = tuple(Buffer(value.id, value.name, value.elements, 1, 1) for value in values)
     plan = replace(plan, buffers=buffers, values=tuple(values))
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
@@ -109,10 +110,10 @@ def attention_probe(
     options: Options, limits: Limits, *, heads: int, kv_heads: int, head_dim: int, stages: int = 1, window: int = 0
 ) -> Plan:
     """Scan `options.context` cached positions `stages` times a step with a constant query; nothing is exchanged."""
-    shard = Shard(0, heads, kv_heads, head_dim, 0, 0, 1)
-    items = scatter(kv_heads * kv_of(options, shard, options.blocks, limits).splits, options.blocks)
+    own = attention(options, limits, heads=heads, kv_heads=kv_heads, head_dim=head_dim, blocks=options.blocks)
+    items = scatter(own.items, options.blocks)
     chain = tuple(Stage(i, StageKind.ATTENTION, i, (), (), None, None, 0, ("attention",), items, window) for i in range(stages))
-    return _plan(f"attention {stages} x {kv_heads} x {head_dim} at {options.context}", options, limits, shard, chain)
+    return _plan(f"attention {stages} x {kv_heads} x {head_dim} at {options.context}", options, limits, chain, own=own)
 
 
 def _lone(block: int, blocks: int) -> tuple[Span, ...]:
@@ -130,11 +131,13 @@ def _without(pair: tuple[int, int], rows: int, blocks: int) -> tuple[Span, ...]:
     return tuple(owned)
 
 
-def _plan(name: str, options: Options, limits: Limits, shard: Shard, stages: tuple[Stage, ...]) -> Plan:
+def _plan(
+    name: str, options: Options, limits: Limits, stages: tuple[Stage, ...], *, shard: Shard = NO_SHARD, own: Attention | None = None
+) -> Plan:
     """A single-rank plan without a model."""
+    pages_of(options)
     options = replace(options, delay=0)
-    kv = kv_of(options, shard if shard.kv_heads else replace(shard, kv_heads=1), options.blocks, limits)
-    return Plan(name, None, options, limits, 1, 1, options.blocks, shard, kv, (), (), stages, dies(options, limits.dies))
+    return Plan(name, None, options, limits, 1, 1, options.blocks, shard, own, (), (), stages, dies(options, limits.dies))
 
 
 def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
@@ -153,5 +156,5 @@ def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
         Stage(0, StageKind.EXCHANGE, 0, (seen,), resets[0], 0, None, 0, ("exchange",)),
         Stage(1, StageKind.SAMPLE, -1, (everything,), resets[1], 1, None, 0, ("sample",)),
     )
-    plan = _plan(f"sample {vocab}", options, limits, replace(NO_SHARD, vocab=vocab), stages)
+    plan = _plan(f"sample {vocab}", options, limits, stages, shard=Shard(0, vocab))
     return replace(plan, buffers=(Buffer(0, "logits", vocab, 1, 1), Buffer(1, "token", 1, 1, 1)), values=(logits, token))

@@ -20,13 +20,13 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     """The options with nothing left open."""
     delay = delay_of(spec, options)
     elements = options.tokens * (spec.hyper.streams if spec.hyper else 1) * spec.hidden
-    large = layered(spec, options) and elements >= SLICED_FROM and not spec.lanes
+    large = not dense(spec, options) and elements >= SLICED_FROM and not spec.lanes
     residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
     pushed = options.collective is CollectiveKind.PUSH
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     late = options.late_parts or _late_parts(spec, options, delay)
-    stepwise = layered(spec, options) or spec.variant.norms.after or spec.variant.whole_qk_norm  # passes have no code for such norms
-    chunk = 1 if stepwise else options.prompt_chunk
+    passes = dense(spec, options) and not spec.variant.norms.after and not spec.variant.whole_qk_norm  # they have no code for such norms
+    chunk = options.prompt_chunk if passes else 1
     return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
 
 
@@ -37,14 +37,13 @@ def delay_of(spec: ModelSpec, options: Options) -> int:
     return spec.lanes.delay if spec.lanes else 0
 
 
-def layered(spec: ModelSpec, options: Options) -> bool:
-    """Is the step made of layers that are described one by one, for one or more tokens?
+def dense(spec: ModelSpec, options: Options) -> bool:
+    """Are all layers dense and alike, in one stored type, and is a step one token? Their attention is then the kernel's.
 
-    Else they are dense, alike, and for one token. The same before and after options are settled:
-    only a layered plan's residual stream is sliced by default.
+    The same before and after options are settled: only other plans' residual streams are sliced by default.
     """
     several = options.tokens > 1 or options.residual is Residual.SLICED
-    return bool(spec.layout) or spec.stored is not None or spec.hyper is not None or several
+    return spec.runnable_reason() is None and not several
 
 
 def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:

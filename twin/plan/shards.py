@@ -33,21 +33,22 @@ class Weights(Protocol):
 
 def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array:
     """[rows, cols] of the stage on this rank, in the order of `stage.matrix`."""
-    shard, layer = plan.shard, f"layers.{stage.layer}"
+    layer, matrix = f"layers.{stage.layer}", stage.matrix
+    if matrix is None:
+        raise PlanError(f"{stage.name} has no weights of a model")
+    columns, outputs = (slice(rank * count, (rank + 1) * count) for count in (matrix.cols, matrix.rows // matrix.unit))
     match stage.kind:
         case StageKind.QKV:
-            return np.concatenate([_turning(weights, name, weights[f"{layer}.{name}"][_head_rows(shard, name, rank)]) for name in "qkv"])
+            return np.concatenate([_turning(weights, name, weights[f"{layer}.{name}"][_head_rows(plan, name, rank)]) for name in "qkv"])
         case StageKind.O_PROJ:
-            width = shard.heads * shard.head_dim
-            return weights[f"{layer}.o"][:, rank * width : (rank + 1) * width]
+            return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
-            rows = slice(rank * shard.ffn, (rank + 1) * shard.ffn)
-            pair = np.stack([weights[f"{layer}.gate"][rows], weights[f"{layer}.up"][rows]], axis=1)
-            return pair.reshape(2 * shard.ffn, shard.hidden)
+            pair = np.stack([weights[f"{layer}.gate"][outputs], weights[f"{layer}.up"][outputs]], axis=1)
+            return pair.reshape(matrix.rows, matrix.cols)
         case StageKind.DOWN:
-            return weights[f"{layer}.down"][:, rank * shard.ffn : (rank + 1) * shard.ffn]
+            return weights[f"{layer}.down"][:, columns]
         case StageKind.LM_HEAD:
-            return _head_matrix(shard, rank, weights)
+            return _head_matrix(plan.shard, rank, weights)
         case _:
             raise PlanError(f"{stage.name} has no weights of a model")
 
@@ -56,7 +57,7 @@ def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector 
     """[rows] added to the stage's rows on this rank, None when it has no bias."""
     if stage.kind is not StageKind.QKV or not weights.spec.qkv_bias:
         return None
-    biases = {name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan.shard, name, rank)] for name in "qkv"}
+    biases = {name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)] for name in "qkv"}
     return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(np.float32)
 
 
@@ -148,10 +149,11 @@ def _turning(weights: Weights, name: str, rows: Array) -> Array:
     return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
-def _head_rows(shard: Shard, name: str, rank: int) -> slice:
+def _head_rows(plan: Plan, name: str, rank: int) -> slice:
     """Rows of q, k or v on this rank; ranks that share a KV head hold the same rows."""
-    heads, first = (shard.heads, rank) if name == "q" else (shard.kv_heads, rank // shard.kv_replicas)
-    size = heads * shard.head_dim
+    own = plan.kernel_attention()
+    heads, first = (own.heads, rank) if name == "q" else (own.kv_heads, rank // own.kv_replicas)
+    size = heads * own.head_dim
     return slice(first * size, (first + 1) * size)
 
 

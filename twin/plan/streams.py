@@ -41,7 +41,7 @@ def vector(b: Builder) -> int:
 def landed(b: Builder, layer: int, value: Value) -> list[Read]:
     """The reads by which the next stage has the residual stream with a module's partial sums added."""
     if b.options.residual is not Residual.SLICED:
-        return [b.whole(value, residual=True)]
+        return b.residual(layer, value)
     hidden, streams = b.shard.hidden, width(b) // b.shard.hidden
     owned = spread(hidden, b.blocks)
     parts = Parts.ALL if value.pushed else Parts.OWN

@@ -286,7 +286,7 @@ class Stage:
     items: tuple[Span, ...] = ()  # attention: [blocks] items (kv head, split) = item // splits, item % splits
     window: int = 0  # attention: attended positions including the newest, 0 for all
     more: tuple[Matrix, ...] = ()  # further matrices of the same input, whose elements follow those of `matrix`
-    scan: Scan | None = None  # cached entries, where they are not the keys and values of `Plan.kv`
+    scan: Scan | None = None  # cached entries, where they are not the keys and values of `Plan.attention`
     routed: Routed | None = None
     gate: int | None = None  # the stage whose end in a block lets it fetch this stage's weights; None: known ahead
     kept: bool = False  # the rows' sums stay in the block, for the next stage that owns the same rows
@@ -314,25 +314,39 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The model's sizes on one rank. All zero in a probe that does not use them."""
+    """The residual stream and the vocabulary on one rank. Zero in a probe that does not use them."""
 
     hidden: int
+    vocab: int  # rows of the LM head on a rank; the last rank may own fewer valid rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """The attention that the kernel has code for, alike in all layers: a rank's heads and its paged cache.
+
+    Page p of a KV head, `Options.kv_page` positions, belongs to split p % splits, so a block reads only what it wrote.
+    """
+
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
-    vocab: int  # rows of the LM head on a rank; the last rank may own fewer valid rows
     kv_replicas: int  # ranks that share one KV head
-
-
-@dataclass(frozen=True, slots=True)
-class Kv:
-    """Paged cache: page p of a KV head belongs to split p % splits, so a block reads only what it wrote."""
-
-    splits: int
-    page: int
+    splits: int  # of each KV head
     item_positions: int  # capacity of one (kv head, split), a whole number of pages
-    dtype: DType
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def items(self) -> int:
+        """Pairs (kv head, split)."""
+        return self.kv_heads * self.splits
+
+    def position_bytes(self, dtype: DType) -> int:
+        """A cached position of one KV head, key and value."""
+        return 2 * self.head_dim * dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +359,7 @@ class Plan:
     ranks_per_gpu: int
     blocks: int  # per rank
     shard: Shard
-    kv: Kv
+    attention: Attention | None  # None: no stage runs it; caches that only the twin knows are their stages' scans
     buffers: tuple[Buffer, ...]
     values: tuple[Value, ...]
     stages: tuple[Stage, ...]
@@ -376,6 +390,11 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.options.tokens
+
+    def kernel_attention(self) -> Attention:
+        """`attention` of a plan with a stage that runs it."""
+        assert self.attention is not None, f"{self.name} has no attention of the kernel's"
+        return self.attention
 
     def aside(self, stage: Stage) -> bool:
         """Does a helper of the block make this stage beside the others? Our kernel for NVIDIA has one, which polls."""
@@ -416,7 +435,8 @@ class Plan:
         if stage.kind is not StageKind.ATTENTION:
             return 0
         positions = min(self.options.context, stage.window) if stage.window else self.options.context
-        return 2 * self.shard.head_dim * self.kv.dtype.bytes * self.shard.kv_heads * positions
+        own = self.kernel_attention()
+        return own.position_bytes(self.options.kv_dtype) * own.kv_heads * positions
 
     def bytes_per_step(self) -> int:
         return self.weight_bytes() + self.kv_bytes()
@@ -439,8 +459,8 @@ class Plan:
             return weights + scan.held_bytes
         if stage.kind is not StageKind.ATTENTION:
             return weights
-        positions = self.shard.kv_heads * self.kv.splits * self.kv.item_positions
-        return weights + 2 * positions * self.shard.head_dim * self.kv.dtype.bytes
+        own = self.kernel_attention()
+        return weights + own.items * own.item_positions * own.position_bytes(self.options.kv_dtype)
 
     def simulation_only(self) -> str | None:
         """Why the engine cannot run this plan, by its options and the catalogue's rows of its stages; None: it can."""

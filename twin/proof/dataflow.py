@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twin.models.spec import ModelSpec
-from twin.plan.types import Parts, Plan, Residual, Span, StageKind, Value
+from twin.plan.types import Parts, Plan, Span, StageKind
 from twin.proof.layer_flow import layers
 from twin.proof.violation import Violation
 from twin.proof.walk import Need, Walk, Wrong, compare, first_hole
@@ -24,7 +23,7 @@ def check_data_flow(plan: Plan) -> list[Violation]:
         return found + list(_probe(plan))
     walk = Walk(plan, plan.spec)
     try:
-        walk.step(layers if _layered(plan, plan.spec) else _dense_layers)
+        walk.step(layers)
     except Wrong as wrong:
         walk.found.append(wrong.violation)
     return found + walk.found
@@ -73,25 +72,3 @@ def _probe(plan: Plan) -> Iterator[Violation]:
     for stage in plan.stages:
         if stage.publishes is None and stage.reads:
             yield Violation("data flow", stage.name, "reads but publishes nothing")
-
-
-# ---- a model of dense layers that are alike ----------------------------------------------------------------------------
-
-
-def _layered(plan: Plan, spec: ModelSpec) -> bool:
-    """Layers described one by one, several formats, streams or tokens."""
-    several = plan.options.tokens > 1 or plan.options.residual is Residual.SLICED
-    return bool(spec.layout or spec.stored or spec.hyper) or several
-
-
-def _dense_layers(walk: Walk) -> list[Need]:
-    shard = walk.plan.shard
-    o_proj: list[Value] = []
-    down: list[Value] = []
-    residual: list[Need] = []
-    for layer in range(walk.spec.layers):
-        o_proj.append(walk.attention(layer, residual))
-        act = walk.project(StageKind.GATE_UP, layer, walk.residual(o_proj), shard.ffn, shard.hidden, unit=2)
-        down.append(walk.project(StageKind.DOWN, layer, [walk.all(act)], shard.hidden, shard.ffn))
-        residual = walk.residual(down)
-    return residual

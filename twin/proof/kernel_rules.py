@@ -55,11 +55,12 @@ def _limits(plan: Plan) -> Iterator[Violation]:
     for buffer in plan.buffers:
         if buffer.words != 1:
             yield Violation("kernel", THE_PLAN, f"buffer {buffer.name} has {buffer.words} words an element; a step of one token has 1")
-    shard = plan.shard
-    headless = (shard.heads, shard.kv_heads, shard.head_dim) == (0, 0, 0) and not any(s.kind is StageKind.ATTENTION for s in plan.stages)
-    whole = min(shard.heads, shard.kv_heads, shard.head_dim) > 0 and shard.heads % shard.kv_heads == 0
-    if not headless and (not whole or shard.head_dim % HEAD_STEP):
-        has = f"{shard.heads} heads on {shard.kv_heads} KV heads of {shard.head_dim} elements"
+    own = plan.attention
+    if own is None:
+        return
+    whole = min(own.heads, own.kv_heads, own.head_dim) > 0 and own.heads % own.kv_heads == 0
+    if not whole or own.head_dim % HEAD_STEP:
+        has = f"{own.heads} heads on {own.kv_heads} KV heads of {own.head_dim} elements"
         message = f"{has}: the kernel takes whole groups, and heads of a multiple of {HEAD_STEP} elements"
         yield Violation("kernel", THE_PLAN, message)
 

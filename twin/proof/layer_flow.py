@@ -1,4 +1,4 @@
-"""What the stages of layers that are described one by one must be and read, derived from the model alone.
+"""What the stages of a model's layers must be and read, derived from the model alone.
 
 Shares no code with the builder. Sizes are those of one rank; a stage's reads are compared exactly, its spans must hold what is needed.
 """
@@ -20,10 +20,12 @@ STATE_WORD = 4  # bytes of an element of a recurrent state
 def layers(walk: Walk) -> list[Need]:
     """Takes the stages of all layers; what the head reads."""
     residual: list[Need] = []
+    mixed: list[Value] = []
+    fed: list[Value] = []
     for index in range(walk.spec.layers):
-        taken = _Layer(walk, index)
-        mixed = taken.mixer(walk.spec.layer(index).mixer, taken.entered("attn_hyper", residual))
-        fed = taken.feed(walk.spec.layer(index).feed, taken.entered("ffn_hyper", taken.landed(mixed)))
+        taken, layer = _Layer(walk, index), walk.spec.layer(index)
+        mixed.append(taken.mixer(layer.mixer, taken.entered("attn_hyper", residual)))
+        fed.append(taken.feed(layer.feed, taken.entered("ffn_hyper", taken.landed(mixed))))
         residual = taken.landed(fed)
     return _Layer(walk, -1).entered("head_hyper", residual)
 
@@ -41,16 +43,16 @@ class _Layer:
 
     # ---- the residual stream ----------------------------------------------------------------------------------
 
-    def landed(self, value: Value) -> list[Need]:
-        """A module's partial sums of all ranks, added by every block, or by the block that owns the element and then read by all."""
+    def landed(self, modules: list[Value]) -> list[Need]:
+        """The newest module's partial sums, added by every block, or by the block that owns the element and then read by all."""
         if self.options.residual is not Residual.SLICED:
-            return [self.walk.all(value, residual=True)]
+            return self.walk.residual(modules)
         hyper = self.walk.spec.hyper
         streams = hyper.streams if hyper else 1
         stage = self.walk.peek(StageKind.REDUCE, self.index)
         summed = self.plan.values[stage.publishes] if stage.publishes is not None else None
         mine = tuple(((lo // streams, -(-hi // streams)),) if lo < hi else () for lo, hi in summed.owned) if summed else ()
-        need = replace(self.walk.all(value, residual=True), spans=mine)
+        need = replace(self.walk.all(modules[-1], residual=True), spans=mine)
         return [self.all(self.walk.take(StageKind.REDUCE, self.index, [need], elements=streams * self.walk.spec.hidden))]
 
     def entered(self, name: str, residual: list[Need]) -> list[Need]:
@@ -78,9 +80,33 @@ class _Layer:
         heads, cached, dim = self.share(kind.heads), max(1, kind.kv_heads // self.ranks), kind.head_dim
         q, kv, gate = heads * dim, cached * dim, heads * dim * kind.output_gate
         qkv = self.rows(StageKind.QKV, reads, [(q + 2 * kv + gate, "q")])
-        group = heads // cached
+        partials = self._cached(kind, qkv, heads, cached) if self.plan.attention else self._scanned(kind, qkv, heads, cached)
+        gated = [Need(qkv, self.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
+        return self.rows(StageKind.O_PROJ, [self.all(partials), *gated], [(self.walk.spec.hidden, "o")], cols=q)
+
+    def _cached(self, kind: GroupedAttention, qkv: Value, heads: int, cached: int) -> Value:
+        """The kernel's own: items of `Plan.attention`, whose partials begin with whole loads of four words."""
+        stage = self.walk.peek(StageKind.ATTENTION, self.index)
+        if stage.window != kind.window:
+            self.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
+        splits = self.plan.kernel_attention().splits
+        needs = [
+            Need(
+                qkv, tuple(_head_vectors({item // splits for item in range(*items)}, heads, cached, kind.head_dim) for items in stage.items)
+            )
+        ]
+        if kind.whole_qk_norm:  # their sums of squares
+            normed = (0, (heads + cached) * kind.head_dim)
+            needs.append(Need(qkv, tuple((normed,) if lo < hi else () for lo, hi in stage.items)))
+        width = -(-partials_of(self.plan, heads // cached, kind.head_dim) // 4) * 4
+        return self.attention(stage, needs, width, items=cached * splits)
+
+    def _scanned(self, kind: GroupedAttention, qkv: Value, heads: int, cached: int) -> Value:
+        """A cache of the layer's own."""
+        dim, group = kind.head_dim, heads // cached
+        q, kv = heads * dim, cached * dim
         stage = self.scans(StageKind.ATTENTION, heads=cached, group=group, entries=kind.positions(self.options.context))
-        self.entry_bytes(stage, 2 * dim * self.plan.kv.dtype.bytes)
+        self.entry_bytes(stage, 2 * dim * self.options.kv_dtype.bytes)
 
         def of(item: int) -> Iterable[Span]:
             head = item // _scan(stage).splits % cached
@@ -89,9 +115,7 @@ class _Layer:
                 (q + kv + head * dim, q + kv + (head + 1) * dim),
             )  # fmt: skip
 
-        partials = self.attention(stage, [self.of_items(stage, qkv, of)], partials_of(self.plan, group, dim))
-        gated = [Need(qkv, self.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
-        return self.rows(StageKind.O_PROJ, [self.all(partials), *gated], [(self.walk.spec.hidden, "o")], cols=q)
+        return self.attention(stage, [self.of_items(stage, qkv, of)], partials_of(self.plan, group, dim))
 
     def _latent(self, kind: LatentAttention, reads: list[Need]) -> Value:
         heads, query = self.share(kind.heads), kind.nope_dim + kind.rope_dim
@@ -109,7 +133,7 @@ class _Layer:
             StageKind.ABSORB, lambda rows: [Need(queries, self.per_block(rows, kind.kv_rank, plain))], [(heads * kind.kv_rank, "k_up")]
         )
         stage = self.scans(StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(self.options.context))
-        self.entry_bytes(stage, kind.latent_dim * self.plan.kv.dtype.bytes)
+        self.entry_bytes(stage, kind.latent_dim * self.options.kv_dtype.bytes)
         needs = [self.of_items(stage, absorbed, lambda item: [(0, absorbed.elements)])]
         if latent is queries:
             needs.append(self.of_items(stage, latent, lambda item: [newest, *turned]))
@@ -337,9 +361,10 @@ class _Layer:
         parts = Parts.ALL if value.id in self.pushed else Parts.OWN
         return Need(value, spans, parts, sequences=sequences)
 
-    def attention(self, stage: Stage, needs: list[Need], width: int) -> Value:
+    def attention(self, stage: Stage, needs: list[Need], width: int, *, items: int | None = None) -> Value:
         """The stage that scans: its items' results, `width` elements each."""
-        value = self.walk.take(stage.kind, self.index, needs, elements=_scan(stage).items * width)
+        items = _scan(stage).items if items is None else items
+        value = self.walk.take(stage.kind, self.index, needs, elements=items * width)
         if value.owned != tuple((lo * width, hi * width) for lo, hi in stage.items):
             self.walk.say(stage, f"blocks do not publish the results of their items, {width} elements each")
         return value
@@ -360,6 +385,15 @@ class _Layer:
 
 CROSSING = (StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN)
 LATENT_PARTS = ("q_a", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_heads")
+
+
+def _head_vectors(used: set[int], heads: int, cached: int, size: int) -> tuple[Span, ...]:
+    """q of the query heads, k and v of the cached heads in `used`, each a vector of `size` elements."""
+    group = heads // cached
+    order = sorted(used)
+    vectors = [head * group + i for head in order for i in range(group)]
+    vectors += [heads + head for head in order] + [heads + cached + head for head in order]
+    return tuple(_nth(vector, size) for vector in vectors)
 
 
 def _scan(stage: Stage) -> Scan:

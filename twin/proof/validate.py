@@ -96,9 +96,9 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
-    kv = plan.kv
-    if min(kv.splits, kv.page, kv.item_positions) < 1:
-        yield wrong(f"{kv.splits} splits of {kv.item_positions} positions in pages of {kv.page}")
+    own = plan.attention
+    if own is not None and min(own.splits, own.item_positions) < 1:
+        yield wrong(f"{own.splits} splits of {own.item_positions} positions in pages of {options.kv_page}")
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
@@ -165,6 +165,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
         yield "its experts are chosen by no stage"
     if stage.routed and stage.kind not in ROUTED_KINDS:
         yield f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} do"
+    if stage.kind is StageKind.ATTENTION and stage.scan is None and plan.attention is None:
+        yield "attends with no scan of its own, and the plan describes no attention"
     if stage.scan and stage.window:
         yield f"window {stage.window}, although the entries that it scans are counted already"
     if stage.kept and (stage.publishes is not None or len(stage.matrices) != 1):
@@ -306,7 +308,7 @@ def _resets(plan: Plan) -> Iterator[Violation]:
 
 
 def _budgets(plan: Plan) -> Iterator[Violation]:
-    options, limits, kv = plan.options, plan.limits, plan.kv
+    options, limits, own = plan.options, plan.limits, plan.attention
     for what, used, limit in (
         ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
         ("cached positions", options.context, options.max_context),
@@ -325,9 +327,9 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
     if len(plan.die_of_block) != options.blocks or not all(0 <= die < limits.dies for die in plan.die_of_block):
         message = f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on {limits.dies} dies"
         yield Violation("structure", THE_PLAN, message)
-    whole_pages = kv.splits >= 1 and kv.page >= 1 and kv.item_positions % kv.page == 0
-    if not whole_pages or kv.splits * kv.item_positions < options.max_context:
-        message = f"{kv.splits} splits x {kv.item_positions} positions in pages of {kv.page} hold no {options.max_context} positions"
+    if own and (own.item_positions % options.kv_page or own.splits * own.item_positions < options.max_context):
+        held = f"{own.splits} splits x {own.item_positions} positions in pages of {options.kv_page}"
+        message = f"{held} hold no {options.max_context} positions"
         yield Violation("budget", THE_PLAN, message)
 
 
@@ -345,4 +347,6 @@ def _tile_bytes(plan: Plan, matrix: Matrix) -> int:
 
 def item_count(plan: Plan, stage: Stage) -> int:
     """Items of a stage that scans caches."""
-    return stage.scan.items if stage.scan else plan.shard.kv_heads * plan.kv.splits
+    if stage.scan:
+        return stage.scan.items
+    return plan.attention.items if plan.attention else 0

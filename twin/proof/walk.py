@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from twin.models.spec import DType, LaneHead, ModelSpec
-from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Sampling, Shard, Span, Stage, StageKind, Value
+from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Residual, Sampling, Shard, Span, Stage, StageKind, Value
 from twin.proof.violation import Violation
 
 SUMMED = (  # of which every rank has a share
@@ -17,7 +17,7 @@ SUMMED = (  # of which every rank has a share
 
 def partials_of(plan: Plan, heads: int, dim: int) -> int:
     """Words for so many heads' outputs over a part of the positions: numbers of 16 bits in pairs, a maximum and a sum of each."""
-    packed = 1 if plan.kv.dtype is DType.FP32 else 2
+    packed = 1 if plan.options.kv_dtype is DType.FP32 else 2
     return -(-heads * dim // packed) + 2 * heads
 
 
@@ -71,25 +71,6 @@ class Walk:
         if self.at != len(plan.stages):
             raise Wrong(plan.stages[self.at].name, "follows the end of the step")
 
-    def attention(self, layer: int, residual: list[Need]) -> Value:
-        plan, shard = self.plan, self.plan.shard
-        q, kv = shard.heads * shard.head_dim, shard.kv_heads * shard.head_dim
-        qkv = self.project(StageKind.QKV, layer, residual, q + 2 * kv, shard.hidden)
-        items = shard.kv_heads * plan.kv.splits
-        width = partials_of(plan, shard.heads // shard.kv_heads, shard.head_dim)
-        width = -(-width // 4) * 4  # loads of four words
-        stage = self.peek(StageKind.ATTENTION, layer)
-        if stage.window != self.spec.windows[layer]:
-            self.say(stage, f"window {stage.window}, the model has {self.spec.windows[layer]}")
-        needed = tuple(_item_elements(shard, plan.kv.splits, span) for span in stage.items)
-        needs = [Need(qkv, needed)]
-        if self.spec.qk_norm and self.spec.variant.whole_qk_norm:  # their sums of squares
-            needs.append(Need(qkv, tuple(((0, q + kv),) if lo < hi else () for lo, hi in stage.items)))
-        partials = self.take(StageKind.ATTENTION, layer, needs, elements=items * width)
-        if partials.owned != tuple((lo * width, hi * width) for lo, hi in stage.items):
-            self.say(stage, f"blocks do not publish the partials of their items, {width} elements each")
-        return self.project(StageKind.O_PROJ, layer, [self.all(partials)], shard.hidden, q)
-
     def _head(self, residual: list[Need], full: bool) -> None:
         plan, shard, lanes = self.plan, self.plan.shard, self.spec.lanes
         if lanes and lanes.head is not LaneHead.VOCABULARY:
@@ -106,17 +87,6 @@ class Walk:
             token = plan.values[plan.stages[-1].publishes or 0]
             need = Need(head, tuple(((0, head.elements),) if lo < hi else () for lo, hi in token.owned), need.parts)
         self.take(StageKind.SAMPLE, -1, [need], elements=1 if full else None)
-
-    def project(self, kind: StageKind, layer: int, needs: list[Need], outputs: int, cols: int, unit: int = 1) -> Value:
-        """A matrix stage: one published element per `unit` rows, by the block that owns the rows."""
-        stage = self.peek(kind, layer)
-        value = self.take(kind, layer, needs, elements=outputs, matrix=(unit * outputs, cols, unit))
-        rows = stage.matrix.owned if stage.matrix else ()
-        for block, ((lo, hi), row) in enumerate(zip(value.owned, rows, strict=False)):
-            if row != (unit * lo, unit * hi):
-                self.say(stage, f"block {block} owns rows {row} but publishes elements {(lo, hi)}, {unit} rows each")
-                break
-        return self.gathered(value)
 
     def gathered(self, value: Value) -> Value:
         """With a library collective, the value that holds every rank's part; it takes a stage of its own."""
@@ -217,22 +187,23 @@ class Walk:
         return self.plan.values[stage.publishes or 0]
 
     def _sizes(self) -> None:
-        plan, spec, kv = self.plan, self.spec, self.plan.kv
-        ranks, options = plan.ranks, plan.options
-        if spec.layout:
-            if (plan.shard.hidden, plan.shard.vocab) != (spec.hidden, -(-spec.vocab // ranks)):
-                raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}")
-        elif len(spec.windows) < spec.layers:
-            raise Wrong("the plan", f"{len(spec.windows)} windows for {spec.layers} layers")
-        else:
-            heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
-            shard = Shard(spec.hidden, spec.heads // ranks, heads, spec.head_dim, spec.ffn // ranks, -(-spec.vocab // ranks), replicas)
-            if plan.shard != shard or spec.heads % ranks or spec.ffn % ranks or heads * ranks != spec.kv_heads * shard.kv_replicas:
-                raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}: {shard}")
-        if ranks != (spec.lanes.count if spec.lanes else options.gpus):
+        plan, spec, ranks = self.plan, self.spec, self.plan.ranks
+        if ranks != (spec.lanes.count if spec.lanes else plan.options.gpus):
             raise Wrong("the plan", f"{ranks} ranks for {spec.name}")
-        if (kv.page, kv.dtype) != (options.kv_page, options.kv_dtype):
-            raise Wrong("the plan", f"{kv} differs from the options")
+        if not spec.layout and len(spec.windows) < spec.layers:
+            raise Wrong("the plan", f"{len(spec.windows)} windows for {spec.layers} layers")
+        shard, attention = Shard(spec.hidden, -(-spec.vocab // ranks)), plan.attention
+        if plan.shard != shard:
+            raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}: {shard}")
+        if (attention is not None) != _alike(plan, spec):
+            raise Wrong("the plan", f"its attention is {attention}; the kernel's is that of dense layers and steps of one token")
+        if attention is None:
+            return
+        heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
+        has = (attention.heads, attention.kv_heads, attention.head_dim, attention.kv_replicas)
+        wanted = (spec.heads // ranks, heads, spec.head_dim, replicas)
+        if has != wanted or spec.heads % ranks or heads * ranks != spec.kv_heads * replicas:
+            raise Wrong("the plan", f"{attention} is not 1/{ranks} of {spec.name}: {wanted}")
 
     def say(self, stage: Stage, message: str) -> None:
         self.found.append(Violation("data flow", stage.name, message))
@@ -276,13 +247,10 @@ def whole(plan: Plan, elements: int) -> tuple[tuple[Span, ...], ...]:
     return (((0, elements),),) * plan.blocks
 
 
-def _item_elements(shard: Shard, splits: int, items: Span) -> tuple[Span, ...]:
-    """q of the query heads, k and v of the KV heads that a block's items touch."""
-    heads = sorted({item // splits for item in range(*items)})
-    group, size = shard.heads // shard.kv_heads, shard.head_dim
-    k, v = shard.heads, shard.heads + shard.kv_heads
-    vectors = [head * group + i for head in heads for i in range(group)] + [k + head for head in heads] + [v + head for head in heads]
-    return tuple((vector * size, (vector + 1) * size) for vector in vectors)
+def _alike(plan: Plan, spec: ModelSpec) -> bool:
+    """Neither layers described one by one, nor several formats, streams or tokens."""
+    several = plan.options.tokens > 1 or plan.options.residual is Residual.SLICED
+    return not (spec.layout or spec.stored or spec.hyper or several)
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

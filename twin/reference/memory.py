@@ -95,7 +95,7 @@ class Memory:
 
 def numbers_of(plan: Plan, value: Value) -> int:
     """How many numbers a word of this value holds: two 16-bit outputs of attention, else one."""
-    return 2 if plan.stages[value.stage].kind is StageKind.ATTENTION and plan.kv.dtype is not DType.FP32 else 1
+    return 2 if plan.stages[value.stage].kind is StageKind.ATTENTION and plan.options.kv_dtype is not DType.FP32 else 1
 
 
 def _owners(value: Value) -> tuple[Index, Index]:

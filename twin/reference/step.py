@@ -45,6 +45,7 @@ class Reference:
             raise PlanError(f"{plan.name} is a probe: the reference computes plans of models")
         check_rows(plan)
         self.plan = plan
+        self.attention = own = plan.kernel_attention()
         self.spec: ModelSpec = plan.spec
         self.weights = weights
         self.dtype = dtype
@@ -53,10 +54,10 @@ class Reference:
         self.sampled = -1  # what the plan's own SAMPLE chose greedily, -1 if a logit is NaN
         self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks  # [n, hidden]; n is 1 when all blocks agree
         self.logits = np.empty(self.spec.vocab, dtype)
-        chosen = plan.kv.dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
+        chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
         layers = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
-        shape = (layers, plan.ranks, plan.shard.kv_heads * plan.kv.splits, plan.kv.item_positions, plan.shard.head_dim)
+        shape = (layers, plan.ranks, own.items, own.item_positions, own.head_dim)
         self.keys, self.values = np.zeros(shape, stored), np.zeros(shape, stored)
         self.turns = [(cos.astype(dtype), sin.astype(dtype)) for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)]
         self._embedding = weights["embed"]
@@ -186,19 +187,18 @@ class Reference:
 
         `qk`: all heads of q and k, of a model that norms them together.
         """
-        shard, splits = self.plan.shard, self.plan.kv.splits
-        group = shard.heads // shard.kv_heads
-        out = np.full((shard.kv_heads * splits, group, shard.head_dim + 2), np.nan, self.dtype)
+        own, group = self.attention, self.attention.group
+        out = np.full((own.items, group, own.head_dim + 2), np.nan, self.dtype)
         for block, (lo, hi) in enumerate(stage.items):
             view = qkv[block if len(qkv) > 1 else 0]
             if qk is not None:
                 view = self._normed_together(stage, qk[block if len(qk) > 1 else 0], view)
-            heads = view.reshape(-1, shard.head_dim)  # [q heads, k heads, v heads]
+            heads = view.reshape(-1, own.head_dim)  # [q heads, k heads, v heads]
             for item in range(lo, hi):
-                head = item // splits
+                head = item // own.splits
                 q = self._rotated(stage, heads[head * group : (head + 1) * group], 0)
-                k = self._rotated(stage, heads[shard.heads + head], 1)
-                v = heads[shard.heads + shard.kv_heads + head]
+                k = self._rotated(stage, heads[own.heads + head], 1)
+                v = heads[own.heads + own.kv_heads + head]
                 out[item] = self._item(stage, rank, item, q, k, v)
         return self._worded(stage, out)
 
@@ -216,22 +216,20 @@ class Reference:
 
     def _item(self, stage: Stage, rank: int, item: int, q: Array, k: Array, v: Array) -> Array:
         """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the item's positions."""
-        kv, newest, variant = self.plan.kv, self.position, self.spec.variant
-        split = item % kv.splits
+        own, page_size, newest, variant = self.attention, self.plan.options.kv_page, self.position, self.spec.variant
+        split = item % own.splits
         keys, values = self.keys[stage.layer, rank, item], self.values[stage.layer, rank, item]
-        page, offset = divmod(newest, kv.page)
-        if page % kv.splits == split:
-            slot = page // kv.splits * kv.page + offset
+        page, offset = divmod(newest, page_size)
+        if page % own.splits == split:
+            slot = page // own.splits * page_size + offset
             keys[slot], values[slot] = k, v
         first = max(0, newest + 1 - stage.window) if stage.window else 0
-        lo, hi = (slots_before(position, split, kv.splits, kv.page) for position in (first, newest + 1))
-        out = np.zeros((len(q), self.plan.shard.head_dim + 2), self.dtype)
+        lo, hi = (slots_before(position, split, own.splits, page_size) for position in (first, newest + 1))
+        out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
         if lo < hi:
             scores = q @ keys[lo:hi].astype(self.dtype).T
-            scores = (
-                scores / self.dtype(math.sqrt(self.plan.shard.head_dim)) if variant.score is None else scores * self.dtype(variant.score)
-            )
+            scores = scores / self.dtype(math.sqrt(own.head_dim)) if variant.score is None else scores * self.dtype(variant.score)
             scores = capped(scores, variant.score_cap)
             out[:, -2] = scores.max(axis=1)
             weights = np.exp(scores - out[:, -2, None])
@@ -261,12 +259,11 @@ class Reference:
 
     def _combine(self, partials: Array) -> Array:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in split order."""
-        shard, splits = self.plan.shard, self.plan.kv.splits
-        group = shard.heads // shard.kv_heads
+        own, group = self.attention, self.attention.group
         numbers = partials.shape[2] if partials.ndim > 2 else 1
-        words = partials.reshape(len(partials), shard.kv_heads, splits, -1, numbers)
-        outputs = group * shard.head_dim // numbers
-        heads = words[..., :outputs, :].reshape(*words.shape[:3], group, shard.head_dim)
+        words = partials.reshape(len(partials), own.kv_heads, own.splits, -1, numbers)
+        outputs = group * own.head_dim // numbers
+        heads = words[..., :outputs, :].reshape(*words.shape[:3], group, own.head_dim)
         ends = words[..., outputs : outputs + 2 * group, 0].reshape(*words.shape[:3], group, 2)
         weights = np.exp(ends[..., 0] - ends[..., 0].max(axis=2, keepdims=True))
         total = (weights * ends[..., 1]).sum(axis=2)

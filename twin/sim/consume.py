@@ -81,7 +81,7 @@ def _round(plan: Plan, scan: Scan, queries: int) -> int:
     """Entries of a round: as our kernel divides them over warps, or a tile of a tensor core."""
     if queries > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD:
         return max(TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES)
-    return cost.entries_at_once(scan.dim, queries, plan.kv.dtype)
+    return cost.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
 
 
 def judged(plan: Plan) -> list[str]:

@@ -13,7 +13,7 @@ from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_lanes, scan_head
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
-from twin.plan.types import Execution, Kv, Matrix, Options, Plan, Span, Stage
+from twin.plan.types import Execution, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
 PS = 10**12
@@ -228,9 +228,10 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     grows with the rounds in which the block's threads publish its outputs, two at a time, or, where a probe has no queries, put down ones
     of its own.
     """
-    position = 2 * plan.shard.head_dim * plan.kv.dtype.bytes
+    own = plan.kernel_attention()
+    position = own.position_bytes(plan.options.kv_dtype)
     tile = cache_tile(plan) * position
-    rounds = -(-plan.shard.heads // plan.shard.kv_heads * plan.shard.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
+    rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
     wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value * (1 + rounds) / ONCE_AND_AGAIN)
     turns = _tensor_turns(warps, plan, size, tile, position) if tensor_scan(plan) else _rounds(warps, plan, size, tile, position)
     for number, (chunk, turn) in enumerate(zip(chunks(size, tile), turns, strict=True)):
@@ -244,11 +245,10 @@ def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> It
     of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
     summed over them.
     """
-    heads = scan_heads(plan)
-    sets = -(-plan.shard.heads // plan.shard.kv_heads // heads)
-    at_once = entries_at_once(plan.shard.head_dim, sets, plan.kv.dtype)
-    held = positions_of_a_lane(plan.shard.head_dim, plan.kv.dtype)
-    sums = (position_lanes(plan.shard.head_dim).bit_length() + SUM_PARTS) / EIGHT_LANES_SUM  # a step for each doubling of the lanes
+    own, heads = plan.kernel_attention(), scan_heads(plan)
+    at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
+    held = positions_of_a_lane(own.head_dim, plan.options.kv_dtype)
+    sums = (position_lanes(own.head_dim).bit_length() + SUM_PARTS) / EIGHT_LANES_SUM  # a step for each doubling of the lanes
     a_round = picoseconds(warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS)
     for chunk in chunks(size, tile):
         yield -(-chunk // (position * at_once)) * a_round
@@ -267,7 +267,7 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
 
 def unit_s(warps: Warps, plan: Plan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums values. Sets have warps of their own."""
-    steps = plan.shard.head_dim // SCAN_STEP
+    steps = plan.kernel_attention().head_dim // SCAN_STEP
     return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
 
 
@@ -304,8 +304,10 @@ def attended(options: Options, window: int) -> Span:
 def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
     lo, hi = attended(plan.options, stage.window)
-    positions = _split_positions(plan.kv, item % plan.kv.splits, lo, hi)
-    return positions * 2 * plan.shard.head_dim * plan.kv.dtype.bytes
+    own, page = plan.kernel_attention(), plan.options.kv_page
+    split = item % own.splits
+    held = (p for p in range(lo // page, -(-hi // page)) if p % own.splits == split)
+    return own.position_bytes(plan.options.kv_dtype) * sum(min(hi, (p + 1) * page) - max(lo, p * page) for p in held)
 
 
 def chunks(size: int, chunk: int) -> Iterator[int]:
@@ -331,9 +333,3 @@ def kept_share(footprint: int, cache: Cache, copies: int = 1) -> float:
     for _ in range(KEPT_ITERATIONS):  # from below: 1 is always a solution, and not the one meant
         share = exp(-(1 - share) * footprint / capacity)
     return share
-
-
-def _split_positions(kv: Kv, split: int, lo: int, hi: int) -> int:
-    """Positions lo..hi-1 whose page belongs to `split`."""
-    first = range(lo // kv.page, -(-hi // kv.page))
-    return sum(min(hi, (page + 1) * kv.page) - max(lo, page * kv.page) for page in first if page % kv.splits == split)

@@ -344,13 +344,13 @@ class _Lowering:
 
     def _alignment(self, read: Read) -> int:
         """Bytes of one load of attention's partial outputs."""
-        value, shard = self.plan.values[read.value], self.plan.shard
-        scan = self.plan.stages[value.stage].scan
-        return cost.partial_alignment(value.elements // (scan.items if scan else shard.kv_heads * self.plan.kv.splits))
+        value = self.plan.values[read.value]
+        scan = self.plan.stages[value.stage].scan or self.plan.kernel_attention()
+        return cost.partial_alignment(value.elements // scan.items)
 
     def _partial_bytes(self) -> int:
         """Of an element of attention's partial outputs."""
-        return FP32_BYTES if self.plan.kv.dtype is DType.FP32 else FP32_BYTES // 2
+        return FP32_BYTES if self.plan.options.kv_dtype is DType.FP32 else FP32_BYTES // 2
 
     def _crowd(self, stage: Stage, read: Read) -> float:
         """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
@@ -367,7 +367,9 @@ class _Lowering:
             return 0
         if producer.scan:
             return producer.scan.splits
-        return min(self.plan.kv.splits, self.plan.options.context // self.plan.kv.page + 1)  # others hold no position yet
+        return min(
+            self.plan.kernel_attention().splits, self.plan.options.context // self.plan.options.kv_page + 1
+        )  # others hold no position yet
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
@@ -436,12 +438,15 @@ class _Lowering:
         return self.fixed[key] + (self._heads(stage, block) if turns else 0)
 
     def _heads(self, stage: Stage, block: int) -> int:
-        """New tokens' heads on their way to the scans of a block's items; one round of them where no kernel of ours does such scans."""
+        """New tokens' heads on their way to the scans of a block's items; one round of them where a stage has a scan of its own."""
         if self.device.warps is None:
             return 0
-        shard, (lo, hi) = self.plan.shard, stage.items[block]
-        keys = (hi - 1) // self.plan.kv.splits - lo // self.plan.kv.splits + 1
-        return cost.heads_ps(self.device.warps, shard.head_dim, 1 if stage.scan else keys * (shard.heads // shard.kv_heads + 2))
+        if stage.scan:
+            assert self.plan.spec is not None  # a head of the size that the model shows: judged, no kernel of ours does such scans
+            return cost.heads_ps(self.device.warps, self.plan.spec.head_dim, 1)
+        own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
+        keys = (hi - 1) // own.splits - lo // own.splits + 1
+        return cost.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
 
     def _weights(self, stage: Stage, block: int, experts: Chosen) -> _Weights:
         if not stage.matrices:

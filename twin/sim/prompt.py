@@ -154,18 +154,18 @@ class _Passes:
 
     def _attention_s(self, stage: Stage, first: int, tokens: int) -> float:
         """Units of (kv head, token), neighbours by one block: the chunk's keys and values prepared, then what came before scanned."""
-        plan, unit, shard = self.plan, self.unit, self.plan.shard
-        units = -(-shard.kv_heads * tokens // plan.blocks)
+        plan, unit, own = self.plan, self.unit, self.plan.kernel_attention()
+        units = -(-own.kv_heads * tokens // plan.blocks)
         seen = min(first + tokens, stage.window) if stage.window else first + tokens
-        size = 2 * seen * shard.head_dim * plan.kv.dtype.bytes
+        size = seen * own.position_bytes(plan.options.kv_dtype)
         if not self.tensor_cores:
-            prepared = 2 * tokens * shard.head_dim * unit.element_s.value
+            prepared = 2 * tokens * own.head_dim * unit.element_s.value
             return units * (size / unit.kv_bytes_per_s.value + self.latency) + prepared
-        sets = units * (shard.heads // shard.kv_heads)  # a query head of a token, by one warp or several
+        sets = units * own.group  # a query head of a token, by one warp or several
         rows = 2 * tokens + sets
-        copied = -(-rows * shard.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * shard.head_dim // (COPIED * WARP * self.warps))
+        copied = -(-rows * own.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * own.head_dim // (COPIED * WARP * self.warps))
         prepared = copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / unit.clock_hz.value
-        lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, shard.head_dim)) if shard.head_dim <= most)  # of a position
+        lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, own.head_dim)) if own.head_dim <= most)  # of a position
         at_once = WARP // lanes * POSITIONS * max(1, self.warps // sets)
         cycles = -(-sets // self.warps) * -(-seen // at_once) * SCAN_CYCLES
         return prepared + max(cycles / unit.clock_hz.value, size / self.cache) + 2 * self.latency
