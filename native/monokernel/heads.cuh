@@ -10,12 +10,6 @@ namespace twin {
 constexpr int HALF = HEAD_DIM / 2;
 constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
 
-// What a score is multiplied with: queries carry it.
-__device__ __forceinline__ float score_factor() {
-  if constexpr (Family::SCORE > 0.0f) return Family::SCORE;
-  return 1.0f / square_root(float(HEAD_DIM));
-}
-
 // Where a layer's cosines begin among the constants; its sines follow.
 template <class Stage>
 __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
@@ -124,6 +118,7 @@ __device__ __forceinline__ void put_query(const Core&, float* head, int d, float
 // RMSNorm's factors of all heads of q as one vector, and of k: the stage's second read has them all.
 struct Together {
   float query, key;
+  int first;  // kv head of the block's items: each head has its own weights
 };
 
 __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& stage, Together& by) {
@@ -144,15 +139,15 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
     (i < queries ? query : key) += x.at[0] * x.at[0];
   }
   if (!b.core.agree(good)) return false;
+  by.first = b.plan.owned_of(stage.items, b.block).lo / b.plan.splits;
   by.query = inverse_root(b.core.sum(query) / float(queries) + b.plan.norm_eps);
   by.key = inverse_root(b.core.sum(key) / float(keys) + b.plan.norm_eps);
   return !b.core.gave_up();
 }
 
 // The queries, keys and values of a block's items, each head by one warp, which awaits it, norms and turns it: queries into
-// `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM], from kv head `first` on. No barrier, as in
-// gather_vector.
-__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int first, int kv_heads, int position, float* heads, u8* fresh) {
+// `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
+__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads, int position, float* heads, u8* fresh) {
   Together by = {};
   if constexpr (Family::QK_NORMED_TOGETHER)
     if (!norm_together(b, index, stage, by)) return false;
@@ -160,7 +155,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const SpanRow row = b.plan.rows_at(read.spans + b.block);  // of whole heads: queries, keys, values
-  const float scale = score_factor(), *const from = source.at(0);
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
   const float* const cosine = b.memory.constants + rope_of(b.plan, stage) + long(position) * HALF;
   const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   Pairs turn;
@@ -176,9 +171,12 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
   for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
     const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1), normed = stage.q_norm >= 0 && !value;
     Pairs weight, head;
-    int norm = query ? stage.q_norm : stage.k_norm;
-    if constexpr (Family::QK_NORMED_TOGETHER) norm += (query ? first * GROUP + h : first + h - kv_heads * GROUP) * HEAD_DIM;
-    if (normed) weight.load(b, b.memory.constants + norm);
+    if constexpr (Family::QK_NORMED_TOGETHER) {
+      const int one = query ? by.first * GROUP + h : by.first + h - kv_heads * GROUP;
+      if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm) + one * HEAD_DIM);
+    } else {
+      if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
+    }
     int at = h * HEAD_DIM;
     Span span = b.plan.spans_at(row.first);
     TWIN_ONCE

@@ -189,7 +189,7 @@ __device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, cons
   const float* const published = pass_row(b.memory, from, 0, 0);
   const float* const angles = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const float scale = score_factor();
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
   copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
     const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;  // a key, a value, a query
     const int row = group == 2 ? units.begin + query / GROUP : units.oldest + h - group * keys;
@@ -343,7 +343,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
     return chunk.multiply(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-      Chunk::store(out, width, token, i, activated(gate) * up);
+      Chunk::store(out, width, token, i, gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
     });
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;

@@ -18,15 +18,8 @@ struct Family {
 };
 #endif
 
-// A gate's activation. x / (1 + exp(-2 u)) is x (1 + tanh(u)) / 2.
-__device__ __forceinline__ float activated(float gate) {
-  if constexpr (Family::GELU) {
-    const float bent = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-    return gate / (1.0f + exp32(-2.0f * bent));
-  } else {
-    return gate / (1.0f + exp32(-gate));
-  }
-}
+// GELU with tanh(u) for the error function is x (1 + tanh(u)) / 2, which is x / (1 + exp(-2 u)): this is -2 u. SiLU has -x in its place.
+__device__ __forceinline__ float gelu_exponent(float x) { return -1.5957691216057308f * (x + 0.044715f * x * x * x); }
 
 // cap * tanh(x / cap). Of a small x it keeps what FP32 has below the cap's last bit: 4e-6 for 50.
 __device__ __forceinline__ float softly(float x, float cap) { return cap - 2.0f * cap / (1.0f + exp32(2.0f / cap * x)); }
