@@ -10,7 +10,7 @@ from twin.models.gemma import HEAD_DIM, THETA, canonical, embedding, refuse_othe
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation, Norms, Variant
 
-__all__ = ["Tensor", "cap", "canonical", "from_config", "tensors"]
+__all__ = ["Tensor", "canonical", "cap", "from_config", "tensors"]
 
 _SCORE_CAP, _LOGIT_CAP = 50.0, 30.0  # class defaults
 _SCALAR, _WINDOW, _EVERY = 256, 4096, 2
