@@ -244,5 +244,6 @@ def test_a_gguf_file_and_its_folder_are_refused_by_their_format(read: Callable[[
 
 
 def test_an_unknown_family_is_told_which_ones_run() -> None:
-    with pytest.raises(ConfigError, match="the engine runs llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, the others"):
+    runs = "llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, phi3, granite, smollm3, internlm3, olmo2, gemma, gemma2, gemma3_text"
+    with pytest.raises(ConfigError, match=f"the engine runs {runs}, the others"):
         from_config({"model_type": "bert"}, "mine")
