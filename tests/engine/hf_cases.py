@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from twin.models.decoder import canonical_shape
-from twin.models.load import from_config, tensors
+from twin.models.load import checkpoint, from_config, stored, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
 from twin.plan.shards import Array
@@ -111,14 +111,9 @@ def weights(config: dict[str, Any]) -> Table:
     return Table(spec, values)
 
 
-def stored(table: Table) -> dict[str, Array]:
-    """The same weights as a checkpoint names and stores them: fused matrices whole, Gemma's norms without their one."""
-    spec = table.spec
-    parts: dict[str, list[Array]] = {}
-    for name, tensor in tensors(spec).items():
-        added = 1.0 if spec.family.startswith("gemma") and name.endswith("norm") else 0.0
-        parts.setdefault(tensor.name, []).append(table[name] - np.float32(added))
-    return {name: np.concatenate(found) for name, found in parts.items()}
+def as_stored(table: Table) -> dict[str, Array]:
+    """The same weights as a checkpoint names and stores them."""
+    return {tensor.name: stored(table.spec, names, table) for tensor, names in checkpoint(table.spec).items()}
 
 
 def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.hf_cases import ALL, CASES, FAMILIES, TOLERANCE, Table, plan, plans, stored, tokens, weights
+from tests.engine.hf_cases import ALL, CASES, FAMILIES, TOLERANCE, Table, as_stored, plan, plans, tokens, weights
 from twin.engine.host import HostEngine
 from twin.engine.weights import open_checkpoint
 from twin.models.load import from_config
@@ -35,7 +35,7 @@ def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> 
     hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))  # a copy: it writes into the scaling
     hf_config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
-    state = {name: torch.tensor(array) for name, array in stored(table).items()}
+    state = {name: torch.tensor(array) for name, array in as_stored(table).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}  # shared with the embedding table

@@ -15,7 +15,7 @@ from twin.models.decoder import Tensor, dense, no_windows, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.models.variant import Activation, Variant
 
-__all__ = ["Tensor", "canonical", "embedding", "from_config", "refuse_others", "tensors"]
+__all__ = ["Tensor", "canonical", "embedding", "from_config", "refuse_others", "stored", "tensors"]
 
 THETA = 10000.0  # class defaults
 HEAD_DIM = 256
@@ -37,6 +37,11 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Norms with their one, in FP32, which holds the sum of one and a stored weight."""
     return array.astype(np.float32) + np.float32(1) if name.endswith("norm") else array
+
+
+def stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The way back."""
+    return array.astype(np.float32) - np.float32(1) if name.endswith("norm") else array
 
 
 def embedding(config: Config) -> float:
