@@ -111,7 +111,7 @@ def test_a_stream_is_its_stages_tiles_back_to_back(blocks: int, slot: int, rows:
             assert max(len(p) for p in parts) <= slot
             expected += b"".join(parts)
         start = int(made.streams[block][0]) * PAGE_BYTES
-        assert len(expected) == stream_bytes(plan, block)
+        assert len(expected) == stream_bytes(plan)[block]
         assert out[start : start + len(expected)].tobytes() == expected
 
 

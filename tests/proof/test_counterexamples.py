@@ -177,7 +177,8 @@ def test_with_two_ranks_the_others_foreign_rank_is_the_readers_own() -> None:
     buffers = (Buffer(0, "a", 2, 1, 2), Buffer(1, "b", 2, 1, 2))
     plan = replace(_plan("two ranks", options, LIMITS, stages), ranks=2, values=values, buffers=buffers)
     machine = _Machine(plan)
-    machine.walk(0)
+    for stage in plan.stages:
+        machine.walk(stage, 0)
     # Block 1 heard only of the other rank's block 0, which has heard of block 1 of this rank.
     assert machine.foreign[1].tolist() == [1, -1]
     assert machine.own[1].tolist() == [0, 2]

@@ -7,7 +7,7 @@ structs either way. Offsets count floats, except where the name says pages or by
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -220,10 +220,14 @@ def image(plan: Plan) -> NDArray[np.int32]:
     return np.concatenate([starts.astype(np.int32), *parts])
 
 
-def stream_bytes(plan: Plan, block: int) -> int:
-    """Weights that one step streams through a block."""
+def stream_bytes(plan: Plan) -> list[int]:
+    """[blocks] weights that one step streams through each."""
+    columns: Counter[tuple[Span, ...]] = Counter()  # of all matrices whose rows the blocks share alike
+    for stage in plan.stages:
+        if stage.matrix:
+            columns[stage.matrix.owned] += stage.matrix.cols
     size = plan.options.weight_dtype.bytes
-    return sum((s.matrix.owned[block][1] - s.matrix.owned[block][0]) * s.matrix.cols * size for s in plan.stages if s.matrix)
+    return [size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items()) for block in range(plan.blocks)]
 
 
 def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
@@ -345,9 +349,9 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
 def _streams(plan: Plan) -> tuple[Table, int]:
     rows: Table = []
     page = 0
-    for block in range(plan.blocks):
+    for size in stream_bytes(plan):
         rows.append((page,))
-        page += -(-stream_bytes(plan, block) // PAGE_BYTES)
+        page += -(-size // PAGE_BYTES)
     return rows, page
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.formats import Format
@@ -41,6 +42,12 @@ class Piece:
     cols: int
     format: Format | None = None
     unit: int = 1
+
+
+@lru_cache(maxsize=1024)
+def _rows(owned: tuple[Span, ...], first: int, last: int, unit: int) -> tuple[Span, ...]:
+    """The blocks' rows of the matrix that makes outputs first..last-1, `unit` rows each."""
+    return tuple((unit * (min(max(lo, first), last) - first), unit * (min(max(hi, first), last) - first)) for lo, hi in owned)
 
 
 @dataclass(slots=True)
@@ -119,8 +126,7 @@ class Builder:
         made, first = [], 0
         for piece in pieces:
             last = first + piece.outputs
-            spans = tuple((min(max(lo, first), last) - first, min(max(hi, first), last) - first) for lo, hi in owned)
-            rows = tuple((piece.unit * lo, piece.unit * hi) for lo, hi in spans)
+            rows = _rows(owned, first, last, piece.unit)
             made.append(
                 cut(
                     rows=piece.unit * piece.outputs,
@@ -212,7 +218,8 @@ class Builder:
                 return [self.whole(value, residual=True)]
             own = self.whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
-        kind = next(kind for (kind, at), made in self.modules.items() if at == layer and made is value)
+        maker = self.stages[value.stage]
+        kind = self.stages[maker.index - 1].kind if maker.kind is StageKind.COLLECTIVE else maker.kind
         past = self.modules[kind, layer - delay]  # delivered late even if it was exchanged early, as in the published code
         summed = self.sums.get(past.id)
         late = self.whole(summed, residual=True) if summed else self.whole(past, residual=True, parts=Parts.OTHERS)

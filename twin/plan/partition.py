@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.plan.types import Matrix, Options, Span
@@ -11,10 +13,12 @@ WIDEST_TILE = 2048  # columns of a packed tile: as many as eight warps hold at o
 COLUMN_STEP = 8  # a lane loads 8 values (16 bytes of a 16-bit type) at once
 
 
+@lru_cache(maxsize=1024)
 def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
     """Contiguous spans in block order; the `count % blocks` longer ones start at block `shift`.
 
-    Stages rotate `shift` so that over a step every block streams the same bytes within one row.
+    Stages rotate `shift` so that over a step every block streams the same bytes within one row. Equal shares are one object, which
+    whoever compares spans later sees at once.
     """
     base, longer = divmod(count, blocks)
     spans, lo = [], 0
@@ -39,6 +43,7 @@ def kv_share(name: str, ranks: int, kv_heads: int) -> int:
     return max(1, kv_heads // ranks)
 
 
+@lru_cache(maxsize=1024)
 def scatter(count: int, blocks: int) -> tuple[Span, ...]:
     """Spans of few items spread evenly over many blocks: item i goes near block i * blocks / count."""
     return tuple((block * count // blocks, (block + 1) * count // blocks) for block in range(blocks))

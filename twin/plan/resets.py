@@ -7,10 +7,13 @@ proves the result with vector clocks and shares no code with it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
 
 from twin.errors import PlanError
-from twin.plan.types import Parts, Plan, Read, Reset, Stage, StageKind, Value
+from twin.plan.types import Parts, Plan, Read, Reset, Span, Stage, StageKind, Value
 
 STEPS = 3  # unrolled: a value read late in one step may be reset in the next
 
@@ -18,11 +21,13 @@ STEPS = 3  # unrolled: a value read late in one step may be reset in the next
 def with_resets(plan: Plan) -> Plan:
     """The same plan with each value's reset placed."""
     joins = _joins(plan)
+    last_read = _last_reads(plan)
     stages = list(plan.stages)
     count = len(stages)
     for value in plan.values:
-        last = _last_read(plan, value)
-        place = next((at for at, published in joins if published >= last), None)
+        last = last_read.get(value.id, value.stage)
+        later = islice(joins, bisect_right(joins, (last, STEPS * count)), None)  # a join waits for what was published before it
+        place = next((at for at, published in later if published >= last), None)
         if place is None:
             raise PlanError(f"{value.name}: no later stage proves that all blocks have read it; use fewer blocks")
         step, index = divmod(place, count)
@@ -32,24 +37,26 @@ def with_resets(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _last_read(plan: Plan, value: Value) -> int:
-    """Position of the last read on the unrolled time line, where step 0 is the step that publishes the value."""
+def _last_reads(plan: Plan) -> dict[int, int]:
+    """By value, the position of its last read on the unrolled time line, where step 0 is the step that publishes it."""
     count = len(plan.stages)
-    reads = [stage.index + (count if read.previous_step else 0) for stage in plan.stages for read in stage.reads if read.value == value.id]
-    return max(reads, default=value.stage)
+    last: dict[int, int] = {}
+    for stage in plan.stages:
+        for read in stage.reads:
+            last[read.value] = max(last.get(read.value, 0), stage.index + (count if read.previous_step else 0))
+    return last
 
 
 def _joins(plan: Plan) -> list[tuple[int, int]]:
     """(position, position of the publication it waited for), in time order over the unrolled steps."""
     count = len(plan.stages)
     found = []
-    for step in range(STEPS):
-        for stage in plan.stages:
-            at = step * count + stage.index
-            for read in stage.reads:
-                published = _joined(plan, stage, read)
-                if published is not None:
-                    found.append((at, (step - read.previous_step) * count + published))
+    for stage in plan.stages:
+        for read in stage.reads:
+            published = _joined(plan, stage, read)
+            if published is not None:
+                first = (stage.index, published - read.previous_step * count)
+                found += [(first[0] + step * count, first[1] + step * count) for step in range(STEPS)]
     return sorted(found)
 
 
@@ -63,9 +70,13 @@ def _joined(plan: Plan, stage: Stage, read: Read) -> int | None:
         return head.index if _complete(plan.values[head.publishes or 0]) else None
     if read.parts is Parts.OTHERS or not _complete(value):
         return None
-    whole = ((0, value.elements),)
-    return value.stage if all(spans == whole for spans in read.spans) else None
+    return value.stage if read.spans == (((0, value.elements),),) * plan.blocks else None
 
 
 def _complete(value: Value) -> bool:
-    return all(lo < hi for lo, hi in value.owned)
+    return _all_own(value.owned)
+
+
+@lru_cache(maxsize=1024)
+def _all_own(owned: tuple[Span, ...]) -> bool:
+    return all(lo < hi for lo, hi in owned)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,9 @@ from twin.proof.violation import Violation
 
 STEPS = 3  # a value, its reset at most a step later, the next value in that copy and its polls at most a step after it
 NEVER = -1
+GROUPS_AT_ONCE = 16  # groups of readers that are compared with all owners at once: more would not stay in the cache
 
-Times = NDArray[np.int32]  # [blocks, blocks]
+Times = NDArray[np.signedinteger[Any]]  # [blocks, blocks]
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.intp]  # of blocks
 Check = Callable[[], Violation | None]
@@ -53,6 +55,31 @@ def prove_reuse(plan: Plan) -> Proof:
     return machine.run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """Who learns from whom by one read: blocks that poll words of the same writers learn the same."""
+
+    readers: Numbers  # blocks that poll anything that is written
+    group: Numbers  # of each of them
+    writers: Numbers  # of the groups, one after the other
+    starts: Numbers  # [groups] in `writers`
+
+    def latest(self, known: Times) -> Times:
+        """[groups, blocks] what the writers of a group know together."""
+        if len(self.starts) == 1:
+            together: Times = (known if len(self.writers) == len(known) else known[self.writers]).max(axis=0, keepdims=True)
+            return together
+        rows = known[self.writers]
+        return rows if len(self.starts) == len(rows) else np.maximum.reduceat(rows, self.starts, axis=0)
+
+    def teach(self, known: Times, news: Times) -> None:
+        """`news` [groups, blocks] joins what the readers know."""
+        if len(self.readers) < len(known):
+            known[self.readers] = np.maximum(known[self.readers], news[self.group])
+        else:  # all blocks, in order
+            np.maximum(known, news if len(news) == 1 else news[self.group], out=known)
+
+
 @dataclass(slots=True)
 class _Machine:
     """All blocks of one rank, walked stage by stage."""
@@ -64,56 +91,62 @@ class _Machine:
     polling: Times | None = field(init=False)  # `own` without what sums of late parts add to it; None: no helper makes any
     on_entry: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     after_reads: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
-    published: dict[tuple[int, int], tuple[Times, Times]] = field(default_factory=dict)
+    reads: dict[int, list[tuple[Stage, Read]]] = field(init=False)  # by value
+    published: dict[tuple[int, int, int], tuple[Times, Times]] = field(default_factory=dict)  # by value, step and lesson
+    last_reads: dict[int, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))  # by stage: (value, previous step)
+    numbers: dict[int, int] = field(default_factory=dict)  # of spans, by the plan's objects
+    contents: dict[object, int] = field(default_factory=dict)  # and by what they say
     masks: dict[tuple[int, int], Mask] = field(default_factory=dict)
     overlaps: dict[tuple[int, int], Mask] = field(default_factory=dict)
-    polls: dict[tuple[int, int], list[tuple[Numbers, Numbers]]] = field(default_factory=dict)
-    last_reads: dict[int, list[tuple[int, bool]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # [stage] values read for the last time
+    lessons: dict[tuple[int, int], _Lesson | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.reads = _reads(self.plan)
         last: dict[int, tuple[int, bool]] = {}
         for stage in self.plan.stages:
             for read in stage.reads:
                 last[read.value] = max(last.get(read.value, (-1, False)), (stage.index, read.previous_step), key=lambda at: (at[1], at[0]))
         for value, (index, previous) in last.items():
             self.last_reads[index].append((value, previous))
-        blocks = self.plan.blocks
-        self.own = np.full((blocks, blocks), NEVER, np.int32)
-        self.foreign = np.full((blocks, blocks), NEVER, np.int32)
+        small = STEPS * len(self.plan.stages) <= np.iinfo(np.int16).max
+        times: type[np.signedinteger[Any]] = np.int16 if small else np.int32  # half the bytes to go through
+        self.own = np.full((self.plan.blocks, self.plan.blocks), NEVER, times)
+        self.foreign = self.own.copy()
         resident = self.plan.options.execution is Execution.RESIDENT
         self.polling = self.own.copy() if resident and any(stage.late for stage in self.plan.stages) else None
 
     def run(self) -> Proof:
+        """Walks the steps until nothing is left to check."""
         for step in range(STEPS):
-            self.walk(step)
+            for stage in self.plan.stages:
+                if not self.on_entry and not self.after_reads:
+                    return self.proof
+                self.walk(stage, step)
         return self.proof
 
-    def walk(self, step: int) -> None:
-        for stage in self.plan.stages:
-            self._stage(stage, step)
-
-    def _stage(self, stage: Stage, step: int) -> None:
+    def walk(self, stage: Stage, step: int) -> None:
+        """What all blocks know once they have done the stage, with the checks that belong to it."""
         now = step * len(self.plan.stages) + stage.index
-        self._enter(stage, now)
+        late = stage.late
+        self._enter(now, polls=not late)
         for read in stage.reads:
-            self._learn(stage, read, step)
+            self._learn(read, step, polls=not late)
         if stage.kind is StageKind.COLLECTIVE:  # the library returns when every rank has called it
             np.maximum(self.foreign, now - 1, out=self.foreign)
         np.fill_diagonal(self.own, now)
-        if self.polling is not None and not stage.late:
+        if self.polling is not None and not late:
             np.fill_diagonal(self.polling, now)
         self._check(self.after_reads.pop(now, []))
         if stage.publishes is not None:
-            self.published[stage.publishes, step] = (self.own.copy(), self.foreign.copy())
+            self._publish(stage.publishes, step)
         for value, previous in self.last_reads.get(stage.index, ()):
-            self.published.pop((value, step - previous), None)
+            for _, read in self.reads[value]:
+                self.published.pop((value, step - previous, self._number(read.spans)), None)
         self._barrier(stage, now)
 
-    def _enter(self, stage: Stage, now: int) -> None:
+    def _enter(self, now: int, *, polls: bool) -> None:
         checks, latest = self.on_entry.pop(now, []), self.own
-        if self.polling is not None and not stage.late:
+        if self.polling is not None and polls:
             self.own = self.polling
         self._check(checks)
         self.own = latest
@@ -122,45 +155,53 @@ class _Machine:
         self.proof.orderings += len(checks)
         self.proof.violations += [found for check in checks if (found := check()) is not None]
 
-    def _learn(self, stage: Stage, read: Read, step: int) -> None:
-        """Every block that polled takes over what the writers it saw knew when they published."""
-        known = self.published.get((read.value, step - read.previous_step))
-        if known is None or self.plan.options.handoff is HandOffKind.GRID:
+    def _publish(self, id: int, step: int) -> None:
+        """Keeps what the readers of a value will learn: of all that its writers know, only that."""
+        if self.plan.options.handoff is HandOffKind.GRID:
             return
-        for blocks, writers in self._polled(read):
-            of_writer, of_others = known[0][writers].max(axis=0), known[1][writers].max(axis=0)
-            self._take(read.parts, blocks, of_writer, of_others)
-            if self.polling is not None and not stage.late:
-                self._poll(read.parts, blocks, of_writer, of_others)
+        for _, read in self.reads[id]:
+            key, lesson = (id, step, self._number(read.spans)), self._lesson(read)
+            if lesson is not None and key not in self.published:
+                self.published[key] = (lesson.latest(self.own), lesson.latest(self.foreign))
 
-    def _polled(self, read: Read) -> list[tuple[Numbers, Numbers]]:
-        """Blocks that poll the same elements, and the blocks that write these: found once for all steps."""
+    def _learn(self, read: Read, step: int, *, polls: bool) -> None:
+        """Every block that polled takes over what the writers it saw knew when they published: about their own rank, and about every
+        rank that is foreign to them."""
+        known = self.published.get((read.value, step - read.previous_step, self._number(read.spans)))
+        lesson = self._lesson(read)
+        if known is None or lesson is None:
+            return
+        of_writer, of_others = known
+        about_own, about_others = of_writer, of_others
+        if read.parts is not Parts.OWN:
+            either = np.maximum(of_writer, of_others)
+            about_own = of_others if read.parts is Parts.OTHERS else either
+            # With two ranks, the writer's only foreign rank is the reader's own.
+            about_others = of_writer if read.parts is Parts.OTHERS and self.plan.ranks == 2 else either
+        lesson.teach(self.own, about_own)
+        if self.plan.ranks > 1:
+            lesson.teach(self.foreign, about_others)
+        if self.polling is not None and polls:
+            lesson.teach(self.polling, about_own)
+
+    def _lesson(self, read: Read) -> _Lesson | None:
+        """None: no block polls anything that is written. Found once for all steps and for all layers that are alike."""
         owned = self.plan.values[read.value].owned
-        key = (id(read.spans), id(owned))
-        if key not in self.polls:
-            counter, bounds = self.plan.options.handoff is HandOffKind.COUNTER, np.array(owned).T
-            found = [(blocks, _written(owned) if counter and spans else _touched(spans, bounds)) for blocks, spans in grouped(read.spans)]
-            self.polls[key] = [(blocks, np.flatnonzero(writers)) for blocks, writers in found if writers.any()]
-        return self.polls[key]
+        key = (self._number(read.spans), self._number(owned))
+        if key not in self.lessons:
+            if self.plan.options.handoff is HandOffKind.COUNTER:
+                polled = np.array([bool(spans) for spans in read.spans])[:, None] & _written(owned)[None]
+            else:
+                polled = self.touches(read.spans, owned)
+            self.lessons[key] = _lesson_of(polled)
+        return self.lessons[key]
 
-    def _take(self, parts: Parts, blocks: Numbers, of_writer: Times, of_others: Times) -> None:
-        """`of_writer` is about the writers' own rank, `of_others` about every rank that is foreign to them."""
-        own, foreign = self.own[blocks], self.foreign[blocks]
-        if parts is not Parts.OTHERS:
-            np.maximum(own, of_writer, out=own)
-            np.maximum(foreign, of_others, out=foreign)
-        if parts is not Parts.OWN and self.plan.ranks > 1:
-            np.maximum(foreign, of_writer, out=foreign)
-            np.maximum(own, of_others, out=own)
-            if self.plan.ranks > 2:  # with two ranks, the writer's only foreign rank is the reader's own
-                np.maximum(foreign, of_others, out=foreign)
-        self.own[blocks], self.foreign[blocks] = own, foreign
-
-    def _poll(self, parts: Parts, blocks: Numbers, of_writer: Times, of_others: Times) -> None:
-        """`_take` for `polling`."""
-        assert self.polling is not None
-        learned = of_others if parts is Parts.OTHERS else of_writer if parts is Parts.OWN else np.maximum(of_writer, of_others)
-        self.polling[blocks] = np.maximum(self.polling[blocks], learned)
+    def _number(self, spans: tuple[object, ...]) -> int:
+        """Equal spans share it: layers that are alike have them in tuples of their own, which are compared here once."""
+        known = self.numbers.get(id(spans))
+        if known is None:
+            known = self.numbers[id(spans)] = self.contents.setdefault(spans, len(self.contents))
+        return known
 
     def _barrier(self, stage: Stage, now: int) -> None:
         """A kernel's end orders all blocks of a GPU, the grid protocol those of a rank, or of all ranks if the stage pushed."""
@@ -177,18 +218,14 @@ class _Machine:
 
     def touches(self, spans: tuple[tuple[Span, ...], ...], owned: tuple[Span, ...]) -> Mask:
         """[reader, owner]: does the reader poll an element of the owner?"""
-        key = (id(spans), id(owned))
+        key = (self._number(spans), self._number(owned))
         if key not in self.masks:
-            mask = np.zeros((self.plan.blocks, self.plan.blocks), np.bool_)
-            bounds = np.array(owned).T
-            for blocks, group in grouped(spans):
-                mask[blocks] = _touched(group, bounds)
-            self.masks[key] = mask
+            self.masks[key] = _touched(spans, owned)
         return self.masks[key]
 
     def overlap(self, mine: tuple[Span, ...], theirs: tuple[Span, ...]) -> Mask:
         """[mine, theirs]: do both spans hold a common element?"""
-        key = (id(mine), id(theirs))
+        key = (self._number(mine), self._number(theirs))
         if key not in self.overlaps:
             (lo, hi), (low, high) = np.array(mine).T, np.array(theirs).T
             self.overlaps[key] = np.maximum(lo[:, None], low[None]) < np.minimum(hi[:, None], high[None])
@@ -201,7 +238,7 @@ class _Machine:
 def _plan_sentinel_checks(machine: _Machine) -> None:
     plan, count = machine.plan, len(machine.plan.stages)
     reset_at = {r.value: s.index + count * r.previous_step for s in plan.stages for r in s.resets}
-    reads = _reads(plan)
+    reads = machine.reads
     for value in plan.values:
         if value.id not in reset_at:
             continue  # refused elsewhere: every value has exactly one reset
@@ -224,7 +261,9 @@ def _readers_before_reset(machine: _Machine, value: Value, stage: Stage, read: R
     place = plan.stages[reset % len(plan.stages)].name
 
     def check() -> Violation | None:
-        bad = machine.touches(read.spans, value.owned) & (read_at > machine.own.T)
+        if machine.own.min() >= read_at:  # whoever reads, all know it
+            return None
+        bad = machine.touches(read.spans, value.owned) & (machine.own < read_at).T
         if not bad.any():
             return None
         reader, owner = _first(bad)
@@ -241,11 +280,10 @@ def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int) -
     stage, place = plan.stages[new.stage].name, plan.stages[reset % len(plan.stages)].name
 
     def check() -> Violation | None:
-        both = machine.overlap(new.owned, old.owned)
         for known, who in ((machine.own, "its rank"), (machine.foreign, "another rank")):
-            if who == "another rank" and not new.pushed:
+            if (who == "another rank" and not new.pushed) or known.min() >= reset:
                 continue
-            bad = both & (known < reset)
+            bad = machine.overlap(new.owned, old.owned) & (known < reset)
             if bad.any():
                 writer, owner = _first(bad)
                 where = _common((new.owned[writer],), old.owned[owner])
@@ -264,6 +302,8 @@ def _reset_before_poll(machine: _Machine, old: Value, stage: Stage, read: Read, 
     new, place = plan.values[read.value], plan.stages[reset % len(plan.stages)].name
 
     def check() -> Violation | None:
+        if machine.own.min() >= reset:
+            return None
         bad = machine.touches(read.spans, old.owned) & (machine.own < reset)
         if not bad.any():
             return None
@@ -283,9 +323,8 @@ def _reset_before_poll(machine: _Machine, old: Value, stage: Stage, read: Read, 
 
 def _plan_counter_checks(machine: _Machine) -> None:
     plan, count = machine.plan, len(machine.plan.stages)
-    reads = _reads(plan)
     for old, new, step in _successions(plan):
-        for stage, read in reads[old.id]:
+        for stage, read in machine.reads[old.id]:
             read_at = count * (step + read.previous_step) + stage.index
             machine.after_reads[count + new.stage].append(_readers_before_write(machine, old, new, stage, read, read_at))
 
@@ -294,12 +333,11 @@ def _readers_before_write(machine: _Machine, old: Value, new: Value, stage: Stag
     """All writers against all readers, whatever their elements: an early arrival would also complete the old count."""
 
     def check() -> Violation | None:
-        readers = np.array([bool(spans) for spans in read.spans])
-        both = _written(new.owned)[:, None] & readers[None]
         for known, who in ((machine.own, "its rank"), (machine.foreign, "another rank")):
-            if who == "another rank" and not new.pushed:
+            if (who == "another rank" and not new.pushed) or known.min() >= read_at:
                 continue
-            bad = both & (known < read_at)
+            readers = np.array([bool(spans) for spans in read.spans])
+            bad = _written(new.owned)[:, None] & readers[None] & (known < read_at)
             if bad.any():
                 writer, reader = _first(bad)
                 place = machine.plan.stages[new.stage].name
@@ -334,22 +372,37 @@ def _successions(plan: Plan) -> Iterator[tuple[Value, Value, int]]:
             yield chain[index - 1], new, int(index > 0)
 
 
-def grouped(spans: tuple[tuple[Span, ...], ...]) -> Iterator[tuple[Numbers, tuple[Span, ...]]]:
-    """Blocks that poll the same elements."""
-    groups: dict[tuple[Span, ...], list[int]] = defaultdict(list)
-    for block, group in enumerate(spans):
-        groups[group].append(block)
-    for group, blocks in groups.items():
-        yield np.array(blocks), group
+def _lesson_of(polled: Mask) -> _Lesson | None:
+    """`polled` [reader, writer]."""
+    groups: dict[bytes, int] = {}
+    rows: list[Numbers] = []
+    group = np.full(len(polled), -1)
+    for block in np.flatnonzero(polled.any(axis=1)):
+        key = polled[block].tobytes()
+        if key not in groups:
+            groups[key] = len(rows)
+            rows.append(np.flatnonzero(polled[block]))
+        group[block] = groups[key]
+    if not rows:
+        return None
+    readers = np.flatnonzero(group >= 0)
+    starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+    return _Lesson(readers, group[readers], np.concatenate(rows), starts)
 
 
-def _touched(spans: tuple[Span, ...], bounds: NDArray[np.intp]) -> Mask:
-    """The owners of elements in `spans`; `bounds` [2][owner] are their first elements and those behind their last."""
-    lo, hi = bounds
-    touched = np.zeros(len(lo), np.bool_)
-    for low, high in spans:
-        touched |= np.maximum(lo, low) < np.minimum(hi, high)
-    return touched
+def _touched(spans: tuple[tuple[Span, ...], ...], owned: tuple[Span, ...]) -> Mask:
+    """[reader, owner]: does the reader's spans hold an element of the owner's?"""
+    lo, hi = np.array(owned).T
+    number = {group: at for at, group in enumerate(dict.fromkeys(spans))}
+    touched = np.zeros((len(number), len(owned)), np.bool_)
+    groups = [(at, group) for group, at in number.items() if group]
+    for first in range(0, len(groups), GROUPS_AT_ONCE):
+        some = groups[first : first + GROUPS_AT_ONCE]
+        low, high = np.array([span for _, group in some for span in group]).T
+        both = np.maximum(lo, low[:, None]) < np.minimum(hi, high[:, None])
+        starts = np.cumsum([0, *(len(group) for _, group in some[:-1])])
+        touched[[at for at, _ in some]] = np.logical_or.reduceat(both, starts, axis=0)
+    return touched[[number[group] for group in spans]]
 
 
 def _written(owned: tuple[Span, ...]) -> Mask:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
@@ -90,11 +91,7 @@ class _Layer:
         if stage.window != kind.window:
             self.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
         splits = self.plan.kernel_attention().splits
-        needs = [
-            Need(
-                qkv, tuple(_head_vectors({item // splits for item in range(*items)}, heads, cached, kind.head_dim) for items in stage.items)
-            )
-        ]
+        needs = [Need(qkv, _item_vectors(stage.items, splits, heads, cached, kind.head_dim))]
         if kind.whole_qk_norm:  # their sums of squares
             normed = (0, (heads + cached) * kind.head_dim)
             needs.append(Need(qkv, tuple((normed,) if lo < hi else () for lo, hi in stage.items)))
@@ -302,11 +299,11 @@ class _Layer:
             stored = self.weights[name].format if self.walk.spec.stored else None
             if matrix.format != stored:
                 self.walk.say(stage, f"{name} is stored as {stored}, not {matrix.format}")
-            for block, (lo, hi) in enumerate(value.owned):
-                mine = tuple(unit * (min(max(edge, first), first + rows) - first) for edge in (lo, hi))
-                if matrix.owned[block] != mine:
-                    self.walk.say(stage, f"block {block} owns rows {matrix.owned[block]} of {name} but publishes elements {(lo, hi)}")
-                    break
+            owned = _rows_of(value.owned, first, first + rows, unit)
+            if matrix.owned != owned:
+                block = next(b for b, (has, mine) in enumerate(zip(matrix.owned, owned, strict=True)) if has != mine)
+                elements = value.owned[block]
+                self.walk.say(stage, f"block {block} owns rows {matrix.owned[block]} of {name} but publishes elements {elements}")
             first += rows
         return self.gathered(value, common=common)
 
@@ -387,13 +384,22 @@ CROSSING = (StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN)
 LATENT_PARTS = ("q_a", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_heads")
 
 
-def _head_vectors(used: set[int], heads: int, cached: int, size: int) -> tuple[Span, ...]:
-    """q of the query heads, k and v of the cached heads in `used`, each a vector of `size` elements."""
-    group = heads // cached
-    order = sorted(used)
-    vectors = [head * group + i for head in order for i in range(group)]
-    vectors += [heads + head for head in order] + [heads + cached + head for head in order]
-    return tuple(_nth(vector, size) for vector in vectors)
+@lru_cache(maxsize=1024)
+def _rows_of(owned: tuple[Span, ...], first: int, last: int, unit: int) -> tuple[Span, ...]:
+    """The blocks' rows of a matrix that makes the elements first..last-1, `unit` rows each."""
+    return tuple((unit * (min(max(lo, first), last) - first), unit * (min(max(hi, first), last) - first)) for lo, hi in owned)
+
+
+@lru_cache(maxsize=1024)
+def _item_vectors(items: tuple[Span, ...], splits: int, heads: int, cached: int, size: int) -> tuple[tuple[Span, ...], ...]:
+    """q of the query heads, k and v of the cached heads that each block's items touch, each a vector of `size` elements."""
+    group, found = heads // cached, []
+    for span in items:
+        order = sorted({item // splits for item in range(*span)})
+        vectors = [head * group + i for head in order for i in range(group)]
+        vectors += [heads + head for head in order] + [heads + cached + head for head in order]
+        found.append(tuple(_nth(vector, size) for vector in vectors))
+    return tuple(found)
 
 
 def _scan(stage: Stage) -> Scan:

@@ -7,8 +7,10 @@ structure, ownership, order, residency and budgets. Shares no code with the buil
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from twin.errors import InvalidPlan
 from twin.kernel.budget import on_chip_bytes
@@ -144,9 +146,8 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
         yield f"pushed by {plan.ranks} ranks into {buffer.parts} parts"
     if len(value.owned) != plan.blocks:
         yield f"{len(value.owned)} owned spans for {plan.blocks} blocks"
-    for block, (lo, hi) in enumerate(value.owned):
-        if not 0 <= lo <= hi <= value.elements:
-            yield f"block {block} owns {(lo, hi)} of {value.elements} elements"
+    for block, span in _outside(value.owned, value.elements, 1):
+        yield f"block {block} owns {span} of {value.elements} elements"
 
 
 def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
@@ -174,9 +175,8 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
     if (len(stage.items) != plan.blocks) if stage.kind in ITEM_KINDS else stage.items:
         yield f"{len(stage.items)} item spans for {plan.blocks} blocks"
     items = item_count(plan, stage)
-    for block, (lo, hi) in enumerate(stage.items):
-        if not 0 <= lo <= hi <= items:
-            yield f"block {block} owns items {(lo, hi)} of {items}"
+    for block, span in _outside(stage.items, items, 1):
+        yield f"block {block} owns items {span} of {items}"
 
 
 def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
@@ -190,10 +190,19 @@ def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
         yield f"reads {read.parts.value} parts of {value.name}, which is not pushed"
     if not math.isfinite(read.scale):
         yield f"scale {read.scale} of {value.name}"
-    for spans in set(read.spans):
+    for block in _unordered(read.spans, value.elements):
+        yield f"block {block} reads {read.spans[block]} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+
+
+@lru_cache(maxsize=1024)
+def _unordered(each: tuple[tuple[Span, ...], ...], elements: int) -> tuple[int, ...]:
+    """Blocks whose spans are not ascending, disjoint, not empty and inside of 0..elements; of blocks that read the same, the first."""
+    found = []
+    for spans in dict.fromkeys(each):
         edges = [edge for span in spans for edge in span]
-        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= value.elements for edge in edges):
-            yield f"block {read.spans.index(spans)} reads {spans} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= elements for edge in edges):
+            found.append(each.index(spans))
+    return tuple(found)
 
 
 def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
@@ -207,9 +216,14 @@ def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
         return
     if len(matrix.owned) != plan.blocks:
         yield f"{len(matrix.owned)} row spans for {plan.blocks} blocks"
-    for block, (lo, hi) in enumerate(matrix.owned):
-        if not 0 <= lo <= hi <= matrix.rows or lo % matrix.unit or hi % matrix.unit:
-            yield f"block {block} owns rows {(lo, hi)} of {matrix.rows} in units of {matrix.unit}"
+    for block, span in _outside(matrix.owned, matrix.rows, matrix.unit):
+        yield f"block {block} owns rows {span} of {matrix.rows} in units of {matrix.unit}"
+
+
+@lru_cache(maxsize=1024)
+def _outside(owned: tuple[Span, ...], count: int, unit: int) -> tuple[tuple[int, Span], ...]:
+    """Blocks whose spans are no whole units of 0..count-1. Layers that are alike are looked at once."""
+    return tuple((block, (lo, hi)) for block, (lo, hi) in enumerate(owned) if not 0 <= lo <= hi <= count or lo % unit or hi % unit)
 
 
 def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> Iterator[str]:
@@ -243,6 +257,7 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
                 yield Violation("outputs", stage.name, f"{what} {fault}")
 
 
+@lru_cache(maxsize=1024)
 def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
     """Empty when the spans hold each of 0..count-1 exactly once."""
     at, before = 0, -1
@@ -297,11 +312,14 @@ def _resets(plan: Plan) -> Iterator[Violation]:
         for id, stage in resets:
             yield Violation("reset", stage, f"resets {plan.values[id].name} although {plan.options.handoff.value} hand-offs need none")
         return
+    places: dict[int, list[str]] = defaultdict(list)
+    for id, stage in resets:
+        places[id].append(stage)
     for value in plan.values:
-        places = [stage for reset, stage in resets if reset == value.id]
-        if len(places) != 1:
-            where = places[-1] if places else plan.stages[value.stage].name
-            yield Violation("reset", where, f"{value.name} is reset {len(places)} times a step")
+        found = places[value.id]
+        if len(found) != 1:
+            where = found[-1] if found else plan.stages[value.stage].name
+            yield Violation("reset", where, f"{value.name} is reset {len(found)} times a step")
 
 
 # ---- budgets ---------------------------------------------------------------------------------------------------------

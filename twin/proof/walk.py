@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Residual, Sampling, Shard, Span, Stage, StageKind, Value
@@ -21,12 +22,15 @@ def partials_of(plan: Plan, heads: int, dim: int) -> int:
     return -(-heads * dim // packed) + 2 * heads
 
 
+Spans = tuple[tuple[Span, ...], ...]  # [blocks][...]
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """One read that the computation calls for; `spans[block]` are the elements without which it is wrong."""
 
     value: Value
-    spans: tuple[tuple[Span, ...], ...]
+    spans: Spans
     parts: Parts = Parts.OWN
     scale: float = 1.0
     residual: bool = False
@@ -230,20 +234,32 @@ def _compare_read(stage: Stage, read: Read, need: Need) -> Iterator[Violation]:
     for what in ("scale", "residual", "previous_step", "sequences"):
         if getattr(read, what) != getattr(need, what):
             yield Violation("data flow", stage.name, f"reads {name} with {what}={getattr(read, what)}, not {getattr(need, what)}")
-    for block, (spans, needed) in enumerate(zip(read.spans, need.spans, strict=True)):
-        if spans == needed:
+    different = _difference(read.spans, need.spans)
+    if different is not None:
+        block, element, missing = different
+        fault = f"needs {name}[{element}] and does not read it" if missing else f"reads {name}[{element}], which it does not use"
+        yield Violation("data flow", stage.name, f"block {block} {fault}")
+
+
+@lru_cache(maxsize=1024)
+def _difference(has: Spans, needed: Spans) -> tuple[int, int, bool] | None:
+    """The first block that reads something else, and an element that it lacks (True) or has too much. Layers that are alike are
+    compared once."""
+    if has == needed:
+        return None
+    for block, (spans, wanted) in enumerate(zip(has, needed, strict=True)):
+        if spans == wanted:
             continue
-        holes = [hole for span in needed if (hole := first_hole(spans, span)) is not None]
+        holes = [hole for span in wanted if (hole := first_hole(spans, span)) is not None]
         if holes:
-            yield Violation("data flow", stage.name, f"block {block} needs {name}[{holes[0]}] and does not read it")
-            return
-        more = [hole for span in spans if (hole := first_hole(needed, span)) is not None]
+            return block, holes[0], True
+        more = [hole for span in spans if (hole := first_hole(wanted, span)) is not None]
         if more:  # it would lie where the kernel expects another, or count as known although nobody polls it
-            yield Violation("data flow", stage.name, f"block {block} reads {name}[{more[0]}], which it does not use")
-            return
+            return block, more[0], False
+    return None
 
 
-def whole(plan: Plan, elements: int) -> tuple[tuple[Span, ...], ...]:
+def whole(plan: Plan, elements: int) -> Spans:
     return (((0, elements),),) * plan.blocks
 
 
