@@ -110,6 +110,31 @@ def test_live_logits_from_a_checkpoint_that_transformers_saved(name: str, tmp_pa
 
 
 @pytest.mark.hf
+def test_the_text_model_of_one_that_sees_images(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    text = {key: value for key, value in FAMILIES["gemma3"].items() if key not in ("model_type", "torch_dtype")}
+    config = transformers.Gemma3Config(text_config=copy.deepcopy(text), vision_config=vision, mm_tokens_per_image=4)
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5))
+    model.save_pretrained(tmp_path)
+    prompt = tokens(text)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0].numpy()
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.spec.family == "gemma3"
+    found = computed(checkpoint.spec, checkpoint.weights, prompt, plans(text | {"model_type": "gemma3_text"})[1])
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+@pytest.mark.hf
 def test_transformers_opens_what_we_save(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")

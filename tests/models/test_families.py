@@ -164,6 +164,20 @@ def test_gemma_3_turns_layers_with_a_window_otherwise(changes: dict[str, object]
     assert spec.rope == far
 
 
+def test_a_gemma_3_that_sees_images_is_its_text_model() -> None:
+    """As the 4B model was published: what its text_config leaves out are the class's defaults."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"num_hidden_layers": 27}, "torch_dtype": "bfloat16"}
+    spec = from_config(config, "gemma-3-4b")
+    assert spec.parameters == 3_880_263_168
+    assert spec.rope == Rope(1e6, scaling=RopeScaling("linear", 8.0))
+    assert spec.dtype is DType.BF16
+    assert all(tensor.name.startswith("language_model.model.") for tensor in tensors(spec).values())
+    with pytest.raises(ConfigError, match="text_config is missing"):
+        from_config({"model_type": "gemma3"}, "gemma-3-4b")
+
+
 def test_dynamic_rope_is_none_within_the_context() -> None:
     scaling = {"rope_type": "dynamic", "factor": 6.0}
     assert of("internlm3", rope_scaling=scaling).rope == Rope(10000.0)

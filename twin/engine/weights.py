@@ -22,7 +22,7 @@ from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
-from twin.models.load import canonical, load_model, refuse_gguf, tensors
+from twin.models.load import beside, canonical, load_model, refuse_gguf, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -172,7 +172,7 @@ def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> 
     for name in sorted(found.keys() - known):
         if _QUANTIZED.search(name):
             raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint; use the original FP16 or BF16 one")
-        layer = _LAYER.search(name)
+        layer = None if name.startswith(beside(spec)) else _LAYER.search(name)
         if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
             raise CheckpointError(
                 f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} describes it; use a matching {CONFIG}"

@@ -64,6 +64,7 @@ class _Family:
     from_config: Callable[[Mapping[str, object], str], ModelSpec]
     tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
     canonical: _Canonical = _as_stored
+    beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
     stored: _Canonical = _as_stored  # the way back, of the part of a tensor that a canonical name means
 
 
@@ -81,9 +82,10 @@ _FAMILIES = {  # by model_type
     "smollm3": _Family(smollm3.from_config, smollm3.tensors),
     "internlm3": _Family(internlm3.from_config, internlm3.tensors),
     "olmo2": _Family(olmo2.from_config, olmo2.tensors),
-    "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical, gemma.stored),
-    "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical, gemma.stored),
-    "gemma3_text": _Family(gemma3.from_config, gemma3.tensors, gemma3.canonical, gemma.stored),
+    "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical, stored=gemma.stored),
+    "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical, stored=gemma.stored),
+    "gemma3_text": _Family(gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored),
+    "gemma3": _Family(gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored),
     "mixtral": _Family(mixtral.from_config),
     "qwen3_moe": _Family(qwen3_moe.from_config),
     "qwen3_next": _Family(qwen3_next.from_config),
@@ -177,6 +179,11 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
 
 class _Arrays(Protocol):
     def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
+
+
+def beside(spec: ModelSpec) -> tuple[str, ...]:
+    """How the names of tensors begin that a checkpoint of the family may hold beside the model."""
+    return _FAMILIES[spec.family].beside
 
 
 def checkpoint(spec: ModelSpec) -> dict[Tensor, list[str]]:
