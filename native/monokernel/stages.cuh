@@ -54,16 +54,6 @@ struct Bias {
   __device__ __forceinline__ float of(int row) const { return !rows ? 0.0f : row == first ? own : rows[row]; }
 };
 
-// A norm's factor, where a family norms what its modules read: else of the LM head alone.
-template <class Factor>
-__device__ __forceinline__ decltype(auto) of_normed(bool head, const Factor& factor) {
-  if constexpr (Family::NORMS_BEFORE) {
-    return (factor);
-  } else {
-    return [&factor, head] { return head ? factor() : 1.0f; };
-  }
-}
-
 // What an LM head publishes that is not computed.
 __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   b.core.barrier();
@@ -130,8 +120,9 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
-  const auto factor = [&] { return meeting ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
-  const bool done = multiply(b, stage, work, x, ahead, of_normed(head, factor), [&](int row, float sum, float up) {
+  const bool layer = !head, &unnormed = Family::NORMS_BEFORE ? meeting : layer;  // such families have no lanes to meet
+  const auto factor = [&] { return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
+  const bool done = multiply(b, stage, work, x, ahead, factor, [&](int row, float sum, float up) {
     if (head) {
       sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
