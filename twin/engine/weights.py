@@ -46,13 +46,18 @@ class StoredWeights:
     files: dict[Path, Array]
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
+    _whole: dict[str, str] = field(init=False, repr=False, compare=False)  # of a tensor that several names are parts of, the first
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_looked", _Looked(list(self.entries), self._check))
+        first: dict[str, str] = {}
+        whole = {name: first.setdefault(entry.name, name) for name, entry in self.entries.items()}
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_looked", _Looked(list(first.values()), self._check))
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.entries:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
-        self._looked.at(name)
+        self._looked.at(self._whole[name])
         return canonical(self.spec, name, self._stored(name))
 
     def _stored(self, name: str) -> Array:
