@@ -71,10 +71,11 @@ class Config:
         limits = FIELDS[key]
         allowed = f"a list of {count} numbers from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
         value = self._get(key, None, allowed)
-        numbers = value if isinstance(value, list | tuple) and len(value) == count else [None]
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v) for v in numbers):
+        if not isinstance(value, list | tuple) or len(value) != count:
             raise self.refuse(key, allowed)
-        return tuple(float(v) for v in numbers)
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v) for v in value):
+            raise self.refuse(key, allowed)
+        return tuple(float(v) for v in value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default, "true or false")

@@ -173,7 +173,8 @@ def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling | None, posit
     if scaling is None:
         return frequencies
     if scaling.kind == "longrope":
-        return frequencies / np.array(scaling.long if positions > scaling.original_context else scaling.short)
+        own: NDArray[np.float64] = frequencies / np.array(scaling.long if positions > scaling.original_context else scaling.short)
+        return own
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind != "llama3":
