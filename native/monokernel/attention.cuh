@@ -93,7 +93,7 @@ struct Partial {
       for (int d = 0; d < PIECE; ++d) query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) {
-        const float dot = b.core.unit_sum(b.core.piece_dot(query, key[p]));
+        const float dot = capped_score(b.core.unit_sum(b.core.piece_dot(query, key[p])));
         score[h][p] = rows.held[p] ? dot : -infinity();
       }
     }

@@ -3,10 +3,22 @@
 
 #include "gemv.cuh"
 
+#include "../platform/family.h"  // behind the platform, whose arithmetic it uses
+
 namespace twin {
 
 constexpr int HALF = HEAD_DIM / 2;
 constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
+
+// Where a layer's cosines begin among the constants; its sines follow.
+template <class Stage>
+__device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
+  if constexpr (Family::ROPE_BY_LAYER) {
+    return stage.rope;
+  } else {
+    return plan.rope;
+  }
+}
 
 // RMSNorm of one head on the chip by one warp.
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
@@ -64,7 +76,9 @@ struct Pairs {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k)
       if (here(b, k)) squares += x[k].at[0] * x[k].at[0] + y[k].at[0] * y[k].at[0];
-    const float by = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
+    weigh(weight, inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps));
+  }
+  __device__ __forceinline__ void weigh(const Pairs& weight, float by) {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {
       x[k].at[0] *= by * weight.x[k].at[0];
@@ -101,15 +115,48 @@ __device__ __forceinline__ void put_query(const Core&, float* head, int d, float
   }
 }
 
+// RMSNorm's factors of all heads of q as one vector, and of k: the stage's second read has them all.
+struct Together {
+  float query, key;
+  int first;  // kv head of the block's items: each head has its own weights
+};
+
+__device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& stage, Together& by) {
+  const Read& read = b.plan.reads_at(stage.first_read + 1);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const int queries = b.plan.heads * HEAD_DIM, keys = b.plan.kv_heads * HEAD_DIM;
+  float query = 0, key = 0;
+  Patience patience;
+  bool good = true;
+  TWIN_ONCE
+  for (int i = b.core.thread(); i < queries + keys && good; i += b.core.threads()) {
+    Run<1> x = load_run<1, 4>(source.at(0) + i);
+    while (good && source.polled && missing(x)) {
+      good = keep_waiting(b, patience, {index, read.value, 0, i});
+      x = load_run<1, 4>(source.at(0) + i);
+    }
+    (i < queries ? query : key) += x.at[0] * x.at[0];
+  }
+  if (!b.core.agree(good)) return false;
+  by.first = b.plan.owned_of(stage.items, b.block).lo / b.plan.splits;
+  by.query = inverse_root(b.core.sum(query) / float(queries) + b.plan.norm_eps);
+  by.key = inverse_root(b.core.sum(key) / float(keys) + b.plan.norm_eps);
+  return !b.core.gave_up();
+}
+
 // The queries, keys and values of a block's items, each head by one warp, which awaits it, norms and turns it: queries into
 // `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
 __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads, int position, float* heads, u8* fresh) {
+  Together by = {};
+  if constexpr (Family::QK_NORMED_TOGETHER)
+    if (!norm_together(b, index, stage, by)) return false;
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const SpanRow row = b.plan.rows_at(read.spans + b.block);  // of whole heads: queries, keys, values
-  const float scale = 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
-  const float* const cosine = b.memory.constants + b.plan.rope + long(position) * HALF;
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
+  const float* const cosine = b.memory.constants + rope_of(b.plan, stage) + long(position) * HALF;
   const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   Pairs turn;
   TWIN_UNROLL
@@ -124,7 +171,12 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
   for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
     const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1), normed = stage.q_norm >= 0 && !value;
     Pairs weight, head;
-    if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
+    if constexpr (Family::QK_NORMED_TOGETHER) {
+      const int one = query ? by.first * GROUP + h : by.first + h - kv_heads * GROUP;
+      if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm) + one * HEAD_DIM);
+    } else {
+      if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
+    }
     int at = h * HEAD_DIM;
     Span span = b.plan.spans_at(row.first);
     TWIN_ONCE
@@ -139,7 +191,11 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
       good = keep_waiting(b, patience, {index, read.value, 0, at});
       if (!good) break;  // on to where all lanes of the warp meet
     }
-    if (normed) head.norm(b, weight);
+    if constexpr (Family::QK_NORMED_TOGETHER) {
+      if (normed) head.weigh(weight, query ? by.query : by.key);
+    } else {
+      if (normed) head.norm(b, weight);
+    }
     if (!value) head.rotate(turn, query ? scale : 1.0f);
     if (query) {
       head.each(b, [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });

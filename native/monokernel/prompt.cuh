@@ -81,7 +81,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
       Run<NORM_RUN> x;
       if (stage.reads == 0) {
         TWIN_UNROLL
-        for (int j = 0; j < NORM_RUN; ++j) x.at[j] = load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT));
+        for (int j = 0; j < NORM_RUN; ++j) x.at[j] = embedded(load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT)));
       } else {
         x = load_run<NORM_RUN, 16>(residual + i);
       }
@@ -187,9 +187,9 @@ __device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, cons
   const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM, width = from.elements;
   const int keys = units.end - units.oldest, count = 2 * keys + queries;
   const float* const published = pass_row(b.memory, from, 0, 0);
-  const float* const angles = b.memory.constants + b.plan.rope;
+  const float* const angles = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const float scale = 1.0f / square_root(float(HEAD_DIM));
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
   copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
     const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;  // a key, a value, a query
     const int row = group == 2 ? units.begin + query / GROUP : units.oldest + h - group * keys;
@@ -343,7 +343,7 @@ __device__ __forceinline__ u8* pass_query(const Block& b, int token, int head) {
 __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, const Pass& pass, bool last) {
   const Value& published = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
   const float* const rows = pass_row(b.memory, published, 0, 0);
-  const float* const cosines = b.memory.constants + b.plan.rope;
+  const float* const cosines = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   const int queries = b.plan.heads, keys = queries + b.plan.kv_heads, all = keys + b.plan.kv_heads, begin = last ? queries : 0;
   const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, together = b.plan.blocks * b.core.warps();
@@ -389,7 +389,7 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
   const u32 tiles = chunk.tiles();
   const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS, columns = b.plan.heads * HEAD_DIM;
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
-  const float scale = 1.44269504f / square_root(float(HEAD_DIM));  // of exponentials as powers of two
+  const float scale = 1.44269504f * (Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)));  // of powers of two
   TWIN_ONCE
   for (int set = b.block; set < sets * b.plan.kv_heads; set += b.plan.blocks) {
     const int kv = set / sets, first_token = set % sets * Scan::TOKENS, end_token = least(pass.tokens, first_token + Scan::TOKENS);
@@ -459,7 +459,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
     return chunk.multiply<2>(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-      Chunk::store(out, width, token, i, gate / (1.0f + exp32(-gate)) * up);
+      Chunk::store(out, width, token, i, gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
     });
   }
   const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;

@@ -13,6 +13,20 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
 
 __device__ __forceinline__ const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
 
+// RMSNorm's factor of a vector, from its sum of squares.
+__device__ __forceinline__ float norm_factor(const Block& b, float squares) { return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps); }
+
+// The norm of what a module adds to the residual stream.
+template <class Stage>
+__device__ __forceinline__ void norm_added(Block& b, const Stage& stage, Core::Hidden& sum) {
+  if constexpr (Family::NORMS_AFTER) {
+    const auto weight = Core::Hidden::factors(b.core, constants(b, stage.post_norm));
+    const auto squares = sum.begin_squares(b.core);
+    b.core.barrier();
+    sum.scaled(b.core, sum, norm_factor(b, Core::Hidden::end_squares(b.core, squares)), weight);
+  }
+}
+
 // residual += reads, each the sum of its parts in rank order. The last read comes first: delayed parts have long been there.
 // Where lanes' streams meet before the norm, their sum takes the stream's place. `sum` is for what is read.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& sum) {
@@ -21,6 +35,7 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
     const Read& read = b.plan.reads_at(i);
     if (skipped(b, read.previous_step)) continue;
     if (!gather_vector(b, index, read, sum)) return false;
+    norm_added(b, stage, sum);
     Core::Hidden residual = b.residual.open(b.core);
     residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
     b.residual.close(b.core, residual);
@@ -38,9 +53,6 @@ struct Bias {
       : rows(b.plan.biased ? constants(b, stage.bias) : nullptr), first(owned.lo + b.core.thread()), own(rows && first < owned.hi ? rows[first] : 0.0f) {}
   __device__ __forceinline__ float of(int row) const { return !rows ? 0.0f : row == first ? own : rows[row]; }
 };
-
-// RMSNorm's factor of a vector, from its sum of squares.
-__device__ __forceinline__ float norm_factor(const Block& b, float squares) { return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps); }
 
 // What an LM head publishes that is not computed.
 __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
@@ -72,6 +84,7 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= wanted.stop[i] == token;
   Core::Hidden residual = b.residual.open(b.core);
   residual.load_row(b.core, b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
+  if constexpr (Family::EMBEDDING != 1.0f) residual.each(b.core, [](int, float& value) { value = embedded(value); });
   b.residual.close(b.core, residual);
   b.core.barrier();
   if (b.core.thread() == 0) {
@@ -107,9 +120,11 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
-  const auto factor = [&] { return meeting ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
+  const bool layer = !head, &unnormed = Family::NORMS_BEFORE ? meeting : layer;  // such families have no lanes to meet
+  const auto factor = [&] { return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
   const bool done = multiply(b, stage, work, x, ahead, factor, [&](int row, float sum, float up) {
     if (head) {
+      sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
       if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
       if (!b.plan.full) {
@@ -118,7 +133,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
       }
       sum = other.logit;
     } else if (gated) {
-      sum = sum / (1.0f + exp32(-sum)) * up;
+      sum = sum / (1.0f + exp32(Family::GELU ? gelu_exponent(sum) : -sum)) * up;
     } else if (b.plan.biased) {
       sum += bias.of(row);
     }

@@ -1,6 +1,8 @@
 // Attention of one token over tiles of cached keys and values, on the tensor cores. tests/native/scan.cpp runs it lane by lane on a CPU.
 #pragma once
 
+#include "family.h"
+
 namespace twin {
 
 // Two numbers, or what 16 bits lose of them.
@@ -93,7 +95,7 @@ struct TileScan {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       p[i] = score[0][i] + score[1][i];
-      p[i] += apart(p[i], 2);
+      p[i] = capped_score(p[i] + apart(p[i], 2));
       if (!(i < 2 ? held : later)) p[i] = -infinity();
     }
 #pragma unroll

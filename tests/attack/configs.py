@@ -149,6 +149,12 @@ def _bases() -> dict[str, dict[str, Any]]:
         "model_type": "laneformer_tp", **small, "num_lanes": 4, "broadcast_delay": 1, "sliding_window": 9, "swa_layers": [0, 2],
         "rope_scaling_args": LLAMA3, "norm_eps": 1e-5,
     }  # fmt: skip
+    long = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+    found["phi3"] = {
+        "model_type": "phi3", **small, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": long,
+    }  # fmt: skip
+    found["smollm3"] = {"model_type": "smollm3", **small, "no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 9}
+    found["gemma3 with a tower"] = {"model_type": "gemma3", "text_config": found["gemma-3-1b"]}
     found["kimi with a tower"] = {"model_type": "kimi_k25", "text_config": found["kimi-k2.6"], "vision_config": {}}
     found["gemma with a tower"] = {"model_type": "gemma4", "text_config": found["gemma-4-31b"]}
     return found

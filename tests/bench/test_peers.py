@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engine.hf_cases import CASES, Table, plan, tokens, weights
+from tests.engine.hf_cases import CASES, FAMILIES, Table, plan, tokens, weights
 from tests.engine.test_laneformer import PROMPT, SPEC, stored, table
 from twin.bench import peers
 from twin.bench.fidelity import kl_divergence
 from twin.bench.lanes import LaneModel
 from twin.bench.peers import Decoder
 from twin.engine.weights import random_weights
-from twin.errors import EngineError, ToolchainError
+from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.types import Sampling
 from twin.reference.step import Reference
@@ -48,6 +50,16 @@ def test_the_same_weights_give_the_same_logits(name: str, monkeypatch: pytest.Mo
     decoder = Decoder(model, len(prompt))
     for _ in range(2):  # the cache forgets the sequence before
         assert np.abs(decoder.follow(prompt[:8], prompt[8:], captured=False) - expected[7:]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_take_their_class_from_the_folder_and_their_weights_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES[name]))
+    table, prompt = weights(FAMILIES[name]), tokens(FAMILIES[name])
+    model = peers.make_model(table.spec, table, DType.FP32, device="cpu", attention="eager", folder=tmp_path)
+    assert np.abs(peers.reference_logits(model, prompt, 12) - numpy_logits(table.spec, table, prompt)[-12:]).max() < TOLERANCE
+    with pytest.raises(ConfigError, match=f"a {table.spec.family} configuration cannot be written; allowed: llama"):
+        peers.make_model(table.spec, table, DType.FP32, device="cpu")
 
 
 def test_what_is_timed_is_greedy_decoding() -> None:

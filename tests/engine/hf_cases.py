@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from twin.models.decoder import canonical_shape
-from twin.models.load import from_config, tensors
+from twin.models.load import checkpoint, from_config, stored, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
 from twin.plan.shards import Array
@@ -48,6 +48,39 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 16, "rope_theta": 1e6},
 }  # fmt: skip
 
+# Families that do something otherwise than Llama. All heads have 16 elements, so that those with the same kernel share it.
+_WIDE: dict[str, Any] = {**_SIZES, "hidden_size": 128, "num_hidden_layers": 4}
+_GEMMA: dict[str, Any] = {
+    **_WIDE, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 10,
+    "sliding_window": 7, "torch_dtype": "float32",
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "phi3": {"model_type": "phi3", **_WIDE, "sliding_window": 9, "pad_token_id": 0},
+    "phi4": {
+        "model_type": "phi3", **_WIDE, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 16, "pad_token_id": 0,
+        "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        },
+    },
+    "granite": {
+        "model_type": "granite", **_WIDE, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+        "logits_scaling": 0.375,
+    },
+    "smollm3": {"model_type": "smollm3", **_WIDE, "pad_token_id": 0},
+    "internlm3": {"model_type": "internlm3", **_WIDE, "head_dim": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}},
+    "olmo2": {"model_type": "olmo2", **_WIDE},
+    "gemma": {
+        "model_type": "gemma", **_WIDE, "hidden_act": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    },
+    "gemma2": {"model_type": "gemma2", **_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3": {
+        "model_type": "gemma3_text", **_GEMMA, "sliding_window_pattern": 3, "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+}  # fmt: skip
+ALL = CASES | FAMILIES
+
 # GPUs, blocks per GPU, splits of a KV head, positions of a page, sampling
 PLANS = [
     (1, 1, 1, 16, Sampling.GREEDY),
@@ -76,6 +109,17 @@ def weights(config: dict[str, Any]) -> Table:
         scale = 0.1 if len(shape) == 1 else shape[1] ** -0.5
         values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(np.float32)
     return Table(spec, values)
+
+
+def as_stored(table: Table) -> dict[str, Array]:
+    """The same weights as a checkpoint names and stores them."""
+    return {tensor.name: stored(table.spec, names, table) for tensor, names in checkpoint(table.spec).items()}
+
+
+def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
+    """Those of PLANS that the family can have."""
+    together = from_config(config, "case").variant.whole_qk_norm
+    return [options for options in PLANS if options[0] == 1 or not together]
 
 
 def tokens(config: dict[str, Any]) -> list[int]:

@@ -46,6 +46,7 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
         .replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
         .replace("../../native", str(SOURCE.parents[2] / "native"))
     )
+    (tmp_path / "family.h").write_text((kernel.parent / "family.h").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
     assert run(tmp_path, 64, "BF16", tmp_path / "scan.cpp").returncode != 0
 

@@ -21,7 +21,7 @@ from twin.bench.timing import Steps
 from twin.engine.safetensors import NUMPY
 from twin.engine.save import hf_config
 from twin.errors import EngineError, ToolchainError
-from twin.models.load import tensors
+from twin.models.load import checkpoint, stored
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 
@@ -220,11 +220,11 @@ def _load(model: Any, spec: ModelSpec, weights: Weights) -> None:
     torch = torch_module()
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding table
     with torch.no_grad():
-        for name, tensor in tensors(spec).items():
+        for tensor, names in checkpoint(spec).items():
             if tensor.name not in parameters:
                 raise EngineError(f"{type(model).__name__} has no {tensor.name}: its class does not fit {spec.name}; report this")
             target = parameters.pop(tensor.name)
-            target.copy_(to_torch(weights[name], target.dtype, str(target.device)))
+            target.copy_(to_torch(stored(spec, names, weights), target.dtype, str(target.device)))
     if parameters:
         raise EngineError(f"{type(model).__name__} needs {sorted(parameters)[0]}, which {spec.name} does not have; report this")
 

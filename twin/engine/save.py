@@ -12,7 +12,7 @@ from twin.engine import safetensors
 from twin.engine.safetensors import NUMPY, Array
 from twin.errors import ConfigError
 from twin.files import write
-from twin.models.load import tensors
+from twin.models.load import checkpoint, stored
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeScaling
 from twin.plan.shards import Weights
 
@@ -28,13 +28,12 @@ def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype
     """
     spec, dtype = weights.spec, dtype or weights.dtype
     texts = {CONFIG: hf_config(spec, dtype)}
-    table = tensors(spec)
-    names = list(table)
+    table = list(checkpoint(spec).items())
     where: dict[str, str] = {}
     total = 0
     for shard in range(shards):
         file = SINGLE if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        part = {table[n].name: _stored(weights[n], table[n].shape).astype(NUMPY[dtype]) for n in names[shard::shards]}
+        part = {t.name: _in_shape(stored(spec, names, weights), t.shape).astype(NUMPY[dtype]) for t, names in table[shard::shards]}
         safetensors.write(directory / file, part)
         where |= dict.fromkeys(part, file)
         total += sum(array.nbytes for array in part.values())
@@ -67,6 +66,9 @@ def hf_config(spec: ModelSpec, dtype: DType) -> dict[str, Any]:
 
 
 def _dense(spec: ModelSpec) -> dict[str, Any]:
+    if spec.family not in _CLASSES:
+        known = ", ".join((*_CLASSES, "laneformer"))
+        raise ConfigError(f"{spec.name}: a {spec.family} configuration cannot be written; allowed: {known}; use the model's own folder")
     found = set(spec.windows) - {0}
     if len(found) > 1 or (found and spec.family == "llama"):
         raise ConfigError(f"{spec.name}: windows {sorted(found)} cannot be written in a {spec.family} configuration")
@@ -111,7 +113,7 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
     }
 
 
-def _stored(array: Array, shape: tuple[int, ...]) -> Array:
+def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
     """A canonical array in a checkpoint's shape: as it is, or with its rows or its columns divided over lanes."""
     if len(shape) == 3 and shape[1] == len(array):  # [lanes, out, in / lanes]
         return np.moveaxis(array.reshape(len(array), shape[0], shape[2]), 1, 0)

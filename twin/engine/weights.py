@@ -23,7 +23,7 @@ from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import INSTEAD, format_of_dtype, format_of_folder, format_of_tensors, is_quantized
-from twin.models.load import canonical, load_model, refuse_foreign, tensors
+from twin.models.load import beside, canonical, load_model, refuse_foreign, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -46,13 +46,18 @@ class StoredWeights:
     files: dict[Path, Array]
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
+    _whole: dict[str, str] = field(init=False, repr=False, compare=False)  # of a tensor that several names are parts of, the first
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_looked", _Looked(list(self.entries), self._check))
+        first: dict[str, str] = {}
+        whole = {name: first.setdefault(entry.name, name) for name, entry in self.entries.items()}
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_looked", _Looked(list(first.values()), self._check))
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.entries:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
-        self._looked.at(name)
+        self._looked.at(self._whole[name])
         return canonical(self.spec, name, self._stored(name))
 
     def _stored(self, name: str) -> Array:
@@ -174,7 +179,7 @@ def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> 
     for name in sorted(found.keys() - known):
         if is_quantized(name):
             raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint, {format_of_tensors(found)}; {INSTEAD}")
-        layer = _LAYER.search(name)
+        layer = None if name.startswith(beside(spec)) else _LAYER.search(name)
         if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
             raise CheckpointError(
                 f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} describes it; use a matching {CONFIG}"

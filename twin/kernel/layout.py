@@ -71,6 +71,11 @@ class Layout:
     spans: Table
     streams: Table  # [blocks] first page of each block's stream
     starts: Table  # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
+    stage_fields: tuple[str, ...]  # FIELDS, and those of STAGE_EXTRAS that the model's family uses
+
+    def fields(self, table: str) -> tuple[str, ...]:
+        """The names of a table's columns."""
+        return self.stage_fields if table == "stages" else FIELDS[table][1]
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -95,6 +100,7 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields);
     "streams": ("StreamStart", ("page",)),
     "starts": ("StageStart", ("units",)),
 }  # fmt: skip
+STAGE_EXTRAS = ("post_norm", "rope")  # where the model norms what modules add; where layers are rotated differently
 SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")  # of a stage's fields
 FLOATS = {"scale", "norm_eps"}
 TEAM_SIZES = (  # of NVIDIA's blocks
@@ -111,28 +117,33 @@ def layout(plan: Plan) -> Layout:
     resets: Table = []
     stages: Table = []
     constants, vectors = _constants(plan)
+    extras = stage_extras(plan)
+    fields = (*FIELDS["stages"][1], *extras)
     kv = 0
     for stage in plan.stages:
         matrix = stage.matrix
         at = vectors.get(stage.index, {})
         stages.append(
-            _row(
-                "stages",
-                kind=NUMBERS[stage.kind],
-                layer=stage.layer,
-                first_read=len(reads),
-                reads=len(stage.reads),
-                first_reset=len(resets),
-                resets=len(stage.resets),
-                publishes=-1 if stage.publishes is None else stage.publishes,
-                **_shape(matrix),
-                owned=sets.own(matrix.owned) if matrix else -1,
-                items=sets.own(stage.items) if stage.items else -1,
-                window=stage.window,
-                kv=kv,
-                **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
-                pushes=int(_pushes(plan, stage)),
-                next=_next_stage(plan, stage),
+            in_order(
+                fields,
+                dict(
+                    kind=NUMBERS[stage.kind],
+                    layer=stage.layer,
+                    first_read=len(reads),
+                    reads=len(stage.reads),
+                    first_reset=len(resets),
+                    resets=len(stage.resets),
+                    publishes=-1 if stage.publishes is None else stage.publishes,
+                    **_shape(matrix),
+                    owned=sets.own(matrix.owned) if matrix else -1,
+                    items=sets.own(stage.items) if stage.items else -1,
+                    window=stage.window,
+                    kv=kv,
+                    **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
+                    pushes=int(_pushes(plan, stage)),
+                    next=_next_stage(plan, stage),
+                    **{name: at.get(name, -1) for name in extras},
+                ),
             )
         )
         kv += stage.kind is StageKind.ATTENTION
@@ -156,7 +167,14 @@ def layout(plan: Plan) -> Layout:
         "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 3, "grid_counter": counters, "prompt_counter": counters + 2,
         "owned_sets": len(sets.sets), "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
     }  # fmt: skip
-    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan))
+    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan), fields)
+
+
+def stage_extras(plan: Plan) -> tuple[str, ...]:
+    """What the model's family has a stage say besides FIELDS."""
+    spec = plan.spec
+    used = (spec is not None and spec.variant.norms.after, spec is not None and len(spec.rotations) > 1)
+    return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
 
 def _row(table: str, **named: int | float) -> tuple[Any, ...]:
@@ -197,7 +215,7 @@ def image(plan: Plan) -> NDArray[np.int32]:
     """The sizes and all tables as one array of 4-byte words: a word offset per table first."""
     made = layout(plan)
     parts = [_words([tuple(made.sizes.values())], tuple(made.sizes))]
-    parts += [_words(table, FIELDS[name][1]) for name, table in made.tables.items()]
+    parts += [_words(table, made.fields(name)) for name, table in made.tables.items()]
     starts = np.cumsum([len(parts), *(len(p) for p in parts)])[:-1]
     return np.concatenate([starts.astype(np.int32), *parts])
 
@@ -237,10 +255,12 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
 
     for stage in plan.stages:
         for name, at in vectors.get(stage.index, {}).items():
-            put(at, _vector(plan, stage, name, rank, weights))
+            if name != "rope":
+                put(at, _vector(plan, stage, name, rank, weights))
     assert plan.spec is not None
-    for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"]), shards.rope_table(plan.spec, plan.options.max_context), strict=True):
-        put(at, table)
+    for number, tables in enumerate(shards.rope_tables(plan.spec, plan.options.max_context)):
+        for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"], number), tables, strict=True):
+            put(at, table)
     return out
 
 
@@ -466,7 +486,7 @@ def _pushes(plan: Plan, stage: Stage) -> bool:
 
 
 def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
-    """(floats, offset by stage and vector name); the rotary tables, cos then sin, stand at stage -1."""
+    """(floats, offset by stage and vector name); the rotary tables, cos then sin of each rotation, stand at stage -1."""
     if plan.spec is None:
         return 1, {}
     total = 0
@@ -476,7 +496,11 @@ def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
             offsets.setdefault(stage.index, {})[name] = total
             total += _up(size, VECTOR_FLOATS)
     offsets[-1] = {"rope": total}
-    return total + 2 * _rope_floats(plan), offsets
+    if "rope" in stage_extras(plan):
+        for stage in plan.stages:
+            if stage.kind is StageKind.ATTENTION:
+                offsets.setdefault(stage.index, {})["rope"] = _rope_offsets(plan, total, plan.spec.rotation(stage.layer))[0]
+    return total + 2 * _rope_floats(plan) * len(plan.spec.rotations), offsets
 
 
 def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
@@ -484,16 +508,23 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     mean = plan.spec.lanes is not None and plan.spec.lanes.head is LaneHead.MEAN
     unnormed = StageKind.LM_HEAD if mean else StageKind.LANE_MEAN  # lanes are normed where they meet, or in the head
     if ROWS[stage.kind].norm and stage.kind is not unnormed:
-        yield "norm", plan.shard.hidden
+        if plan.spec.variant.norms.before or stage.kind is StageKind.LM_HEAD:
+            yield "norm", plan.shard.hidden
+        if plan.spec.variant.norms.after and stage.reads:
+            yield "post_norm", plan.shard.hidden
     if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
         yield "bias", stage.matrix.rows
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
-        yield from ((name, plan.kernel_attention().head_dim) for name in ("q_norm", "k_norm"))
+        own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
+        yield "q_norm", own.head_dim * (own.heads if together else 1)
+        yield "k_norm", own.head_dim * (own.kv_heads if together else 1)
 
 
 def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) -> NDArray[np.float32]:
     if name == "norm":
         found = shards.stage_norm(stage, weights)
+    elif name == "post_norm":
+        found = shards.stage_post_norm(stage, weights)
     elif name == "bias":
         found = shards.stage_bias(plan, stage, rank, weights)
     else:
@@ -507,7 +538,9 @@ def _rope_floats(plan: Plan) -> int:
     return _up(plan.options.max_context * plan.kernel_attention().head_dim // 2, VECTOR_FLOATS)
 
 
-def _rope_offsets(plan: Plan, at: int) -> tuple[int, int]:
+def _rope_offsets(plan: Plan, at: int, number: int) -> tuple[int, int]:
+    """Of the cosines and of the sines of a rotation."""
+    at += 2 * number * _rope_floats(plan)
     return at, at + _rope_floats(plan)
 
 

@@ -44,7 +44,7 @@ FIELDS: dict[str, Range] = {
     "sliding_window": _POSITIONS,
     **dict.fromkeys(
         ("num_hidden_layers", "max_window_layers", "first_k_dense_replace", "num_hash_layers", "full_attention_interval",
-         "decoder_sparse_step", "mlp_only_layers", "broadcast_delay"), _LAYERS),
+         "decoder_sparse_step", "mlp_only_layers", "broadcast_delay", "no_rope_layer_interval", "sliding_window_pattern"), _LAYERS),
     **dict.fromkeys(
         ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
          "o_lora_rank", "index_topk", "compress_ratios"), _WIDTH),
@@ -59,12 +59,19 @@ FIELDS: dict[str, Range] = {
         ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group"),
         _EXPERTS),
     **dict.fromkeys(("num_lanes", "hc_mult"), _STREAMS),
+    "no_rope_layers": Range(0, 1, "a layer has positions or it has not"),
     "hc_sinkhorn_iters": Range(1, 1024, "50 times the published rounds; each is computed in every layer"),
     "rope_theta": Range(1.0, 1e15, "below 1 later pairs turn faster than earlier ones; beyond 1e15 they do not turn within 2^30 positions"),
     "compress_rope_theta": Range(1.0, 1e15, "as for rope_theta"),
     "partial_rotary_factor": Range(2.0**-14, 1.0, "a share of a head"),
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
     **dict.fromkeys(("swiglu_limit", "routed_scaling_factor"), _SCALE),
+    **dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "query_pre_attn_scalar",
+         "attn_logit_softcapping", "final_logit_softcapping"),
+        Range(2.0**-20, 2.0**20, "published ones lie between 1/128 and 256; beyond 2^20 FP32 loses what they are added to")),
+    **dict.fromkeys(("short_factor", "long_factor", "attention_factor"), _FACTOR),
+    "rope_local_base_freq": Range(1.0, 1e15, "as for rope_theta"),
     **dict.fromkeys(("rms_norm_eps", "norm_eps"), Range(FP32_SMALLEST, 1.0, "smaller is zero in FP32, larger than a normed mean square")),
     **dict.fromkeys(("num_bits", "group_size", "weight_block_size"), Range(1, 2**16, "a format's block has two sides of at most 2^16")),
 }  # fmt: skip

@@ -67,6 +67,17 @@ class Config:
             raise self.refuse(key, allowed)
         return float(value)
 
+    def reals(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers, each within the field's range."""
+        limits = FIELDS[key]
+        allowed = f"a list of {count} numbers from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
+        value = self._get(key, None, allowed)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.refuse(key, allowed)
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v) for v in value):
+            raise self.refuse(key, allowed)
+        return tuple(float(v) for v in value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default, "true or false")
         if not isinstance(value, bool):
@@ -150,7 +161,7 @@ def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HA
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     for holder in (config, parameters, scaling):
         if holder and not simulated:
-            holder.require("partial_rotary_factor", 1.0, (1, 1.0), "only rotation of whole heads is supported")
+            holder.require("partial_rotary_factor", 1.0, (1, 1.0), "this family rotates whole heads")
     base = _theta(config, parameters, theta)
     if parameters and scaling and _scaling(parameters, simulated) != _scaling(scaling, simulated):
         raise config.refuse("rope_scaling", f"the same as rope_parameters, {shown(parameters.values)}", "remove one of the two")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype, refuse_quantized
 from twin.models.spec import ModelSpec, Rope
+from twin.models.variant import LLAMA, Activation, Norms, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,12 @@ def dense(
     head_dim: int | None = None,
     qkv_bias: bool = False,
     qk_norm: bool = False,
+    tied: bool = False,
+    variant: Variant = LLAMA,
+    ropes: tuple[Rope | None, ...] = (),
 ) -> ModelSpec:
-    """A ModelSpec from the fields that all families spell alike. `head_dim`: the family's default; None: hidden / heads."""
-    _refuse_unsupported(config)
+    """A ModelSpec from the fields that all families spell alike. `head_dim`, `tied`: the family's default; None: hidden / heads."""
+    _refuse_unsupported(config, variant.activation)
     heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
     kv_heads = config.count("num_key_value_heads", heads)
     config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -47,10 +51,12 @@ def dense(
         norm_eps=config.real("rms_norm_eps"),
         rope=rope,
         windows=windows,
-        tied=config.flag("tie_word_embeddings", False),
+        tied=config.flag("tie_word_embeddings", tied),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         dtype=dtype(config),
+        variant=variant,
+        ropes=ropes,
     )
 
 
@@ -106,22 +112,33 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
     if leaf in ("embed", "lm_head"):
         return (spec.vocab, spec.hidden)
     if leaf in ("q_norm", "k_norm"):
-        return (spec.head_dim,)
+        whole = spec.q_size if leaf == "q_norm" else spec.kv_size
+        return (whole if spec.variant.whole_qk_norm else spec.head_dim,)
     if leaf.endswith("_bias"):
         return (spec.q_size,) if leaf == "q_bias" else (spec.kv_size,)
     return matrix_shapes(spec).get(leaf, (spec.hidden,))
 
 
+_NORMS = {  # canonical name -> module, by where a family norms
+    Norms.BEFORE: {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+    Norms.AROUND: {
+        "attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm", "ffn_post_norm": "post_feedforward_layernorm",
+    },
+    Norms.AFTER: {"attn_post_norm": "post_attention_layernorm", "ffn_post_norm": "post_feedforward_layernorm"},
+}  # fmt: skip
+
+
 def _layer(spec: ModelSpec) -> dict[str, Tensor]:
     names = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
     names |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-    norms = {"attn_norm": "input_layernorm.weight", "ffn_norm": "post_attention_layernorm.weight"}
-    out = {key: Tensor(norm, (spec.hidden,)) for key, norm in norms.items()}
+    out = {key: Tensor(f"{module}.weight", (spec.hidden,)) for key, module in _NORMS[spec.variant.norms].items()}
     out |= {key: Tensor(f"{names[key]}.weight", shape) for key, shape in matrix_shapes(spec).items()}
     if spec.qkv_bias:
         out |= {f"{key}_bias": Tensor(f"{names[key]}.bias", (out[key].shape[0],)) for key in "qkv"}
     if spec.qk_norm:
-        out |= {f"{key}_norm": Tensor(f"self_attn.{key}_norm.weight", (spec.head_dim,)) for key in "qk"}
+        norms = {name: canonical_shape(spec, name) for name in ("q_norm", "k_norm")}
+        out |= {name: Tensor(f"self_attn.{name}.weight", shape) for name, shape in norms.items()}
     return out
 
 
@@ -135,8 +152,12 @@ def _head_dim(config: Config, default: int | None, hidden: int, heads: int) -> i
     return size
 
 
-def _refuse_unsupported(config: Config) -> None:
-    config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
+def _refuse_unsupported(config: Config, activation: Activation) -> None:
+    if activation is Activation.SILU:
+        config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
+    else:
+        for key in ("hidden_act", "hidden_activation"):
+            config.require(key, activation.value, (activation.value,), "this family's feed-forward layers are gated by this GELU")
     config.require("mlp_bias", False, (False,), "biases in the feed-forward layers are not supported")
     refuse_quantized(config)
     config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

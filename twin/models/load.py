@@ -6,13 +6,34 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
-from twin.models import deepseek_v3, deepseek_v4, gemma4, gpt_oss, laneformer, llama, mixtral, qwen2, qwen3, qwen3_moe, qwen3_next
+from twin.models import (
+    deepseek_v3,
+    deepseek_v4,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma4,
+    gpt_oss,
+    granite,
+    internlm3,
+    laneformer,
+    llama,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+    smollm3,
+)
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
@@ -43,6 +64,8 @@ class _Family:
     from_config: Callable[[Mapping[str, object], str], ModelSpec]
     tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
     canonical: _Canonical = _as_stored
+    beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
+    stored: _Canonical = _as_stored  # the way back, of the part of a tensor that a canonical name means
 
 
 _LLAMA = _Family(llama.from_config, llama.tensors)
@@ -54,6 +77,15 @@ _FAMILIES = {  # by model_type
     "qwen3": _Family(qwen3.from_config, qwen3.tensors),
     "laneformer": _LANEFORMER,
     "laneformer_tp": _LANEFORMER,
+    "phi3": _Family(phi3.from_config, phi3.tensors, phi3.canonical),
+    "granite": _Family(granite.from_config, granite.tensors),
+    "smollm3": _Family(smollm3.from_config, smollm3.tensors),
+    "internlm3": _Family(internlm3.from_config, internlm3.tensors),
+    "olmo2": _Family(olmo2.from_config, olmo2.tensors),
+    "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical, stored=gemma.stored),
+    "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical, stored=gemma.stored),
+    "gemma3_text": _Family(gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored),
+    "gemma3": _Family(gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored),
     "mixtral": _Family(mixtral.from_config),
     "qwen3_moe": _Family(qwen3_moe.from_config),
     "qwen3_next": _Family(qwen3_next.from_config),
@@ -158,6 +190,30 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
     result = _FAMILIES[spec.family].canonical(spec, name, array)
     assert result.shape == canonical_shape(spec, name)
     return result
+
+
+class _Arrays(Protocol):
+    def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
+
+
+def beside(spec: ModelSpec) -> tuple[str, ...]:
+    """How the names of tensors begin that a checkpoint of the family may hold beside the model."""
+    return _FAMILIES[spec.family].beside
+
+
+def checkpoint(spec: ModelSpec) -> dict[Tensor, list[str]]:
+    """Every tensor of a checkpoint, and the canonical names of its parts."""
+    parts: dict[Tensor, list[str]] = {}
+    for name, tensor in tensors(spec).items():
+        parts.setdefault(tensor, []).append(name)
+    return parts
+
+
+def stored(spec: ModelSpec, names: Iterable[str], weights: _Arrays) -> npt.NDArray[Any]:
+    """A checkpoint's tensor from the canonical arrays of its parts: fused matrices whole, norms as the family stores them."""
+    back = _FAMILIES[spec.family].stored
+    arrays = [back(spec, name, weights[name]) for name in names]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @lru_cache(maxsize=8)

@@ -21,6 +21,7 @@ class GroupedAttention:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False  # over all heads together
     sinks: bool = False  # one learned logit a head joins the softmax's sum
     values_are_keys: bool = False  # no matrix v: values are the keys before norm and rotation; the cache still holds both
     output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
@@ -41,7 +42,8 @@ class GroupedAttention:
         """Biases, norm scales over a head and sinks: resident, never streamed."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         biases = (q + 2 * kv if self.qkv_bias else 0) + (hidden if self.o_bias else 0)
-        return biases + (2 * self.head_dim if self.qk_norm else 0) + (self.heads if self.sinks else 0)
+        normed = (q + kv if self.whole_qk_norm else 2 * self.head_dim) if self.qk_norm else 0
+        return biases + normed + (self.heads if self.sinks else 0)
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
         """Keys and values of `context` cached positions read, those of one written."""

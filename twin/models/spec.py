@@ -10,6 +10,7 @@ from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention
+from twin.models.variant import LLAMA, Variant
 from twin.models.weight import Traffic, Weight, total
 
 _WORDS = {
@@ -49,13 +50,19 @@ class LaneHead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and original_context."""
+    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and original_context.
 
-    kind: str  # "llama3", "linear" or "yarn"
+    `longrope` divides each pair's frequency by its own number, `short` up to original_context positions and else `long`, and multiplies
+    the rotated elements by `factor`.
+    """
+
+    kind: str  # "llama3", "linear", "longrope" or "yarn"
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Rope:
     theta: float
     style: RopeStyle = RopeStyle.HALF
     scaling: RopeScaling | None = None
+    rotated: int | None = None  # the first elements of a head; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: pre-norm RMSNorm and SwiGLU, with rotary grouped-query attention unless `layout` says what each layer is.
+    """A decoder: RMSNorm, gated feed-forward and rotary grouped-query attention, as in Llama but for `variant`, unless `layout` says what
+    each layer is.
 
     For a model with a layout, the fields of the dense shape (heads, kv_heads, head_dim, ffn, windows, qkv_bias, qk_norm) are for display:
     its softmax attention, and the width of an expert. `layer(i)` is what a plan must be built from.
@@ -98,12 +107,23 @@ class ModelSpec:
     windows: tuple[int, ...]  # per layer: attended positions including the newest, 0 for all
     tied: bool = False  # LM head shares the embedding table
     qkv_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over head_dim on q and k before RoPE
+    qk_norm: bool = False  # RMSNorm on q and k before RoPE, over head_dim unless the variant says over all heads
     dtype: DType = DType.BF16
     lanes: Lanes | None = None
     layout: tuple[Layer, ...] = ()  # per layer; empty: the dense shape in every layer
     stored: Formats | None = None  # None: every matrix in `dtype`
     hyper: HyperConnections | None = None
+    variant: Variant = LLAMA
+    ropes: tuple[Rope | None, ...] = ()  # per layer, None: without positions; empty: `rope` in every layer
+
+    @property
+    def rotations(self) -> tuple[Rope | None, ...]:
+        """The distinct rotary embeddings of the layers."""
+        return tuple(dict.fromkeys(self.ropes)) or (self.rope,)
+
+    def rotation(self, layer: int) -> int:
+        """Which of `rotations` a layer uses."""
+        return self.rotations.index(self.ropes[layer]) if self.ropes else 0
 
     @property
     def q_size(self) -> int:
@@ -124,7 +144,7 @@ class ModelSpec:
             return self.layout[index]
         attention = GroupedAttention(
             heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.windows[index],
-            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm,
+            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm, whole_qk_norm=self.qk_norm and self.variant.whole_qk_norm,
         )  # fmt: skip
         return Layer(attention, DenseFeed(width=self.ffn))
 
@@ -150,7 +170,8 @@ class ModelSpec:
         """Norm scales, biases and the like: resident, never streamed."""
         own = sum(layer.mixer.vectors(self.hidden) + layer.feed.vectors(self.hidden) for layer in self._each())
         hyper = self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
-        return own + (2 * self.layers + 1) * self.hidden + hyper
+        norms = 2 * (self.variant.norms.before + self.variant.norms.after)  # of a layer
+        return own + (norms * self.layers + 1) * self.hidden + hyper
 
     @property
     def parameters(self) -> int:

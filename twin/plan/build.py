@@ -96,6 +96,8 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(
             f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to {LARGEST_VOCABULARY}; use a smaller vocabulary"
         )
+    if ranks > 1 and spec.variant.whole_qk_norm:
+        raise PlanError(f"{spec.name}: q and k are normed over all heads, which {ranks} ranks would divide: use one GPU")
     pages_of(options)
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)

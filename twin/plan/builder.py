@@ -212,7 +212,7 @@ class Builder:
         lanes = self.spec.lanes
         delay = self.options.delay or 0
         if not lanes or delay == 0:
-            return [self.whole(value, residual=True)]
+            return [replace(self.whole(value, residual=True), scale=self.spec.variant.residual)]
         if layer < delay:
             if lanes.early_exchange:
                 return [self.whole(value, residual=True)]

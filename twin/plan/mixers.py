@@ -48,19 +48,22 @@ def _grouped(b: Builder, layer: int, kind: GroupedAttention, weights: Weights, r
         operations=("add_norm", "qkv_proj", "rope_append"),
     )  # fmt: skip
     if b.attention:
-        partials = _attend_cache(b, layer, b.attention, qkv, kind.window)
+        partials = _attend_cache(b, layer, b.attention, qkv, kind)
     else:
         partials = _attend_scan(b, layer, kind, qkv, heads=heads, kv_heads=kv_heads)
     gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
     return _out(b, layer, weights["o"], [b.whole(partials), *gated], q, vector=q + gate)
 
 
-def _attend_cache(b: Builder, layer: int, own: Attention, qkv: Value, window: int) -> Value:
+def _attend_cache(b: Builder, layer: int, own: Attention, qkv: Value, kind: GroupedAttention) -> Value:
     """As the kernel does it: a block reads the heads of its items, side by side, and publishes partial outputs in whole loads."""
     items = scatter(own.items, b.blocks)
     width = partial_words(own.group, own.head_dim, b.options.kv_dtype)
-    read = Read(qkv.id, Parts.OWN, tuple(_head_spans(own, span) for span in items))
-    return _attend(b, layer, items, [read], width + -width % ITEM_WORDS, window=window)
+    reads = [Read(qkv.id, Parts.OWN, tuple(_head_spans(own, span) for span in items))]
+    if kind.whole_qk_norm:
+        normed = (0, (own.heads + own.kv_heads) * own.head_dim)
+        reads.append(Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items)))
+    return _attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
 
 
 def _head_spans(own: Attention, items: Span) -> tuple[Span, ...]:

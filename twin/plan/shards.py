@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.models.spec import DType, LaneHead, ModelSpec, RopeScaling
+from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.types import Plan, Shard, Stage, StageKind
 
 Array = NDArray[Any]
@@ -39,7 +39,7 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
     columns, outputs = (slice(rank * count, (rank + 1) * count) for count in (matrix.cols, matrix.rows // matrix.unit))
     match stage.kind:
         case StageKind.QKV:
-            return np.concatenate([weights[f"{layer}.{name}"][_head_rows(plan, name, rank)] for name in "qkv"])
+            return np.concatenate([_turning(weights, name, weights[f"{layer}.{name}"][_head_rows(plan, name, rank)]) for name in "qkv"])
         case StageKind.O_PROJ:
             return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
@@ -57,21 +57,22 @@ def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector 
     """[rows] added to the stage's rows on this rank, None when it has no bias."""
     if stage.kind is not StageKind.QKV or not weights.spec.qkv_bias:
         return None
-    rows = [weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)] for name in "qkv"]
-    return np.concatenate(rows).astype(np.float32)
+    biases = {name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)] for name in "qkv"}
+    return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(np.float32)
 
 
 def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     """[hidden] RMSNorm scale that the stage applies to its input, None when it applies none.
 
-    Lanes that end as the mean of normed lanes are normed where they are published, all others in the LM head.
+    Lanes that end as the mean of normed lanes are normed where they are published, all others in the LM head. What a family multiplies
+    its logits with is part of the final norm's scale.
     """
-    lanes = weights.spec.lanes
+    lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
     match stage.kind:
-        case StageKind.QKV:
+        case StageKind.QKV if before:
             name = f"layers.{stage.layer}.attn_norm"
-        case StageKind.GATE_UP:
+        case StageKind.GATE_UP if before:
             name = f"layers.{stage.layer}.ffn_norm"
         case StageKind.LANE_MEAN if mean:
             name = "final_norm"
@@ -79,23 +80,73 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
             name = "final_norm"
         case _:
             return None
+    scale = weights[name].astype(np.float32)
+    return scale * np.float32(weights.spec.variant.logit) if name == "final_norm" else scale
+
+
+def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
+    """[hidden] RMSNorm scale of what the stage adds to the residual stream, None where the family norms nothing of it."""
+    spec = weights.spec
+    if not spec.variant.norms.after or not stage.reads:
+        return None
+    match stage.kind:
+        case StageKind.GATE_UP:
+            name = f"layers.{stage.layer}.attn_post_norm"
+        case StageKind.QKV:
+            name = f"layers.{stage.layer - 1}.ffn_post_norm"
+        case StageKind.LM_HEAD:
+            name = f"layers.{spec.layers - 1}.ffn_post_norm"
+        case _:
+            return None
     return weights[name].astype(np.float32)
 
 
 def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | None:
-    """[head_dim] scales of q and k in an attention stage, None when the model has none."""
+    """Scales of q and k in an attention stage, [head_dim] or of all heads, None when the model has none."""
     if stage.kind is not StageKind.ATTENTION or not weights.spec.qk_norm:
         return None
-    layer = f"layers.{stage.layer}"
-    return weights[f"{layer}.q_norm"].astype(np.float32), weights[f"{layer}.k_norm"].astype(np.float32)
+    q, k = (_turning(weights, name, weights[f"layers.{stage.layer}.{name}_norm"]).astype(np.float32) for name in "qk")
+    return q, k
 
 
-def rope_table(spec: ModelSpec, positions: int) -> tuple[Vector, Vector]:
-    """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles."""
-    pairs = np.arange(0, spec.head_dim, 2, dtype=np.float64)
-    frequencies = _scaled(spec.rope.theta ** (-pairs / spec.head_dim), spec.rope.scaling)
+def rope_tables(spec: ModelSpec, positions: int) -> list[tuple[Vector, Vector]]:
+    """The tables of `spec.rotations`, in order."""
+    return [rope_table(spec, positions, rope) if rope else _standing(spec, positions) for rope in spec.rotations]
+
+
+def rope_table(spec: ModelSpec, positions: int, rope: Rope | None = None) -> tuple[Vector, Vector]:
+    """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles. `rope`: the model's own unless given.
+
+    Pairs that are not rotated stand still: cosine one, sine zero.
+    """
+    rope = rope or spec.rope
+    rotated = rope.rotated or spec.head_dim
+    pairs = np.arange(0, rotated, 2, dtype=np.float64)
+    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope.scaling, positions)
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    factor = rope.scaling.factor if rope.scaling and rope.scaling.kind == "longrope" else 1.0
+    cos, sin = _standing(spec, positions)
+    cos[:, : rotated // 2], sin[:, : rotated // 2] = factor * np.cos(angles), factor * np.sin(angles)
+    return cos, sin
+
+
+def _standing(spec: ModelSpec, positions: int) -> tuple[Vector, Vector]:
+    shape = (positions, spec.head_dim // 2)
+    return np.ones(shape, np.float32), np.zeros(shape, np.float32)
+
+
+def _turning(weights: Weights, name: str, rows: Array) -> Array:
+    """Rows of q or k, [heads * head_dim, ...], with the elements of each head in the order in which the kernel turns them.
+
+    It turns element i with i + head_dim / 2. Where a family rotates a part of a head, each half begins with its half of that part; scores
+    do not depend on the order, which is the same for q and k.
+    """
+    spec, rotated = weights.spec, weights.spec.rope.rotated
+    if name == "v" or rotated is None or spec.rope.style is RopeStyle.INTERLEAVED:
+        return rows
+    first, rest = np.arange(rotated).reshape(2, -1), np.arange(rotated, spec.head_dim).reshape(2, -1)
+    order = np.concatenate([first, rest], axis=1).reshape(-1)
+    return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
 def _head_rows(plan: Plan, name: str, rank: int) -> slice:
@@ -114,10 +165,16 @@ def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
     return np.concatenate([rows, np.zeros((missing, shard.hidden), table.dtype)]) if missing else rows
 
 
-def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling | None) -> NDArray[np.float64]:
-    """Llama 3: long wavelengths are divided by the factor, short ones kept, those between blended."""
+def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling | None, positions: int) -> NDArray[np.float64]:
+    """Llama 3: long wavelengths are divided by the factor, short ones kept, those between blended.
+
+    LongRoPE: each pair's own factor, by how far the plan reaches. A sequence keeps its factors: cached keys are turned already.
+    """
     if scaling is None:
         return frequencies
+    if scaling.kind == "longrope":
+        own: NDArray[np.float64] = frequencies / np.array(scaling.long if positions > scaling.original_context else scaling.short)
+        return own
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind != "llama3":

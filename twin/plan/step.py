@@ -10,7 +10,7 @@ from twin.plan.builder import Builder
 from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
 from twin.plan.partition import cut, spread
-from twin.plan.streams import enter, landed
+from twin.plan.streams import enter, landed, summed
 from twin.plan.types import Read, Sampling, StageKind
 
 CANDIDATE = 2  # logit and index
@@ -73,7 +73,7 @@ def _head(b: Builder, residual: list[Read]) -> None:
     name = "logits" if full else "candidates"
     value = b.value(name, 0, len(b.stages), elements=elements, pushed=b.ranks > 1, owned=published)
     b.stage(
-        StageKind.LM_HEAD, -1, reads=residual, publishes=value.id, matrix=matrix, vector=2 * b.options.tokens * shard.hidden,
+        StageKind.LM_HEAD, -1, reads=residual, publishes=value.id, matrix=matrix, vector=summed(b),
         operations=("add_norm", "lm_head"),
     )  # fmt: skip
     everything = b.whole(b.collected(value))

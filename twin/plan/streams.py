@@ -34,8 +34,12 @@ def vector(b: Builder) -> int:
     Where the residual is sliced, its sums come ready, and a norm's factor (one number a token) is applied to what is published.
     """
     collapsed = width(b) if b.spec.hyper else 0
-    normed = 0 if b.options.residual is Residual.SLICED else 2 * b.shard.hidden
-    return b.options.tokens * (normed + collapsed)
+    return (0 if b.options.residual is Residual.SLICED else summed(b)) + b.options.tokens * collapsed
+
+
+def summed(b: Builder) -> int:
+    """The same of one stream, which some families add to what they have normed first."""
+    return b.options.tokens * (2 + b.spec.variant.norms.after) * b.shard.hidden
 
 
 def landed(b: Builder, layer: int, value: Value) -> list[Read]:

@@ -92,6 +92,9 @@ class _Layer:
             self.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
         splits = self.plan.kernel_attention().splits
         needs = [Need(qkv, _item_vectors(stage.items, splits, heads, cached, kind.head_dim))]
+        if kind.whole_qk_norm:  # their sums of squares
+            normed = (0, (heads + cached) * kind.head_dim)
+            needs.append(Need(qkv, tuple((normed,) if lo < hi else () for lo, hi in stage.items)))
         width = -(-partials_of(self.plan, heads // cached, kind.head_dim) // 4) * 4
         return self.attention(stage, needs, width, items=cached * splits)
 

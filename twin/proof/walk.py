@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from twin.models.spec import DType, LaneHead, ModelSpec
@@ -111,7 +111,7 @@ class Walk:
         self.modules.add(modules[-1].id)
         delay = self._delay()
         if not lanes or delay == 0 or (layer < delay and lanes.early_exchange):
-            return [self.all(modules[-1], residual=True)]
+            return [replace(self.all(modules[-1], residual=True), scale=self.spec.variant.residual)]
         scale = math.sqrt(lanes.count) if layer < delay else 1.0
         needs = [Need(modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
         late = layer - delay

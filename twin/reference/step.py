@@ -16,6 +16,7 @@ import numpy as np
 
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
+from twin.models.variant import Activation
 from twin.plan import shards
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
@@ -58,7 +59,7 @@ class Reference:
         layers = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
         shape = (layers, plan.ranks, own.items, own.item_positions, own.head_dim)
         self.keys, self.values = np.zeros(shape, stored), np.zeros(shape, stored)
-        self.cos, self.sin = (t.astype(dtype) for t in shards.rope_table(self.spec, plan.options.max_context))
+        self.turns = [(cos.astype(dtype), sin.astype(dtype)) for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)]
         self._embedding = weights["embed"]
         self._matrices: dict[tuple[int, int], Array] = {}
         self._vectors: dict[tuple[str, int, int], Any] = {}
@@ -123,13 +124,13 @@ class Reference:
             case StageKind.QKV:
                 return self._rows(stage, rank, self._stream(stage, rank, inputs))
             case StageKind.ATTENTION:
-                return self._attention(stage, rank, inputs[0][:, 0])
+                return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
                 return self._rows(stage, rank, self._combine(inputs[0][:, 0]))
             case StageKind.GATE_UP:
                 rows = self._rows(stage, rank, self._stream(stage, rank, inputs))
                 gate, up = rows[:, 0::2], rows[:, 1::2]
-                return silu(gate) * up
+                return ACTIVATIONS[self.spec.variant.activation](gate) * up
             case StageKind.DOWN:
                 return self._rows(stage, rank, inputs[0][:, 0])
             case StageKind.COLLECTIVE:
@@ -151,13 +152,15 @@ class Reference:
     def _embed(self, rank: int, inputs: list[Array], token: int) -> Array:
         if inputs:
             token = int(inputs[0][0, 0, 0])
-        self.residual[rank] = self._embedding[token].astype(self.dtype)[None]
+        self.residual[rank] = self._embedding[token].astype(self.dtype)[None] * self.dtype(self.spec.variant.embedding)
         return self.residual[rank]
 
     def _stream(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
         """[n, hidden]: the residual stream (or the meeting lanes) after the stage's reads, normed if the stage norms."""
+        after = self._vector("post_norm", stage, 0, lambda: shards.stage_post_norm(stage, self.weights))
         for read, parts in zip(stage.reads, inputs, strict=True):
-            total = self.dtype(read.scale) * parts.sum(axis=1)
+            made = parts.sum(axis=1)
+            total = self.dtype(read.scale) * (made if after is None else rms_norm(made, after, self.spec.norm_eps))
             self.residual[rank] = self.residual[rank] + total if read.residual else total
         x, lanes = self.residual[rank], self.spec.lanes
         if stage.kind is StageKind.LM_HEAD and lanes and lanes.head is LaneHead.MEAN:
@@ -179,12 +182,18 @@ class Reference:
             rows += bias
         return rows
 
-    def _attention(self, stage: Stage, rank: int, qkv: Array) -> Array:
-        """[1, words of all items, numbers of a word]: each block appends and scans its own items, from its own view of q, k and v."""
+    def _attention(self, stage: Stage, rank: int, qkv: Array, qk: Array | None = None) -> Array:
+        """[1, words of all items, numbers of a word]: each block appends and scans its own items, from its own view of q, k and v.
+
+        `qk`: all heads of q and k, of a model that norms them together.
+        """
         own, group = self.attention, self.attention.group
         out = np.full((own.items, group, own.head_dim + 2), np.nan, self.dtype)
         for block, (lo, hi) in enumerate(stage.items):
-            heads = qkv[block if len(qkv) > 1 else 0].reshape(-1, own.head_dim)  # [q heads, k heads, v heads]
+            view = qkv[block if len(qkv) > 1 else 0]
+            if qk is not None:
+                view = self._normed_together(stage, qk[block if len(qk) > 1 else 0], view)
+            heads = view.reshape(-1, own.head_dim)  # [q heads, k heads, v heads]
             for item in range(lo, hi):
                 head = item // own.splits
                 q = self._rotated(stage, heads[head * group : (head + 1) * group], 0)
@@ -207,7 +216,7 @@ class Reference:
 
     def _item(self, stage: Stage, rank: int, item: int, q: Array, k: Array, v: Array) -> Array:
         """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the item's positions."""
-        own, page_size, newest = self.attention, self.plan.options.kv_page, self.position
+        own, page_size, newest, variant = self.attention, self.plan.options.kv_page, self.position, self.spec.variant
         split = item % own.splits
         keys, values = self.keys[stage.layer, rank, item], self.values[stage.layer, rank, item]
         page, offset = divmod(newest, page_size)
@@ -219,19 +228,34 @@ class Reference:
         out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
         if lo < hi:
-            scores = q @ keys[lo:hi].astype(self.dtype).T / self.dtype(math.sqrt(own.head_dim))
+            scores = q @ keys[lo:hi].astype(self.dtype).T
+            scores = scores / self.dtype(math.sqrt(own.head_dim)) if variant.score is None else scores * self.dtype(variant.score)
+            scores = capped(scores, variant.score_cap)
             out[:, -2] = scores.max(axis=1)
             weights = np.exp(scores - out[:, -2, None])
             out[:, :-2] = weights @ values[lo:hi].astype(self.dtype)
             out[:, -1] = weights.sum(axis=1)
         return out
 
+    def _normed_together(self, stage: Stage, qk: Array, qkv: Array) -> Array:
+        """`qkv` with the heads of q, and those of k, normed as one vector each."""
+        scales = self._qk_norms(stage)
+        assert scales is not None
+        q, k, _ = np.split(qk, np.cumsum([len(scale) for scale in scales]))
+        made = [rms_norm(x, scale, self.spec.norm_eps) for x, scale in zip((q, k), scales, strict=True)]
+        return np.concatenate([*made, qkv[len(q) + len(k) :]])
+
     def _rotated(self, stage: Stage, x: Array, which: int) -> Array:
-        """q (which 0) or k (1), [..., head_dim], normed if the model does and rotated to the current position."""
-        scales = self._vector("qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights))
-        if scales is not None:
+        """q (which 0) or k (1), [..., head_dim], normed if the model norms each head, and rotated to the current position."""
+        scales = self._qk_norms(stage)
+        if scales is not None and not self.spec.variant.whole_qk_norm:
             x = rms_norm(x, scales[which], self.spec.norm_eps)
-        return rotate(x, self.cos[self.position], self.sin[self.position], self.spec.rope.style)
+        cos, sin = self.turns[self.spec.rotation(stage.layer)]
+        return rotate(x, cos[self.position], sin[self.position], self.spec.rope.style)
+
+    def _qk_norms(self, stage: Stage) -> tuple[Array, Array] | None:
+        scales: tuple[Array, Array] | None = self._vector("qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights))
+        return scales
 
     def _combine(self, partials: Array) -> Array:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in split order."""
@@ -249,7 +273,7 @@ class Reference:
     def _head(self, stage: Stage, rank: int, x: Array) -> Array:
         """[1, elements]: logits, or each block's best (logit, index); also keeps the logits of the valid rows."""
         assert stage.matrix is not None
-        rows, first = self._rows(stage, rank, x), rank * self.plan.shard.vocab
+        rows, first = capped(self._rows(stage, rank, x), self.spec.variant.logit_cap), rank * self.plan.shard.vocab
         out: list[tuple[float, int]] = []
         logits = np.full(self.plan.shard.vocab, -np.inf, self.dtype)
         for block, (lo, hi) in enumerate(stage.matrix.owned):
@@ -298,6 +322,20 @@ def silu(x: Array) -> Array:
     with np.errstate(over="ignore"):  # exp of a large negative gate's opposite is infinite and the quotient rightly zero
         out: Array = x / (1 + np.exp(-x))
     return out
+
+
+def gelu(x: Array) -> Array:
+    """The approximation by tanh."""
+    out: Array = x.dtype.type(0.5) * x * (1 + np.tanh(x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)))
+    return out
+
+
+ACTIVATIONS = {Activation.SILU: silu, Activation.GELU: gelu}
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    """Softly limited to -cap..cap; as it is without a cap."""
+    return x if cap is None else np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
 
 
 def rotate(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:

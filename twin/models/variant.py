@@ -1,0 +1,47 @@
+"""What a dense family does otherwise than Llama. Each field is a constant of the kernel that is compiled for a model of the family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Activation(Enum):
+    """What a gate passes through before it meets its up row."""
+
+    SILU = "silu"
+    GELU = "gelu_pytorch_tanh"
+
+
+class Norms(Enum):
+    """Where a layer norms: what its two modules read, what they add to the residual stream, or both."""
+
+    BEFORE = "before"
+    AROUND = "around"
+    AFTER = "after"
+
+    @property
+    def before(self) -> bool:
+        return self is not Norms.AFTER
+
+    @property
+    def after(self) -> bool:
+        return self is not Norms.BEFORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """As it stands, Llama."""
+
+    activation: Activation = Activation.SILU
+    norms: Norms = Norms.BEFORE
+    whole_qk_norm: bool = False  # q and k are normed over all heads together, not head by head
+    embedding: float = 1.0  # factor of a token's embedding
+    residual: float = 1.0  # factor of what a module adds to the residual stream
+    score: float | None = None  # factor of query times key; None: 1 / sqrt(head_dim)
+    logit: float = 1.0  # factor of the logits; it is folded into the final norm's weights
+    score_cap: float | None = None  # cap * tanh(score / cap)
+    logit_cap: float | None = None  # cap * tanh(logit / cap)
+
+
+LLAMA = Variant()
