@@ -7,6 +7,7 @@ import argparse
 from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
+from twin.hardware.floor import ceiling
 from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Device, Node
@@ -67,7 +68,7 @@ def _list(args: argparse.Namespace) -> int:
     rows = [
         (
             d.name, d.title, d.blocks, format_quantity(d.memory.capacity_bytes.value, "B"),
-            format_quantity(d.memory.stream_bytes_per_s.value, "B/s"), d.isa or "twin only",
+            format_quantity(ceiling(d).value, "B/s"), d.isa or "twin only",
             " ".join(n.split("x", 1)[0] for n in nodes if n.split("x", 1)[1] == d.name),
         )
         for d in devices

@@ -9,6 +9,7 @@ import simpy
 from numpy.typing import NDArray
 
 from twin.errors import HardwareError
+from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Device, Node
 from twin.plan.types import Execution, Plan, StageKind
@@ -129,7 +130,7 @@ class Machine:
         serves them since the step before, whichever takes longer."""
         moved = self.program.step_bytes(step)
         kept = sum(block.kept_bytes(step) for block in self.blocks)
-        memory_s = (moved - kept) / (len(self.packages) * self.node.device.memory.stream_bytes_per_s.value)
+        memory_s = floor_s(self.node.device, len(self.packages), moved - kept)
         return max(memory_s, kept / (len(self.packages) * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
 
     def kernel_border(self, block: Block, step: int, stage: int, launch: int, *, library: bool) -> Border:
