@@ -133,7 +133,6 @@ def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     capsys.readouterr()
 
     monkeypatch.setattr(engine_runs, "held_out", lambda node: small_runs())
-    monkeypatch.setattr("twin.calibrate.validate.held_out", lambda node: small_runs())
     assert main(["validate", "h200-sxm", "--measure-only", "--out", str(tmp_path / "runs")]) == 0
     capsys.readouterr()
     assert main(["validate", "1xh200-sxm", "--from", str(tmp_path / "runs"), "--json"]) == 0

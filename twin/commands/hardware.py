@@ -27,7 +27,8 @@ EXAMPLES = """\
 def add(commands: Subparsers) -> None:
     parser = command(
         commands, "hardware", run, usage="[DEVICE] [--json]", summary="list devices, or show one device's numbers with kind and source",
-        text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust. "
+        text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit whose probes "
+        "do not tell it) or assumed, in this order of trust. "
         "Machines that hold weights on chip have a law of their own (twin/machines): they are not planned or simulated.",
         examples=EXAMPLES,
     )  # fmt: skip

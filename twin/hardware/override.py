@@ -29,6 +29,7 @@ SPREAD = {
     Kind.DATASHEET: 0.0,
     Kind.THIRD_PARTY: 0.10,
     Kind.VENDOR: 0.15,
+    Kind.UNBOUND: 0.5,
     Kind.ASSUMED: 0.0,  # only a user's own what-if lacks a range, and it is meant exactly
 }
 
@@ -40,7 +41,7 @@ def numbers(target: Device | Node) -> dict[str, Number]:
 
 def assumed(target: Device | Node) -> list[str]:
     """Paths of the numbers that nobody measured: what a report must list."""
-    return [path for path, number in numbers(target).items() if number.kind is Kind.ASSUMED]
+    return [path for path, number in numbers(target).items() if number.kind in (Kind.UNBOUND, Kind.ASSUMED)]
 
 
 def interval(number: Number) -> tuple[float, float]:

@@ -14,6 +14,7 @@ class Kind(Enum):
     DATASHEET = "datasheet"
     THIRD_PARTY = "third-party"
     VENDOR = "vendor"
+    UNBOUND = "unbound"  # stands in a fit, but its probes do not bind it (twin.calibrate.bound)
     ASSUMED = "assumed"
 
 

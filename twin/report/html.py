@@ -44,7 +44,7 @@ table.wide td.short:first-child { white-space: nowrap; }
 ul { margin: 4px 0; padding-left: 20px; max-width: 100ch; }
 .chip { display: inline-block; padding: 0 7px; border-radius: 9px; background: var(--wash); border: 1px solid var(--line);
   font-size: 12px; white-space: nowrap; }
-.chip.assumed { background: #fff3d6; border-color: #e8c877; }
+.chip.assumed, .chip.unbound { background: #fff3d6; border-color: #e8c877; }
 .chip.measured, .chip.fitted { background: #e2f3e6; border-color: #9fcfab; }
 @page { size: A4 landscape; margin: 12mm; }
 @media print {
