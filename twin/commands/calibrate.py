@@ -32,7 +32,7 @@ EXAMPLES = """\
   twin calibrate 1xh200          probe and fit this computer's GPU
   twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to where the fit is to be made, then:
   twin calibrate 1xh200 --from probes
-  twin calibrate 1xh200 --judge  say of the fit on file which numbers its probes bind"""
+  twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
 
 
 def add(commands: Subparsers) -> None:
