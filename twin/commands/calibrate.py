@@ -180,9 +180,13 @@ def text(node: Node, fit: Fit) -> str:
     head = f"fit of {node.name} to {len(fit.residuals)} probes, run {fit.run}"
     fitted = table(("number", "before", "fitted", "interval"), rows)
     misfit = table(("probes", "count", "rms misfit", "worst", "which"), groups)
+    parts = [head, fitted, misfit]
     loose = [path for path, strength in fit.binding.items() if strength < 1]
-    said = f"\n\nnot bound by their probes, so as the hardware file says: {', '.join(loose)}" if loose else ""
-    return f"{head}\n\n{fitted}\n\n{misfit}{said}\n\nnext: twin validate {node.name}"
+    if as_filed := [path for path in loose if path not in fit.numbers]:
+        parts.append(f"not bound by their probes, so as the hardware file says: {', '.join(as_filed)}")
+    if unbound := [path for path in loose if path in fit.numbers]:
+        parts.append(f"not bound, but the probes refuse what the hardware file says: {', '.join(unbound)}")
+    return "\n\n".join([*parts, f"next: twin validate {node.name}"])
 
 
 def binding_text(node: Node, strengths: dict[str, float]) -> str:
