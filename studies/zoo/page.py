@@ -18,7 +18,7 @@ from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}  # bytes/s
-FIT_OF = "h200-sxm"  # the H100 has none of its own: it was predicted from this one
+FIT_OF = "h200-sxm"  # the H100 had none of its own: it was predicted from this one
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
 
