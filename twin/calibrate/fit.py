@@ -82,27 +82,41 @@ def fit_node(node: Node, probes: list[Probe], run: store.Run, progress: Callable
             if not chosen or not paths:
                 continue
             progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
-            known = apply_fit(node, numbers)
-            begun = _read_off(known, recipe.starts(group, chosen, settled(run), known.device), paths)
-            least = _least(begun, paths, chosen, run, simulators, recipe)
-            judged = least.judged(known)
-            strengths |= judged.strength
-            while judged.replaced:  # the others are fitted again, with what the file says in its place
-                progress(f"fitting {group} again: its probes do not bind {', '.join(judged.replaced)}")
-                paths = tuple(path for path in paths if path not in judged.replaced)
-                if not paths:
-                    break
-                least = _least(_read_off(known, least.values(), paths), paths, chosen, run, simulators, recipe)
-                judged = least.judged(known)
-                strengths |= judged.strength
-            if paths:
-                numbers |= least.numbers(judged.unbound)
+            least, binding = _fit_group(apply_fit(node, numbers), group, paths, chosen, run, simulators, recipe, progress)
+            strengths |= binding
+            if least:
+                numbers |= least.numbers([path for path in least.paths if binding[path] < 1])
                 residuals |= least.residuals()
                 together |= least.together()
         rest = [p for p in asked if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
         residuals |= _residuals(rest, simulators(apply_fit(node, numbers), rest), run)
     return Fit(numbers, residuals, run.id, {p.name: p.group for p in asked}, run.meta.get("failed") or {}, together, strengths)
+
+
+def _fit_group(
+    known: Node,
+    group: str,
+    paths: tuple[str, ...],
+    chosen: list[Probe],
+    run: store.Run,
+    simulators: Simulators,
+    recipe: Recipe,
+    progress: Callable[[str], None],
+) -> tuple[_Least | None, dict[str, float]]:
+    """The least misfit over the numbers that are not left as `known` has them, and how well each is bound; None where all are left."""
+    strengths: dict[str, float] = {}
+    begun = _read_off(known, recipe.starts(group, chosen, settled(run), known.device), paths)
+    while paths:
+        least = _least(begun, paths, chosen, run, simulators, recipe)
+        judged = least.judged(known)
+        strengths |= judged.strength
+        if not judged.replaced:
+            return least, strengths
+        progress(f"fitting {group} again: its probes do not bind {', '.join(judged.replaced)}")
+        paths = tuple(path for path in paths if path not in judged.replaced)
+        begun = _read_off(known, least.values(), paths)
+    return None, strengths
 
 
 def judge(node: Node, fit: Mapping[str, Number], probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,8 @@ from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
-from twin.hardware.types import Node
+from twin.hardware.override import numbers as hardware_numbers
+from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
@@ -164,7 +166,10 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     ]
     slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
     by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
-    rests = f"rests on {len(result.assumed)} assumed numbers: {', '.join(p.removeprefix('device.') for p in result.assumed) or 'none'}"
+    unbound = [path for path in result.assumed if hardware_numbers(node)[path].kind is Kind.UNBOUND]
+    rests = _listed("assumed numbers", [path for path in result.assumed if path not in unbound])
+    if unbound:
+        rests += f"\n{_listed('numbers that the probes of the fit do not bind', unbound)}"
     return "\n\n".join(
         [
             head,
@@ -175,6 +180,10 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\nsimulated by {by}",
         ]
     )
+
+
+def _listed(what: str, paths: Sequence[str]) -> str:
+    return f"rests on {len(paths)} {what}: {', '.join(path.removeprefix('device.') for path in paths) or 'none'}"
 
 
 def certainty(node: Node) -> str:

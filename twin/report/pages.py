@@ -164,7 +164,8 @@ def rests_on(node: Node, result: Result) -> Section:
         low, high = (format_quantity(end, unit) for end in interval(number))
         span = "" if low == high else f"{low} .. {high}"
         rows.append((path.removeprefix("device."), Chip(number.kind.value), format_quantity(number.value, unit), span, number.source))
-    text = f"{len(result.assumed)} of these numbers are assumed: nobody measured them, and the prediction is no better than they are."
+    count_of = len(result.assumed)
+    text = f"{count_of} of these numbers are assumed or unbound: no measurement tells them, and the prediction is no better than they are."
     table = html_table(("number", "kind", "value", "range", "source"), rows, text_columns=5)
     return Section("What the numbers rest on", text, (), table, long=True)
 
