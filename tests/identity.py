@@ -2,7 +2,8 @@
 
 Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's result and its trace. The sources of
 the kernel are compared as well: the same header and the same sources but for comments are the same machine code. The other tree is
-checked out beside this one for as long as it takes; what it computes is kept under build/identity for the next comparison.
+checked out beside this one for as long as it takes; what it computes is kept under build/identity for the next comparison. Fields of
+a prediction that a change was meant to change are left out by `--without`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMENT = re.compile(r"//[^\n]*")
 HERE = Path(__file__).resolve()
 ONLY = "MONOTWIN_IDENTITY_ONLY"  # how a comparison tells its processes which cases to compute
+WITHOUT = "MONOTWIN_IDENTITY_WITHOUT"  # and which fields of a prediction to leave out
 DENSE = ("laneformer-2b", "llama-3.2-1b", "qwen2.5-coder-1.5b", "qwen3-8b", "llama-3.1-8b")
 LARGE = ("llama-3.1-70b",)
 SIMULATED = ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-coder-next", "deepseek-v4-flash", "gemma-4-31b", "mixtral-8x7b")
@@ -105,7 +107,7 @@ def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
     if code:
         raise SystemExit(f"twin simulate {' '.join(words)} ended with {code}")
     result = json.loads(said.getvalue())
-    for name in ("trace", "trace_file", "wall_s"):
+    for name in ("trace", "trace_file", "wall_s", *os.environ.get(WITHOUT, "").split(",")):
         result.pop(name, None)
     made = {"prediction": digest(json.dumps(result, sort_keys=True).encode()), "trace": digest(trace.read_bytes())}
     trace.unlink()
@@ -135,7 +137,7 @@ def digests_of(tree: Path, only: str = "") -> dict[str, dict[str, str]]:
 def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
     """Computed once for a commit: this file's text and the commit's name are the key."""
     name = subprocess.run(["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True).stdout.strip()
-    kept = ROOT / "build" / "identity" / f"{name[:12]}-{digest(HERE.read_bytes())}.json"
+    kept = ROOT / "build" / "identity" / f"{name[:12]}-{digest(HERE.read_bytes(), os.environ.get(WITHOUT, '').encode())}.json"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as folder:
             other = Path(folder) / "tree"
@@ -154,8 +156,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", nargs="?", help="the tree to compare with")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases that hold this, such as '1xh200$'")
+    parser.add_argument("--without", metavar="FIELDS", help="of a prediction, that were meant to change, such as floor_s,stream_fraction")
     parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.without:
+        os.environ[WITHOUT] = chosen.without
     if chosen.digest:
         with tempfile.TemporaryDirectory() as folder:
             chosen.digest.write_text(json.dumps(digests(Path(folder), os.environ.get(ONLY, ""))))

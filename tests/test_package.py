@@ -14,16 +14,16 @@ def test_a_wheel_carries_every_data_folder_and_every_study_file() -> None:
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert carried == {name: f"twin/_data/{name}" for name in carried}
     studies = {f"studies/{file.parent.name}" for file in ROOT.glob("studies/*/study.yaml")}
-    fits = {name for name in carried if name.startswith("calibration/fits/")}
+    fits = {name for name in carried if name.startswith("calibration/")}
     assert set(carried) == {"hwmodels", "native"} | fits | studies
 
 
-def test_a_wheel_carries_every_fit_on_file_but_not_that_of_the_computer_it_is_built_on() -> None:
+def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_that_of_the_computer_it_is_built_on() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     ignored = (ROOT / ".gitignore").read_text().split()
-    assert "calibration/fits/host.yaml" in ignored
-    fits = {f"calibration/fits/{file.name}" for file in (ROOT / "calibration/fits").iterdir()}
+    assert {"calibration/fits/host.yaml", "calibration/held-out/host.yaml"} <= set(ignored)
+    fits = {f"calibration/{folder}/{file.name}" for folder in ("fits", "held-out") for file in (ROOT / "calibration" / folder).iterdir()}
     assert {name for name in carried if name.startswith("calibration")} == fits - set(ignored)
 
 

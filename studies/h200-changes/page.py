@@ -33,7 +33,7 @@ def record() -> Path:
 
 
 def stamp() -> Stamp:
-    return Stamp(fits_on_file(), digest([PREDICTIONS.read_bytes(), (record() / "samples.csv").read_bytes()]))
+    return Stamp(fits_on_file(f"1x{DEVICE}"), digest([PREDICTIONS.read_bytes(), (record() / "samples.csv").read_bytes()]))
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def table(rows: list[Line]) -> str:
         (model, change, *(f"{s * 1e6:,.0f}" + (f" ({c:+.1%})" if change != BASE else "") for s, c in times))
         for model, change, *times in rows
     ]
-    return f"{markdown_table(head, cells, text_columns=2)}\n\nFit: {fits_on_file()}; measured: {record().name}."
+    return f"{markdown_table(head, cells, text_columns=2)}\n\nFit: {stamp().fit}; measured: {record().name}."
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import numpy as np
 
 from twin.bench.shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, cpu_plan, prompt_of
 from twin.engine.weights import random_weights
+from twin.hardware.floor import ceiling
+from twin.hardware.load import load_device
 from twin.kernel.defaults import plan_for
 from twin.kernel.prompt import pass_weight_bytes, passes
 from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeStyle
@@ -29,7 +31,8 @@ from twin.plan.types import Execution, Plan
 from twin.reference.step import Reference
 
 ROOT = Path(__file__).resolve().parents[2]
-PROMPT, REPEATS, CEILING = 512, 5, 4.61e12  # tokens; runs; bytes a second that an H200 streams
+PROMPT, REPEATS = 512, 5  # tokens; runs
+CEILING = ceiling(load_device("h200-sxm")).value  # bytes a second
 LENGTHS = (5, 31, 32, 33, 70)  # tokens before those whose logits are compared, around the borders of a pass
 AFTER = 2  # positions compared after each
 TOLERANCE = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}  # of the largest logit: inputs of matrices are rounded

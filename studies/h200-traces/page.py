@@ -19,7 +19,7 @@ RECORDED, NODE = HERE / "recorded" / "llama-3.2-1b.npz", "1xh200"
 
 
 def stamp() -> Stamp:
-    return Stamp(fits_on_file(), files_digest([RECORDED]))
+    return Stamp(fits_on_file(NODE), files_digest([RECORDED]))
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def table(found: SideBySide) -> str:
         for one in found.stages
     ]  # fmt: skip
     step = f"a step: {found.measured_step_us:,.1f} us measured, {found.simulated_step_us:,.1f} simulated"
-    return f"{markdown_table(head, rows)}\n\nllama-3.2-1b, {step}. Fit: {fits_on_file()}."
+    return f"{markdown_table(head, rows)}\n\nllama-3.2-1b, {step}. Fit: {fits_on_file(NODE)}."
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def record() -> Path:
 
 
 def stamp() -> Stamp:
-    return Stamp(fits_on_file(), files_digest(sorted(record().iterdir())))
+    return Stamp(fits_on_file(f"1x{DEVICE}"), files_digest(sorted(record().iterdir())))
 
 
 def main() -> None:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twin.hardware.floor import ceiling
+from twin.hardware.load import load_device
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
 from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-CEILINGS = {"h200-sxm": 4.61e12, "h100-sxm": 3.18e12}  # bytes/s: H200-PROBES, measured; AZURE, the vendor's
-FIT_OF = "h200-sxm"  # the H100 has none of its own: it was predicted from this one
+CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}  # bytes/s
+FIT_OF = "h200-sxm"  # the H100 had none of its own: it was predicted from this one
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
 

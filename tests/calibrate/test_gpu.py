@@ -32,7 +32,7 @@ from twin.engine.choose import Found
 from twin.engine.cuda_build import shared_bytes
 from twin.errors import CalibrationError, EngineError
 from twin.hardware.load import load_node
-from twin.hardware.types import Node
+from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
 from twin.plan.probe import stream_probe
@@ -115,6 +115,15 @@ def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     node = calibrated_node("1xh200")
     for path in ("block.element_s", "l2.latency_s", "block.sample_element_s"):
         assert getattr_path(node, path) == pytest.approx(HIDDEN[path], rel=0.1), path
+    fitted = store.read_fit("1xh200-sxm")
+    assert main(["calibrate", "1xh200", "--judge", "--json"]) == 0
+    judged = store.read_fit("1xh200-sxm")
+    assert fitted is not None
+    assert judged is not None
+    assert {path: number.value for path, number in judged[0].items()} == {path: number.value for path, number in fitted[0].items()}
+    assert judged[1]["binding"].keys() == judged[0].keys()
+    for path, number in judged[0].items():
+        assert (number.kind is Kind.FITTED) == (judged[1]["binding"][path] >= 1), path
 
 
 @pytest.mark.slow
@@ -133,7 +142,6 @@ def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     capsys.readouterr()
 
     monkeypatch.setattr(engine_runs, "held_out", lambda node: small_runs())
-    monkeypatch.setattr("twin.calibrate.validate.held_out", lambda node: small_runs())
     assert main(["validate", "h200-sxm", "--measure-only", "--out", str(tmp_path / "runs")]) == 0
     capsys.readouterr()
     assert main(["validate", "1xh200-sxm", "--from", str(tmp_path / "runs"), "--json"]) == 0

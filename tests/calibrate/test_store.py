@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import store
+from twin.calibrate.node import calibrated_node, fits_of
 from twin.errors import CalibrationError, OutputError
 from twin.hardware.types import Kind, Number
+from twin.study.interval import Draws, settings
 
 NUMBERS = {"handoff.hop_s": Number(1e-6, Kind.FITTED, "x", 0.9e-6, 1.1e-6)}
 
@@ -23,8 +26,54 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_fit_is_read_as_it_was_written() -> None:
-    store.write_fit("h200-sxm", NUMBERS, {"run": "r"})
-    assert store.read_fit("h200-sxm") == (NUMBERS, {"device": "h200-sxm", "run": "r"})
+    store.write_fit("1xh200-sxm", NUMBERS, {"run": "r"})
+    assert store.read_fit("1xh200-sxm") == (NUMBERS, {"node": "1xh200-sxm", "run": "r"})
+
+
+def test_a_number_that_is_not_bound_is_read_as_such() -> None:
+    unbound = {path: replace(number, kind=Kind.UNBOUND) for path, number in NUMBERS.items()}
+    store.write_fit("1xh200-sxm", unbound, {})
+    assert store.read_fit("1xh200-sxm") == (unbound, {"node": "1xh200-sxm"})
+
+
+def test_a_node_of_one_is_called_by_its_device_on_disk(home: Path) -> None:
+    assert store.fit_file("1xh200-sxm") == store.fit_file("h200-sxm") == home / "fits" / "h200-sxm.yaml"
+    assert store.runs_folder("1xh200-sxm") == home / "runs" / "h200-sxm"
+    assert store.runs_folder("8xh200-sxm") == home / "runs" / "8xh200-sxm"
+
+
+@pytest.mark.parametrize("meta", [{"device": "h200-sxm"}, {"node": "1xh200-sxm"}])
+def test_runs_that_name_a_device_or_a_node_of_one_are_adopted(meta: dict[str, str], home: Path) -> None:
+    store.save_run(home / "run", meta | {"date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]})
+    assert store.adopt_run(home / "run", "1xh200-sxm", "probes").id == "2026-11-21T100000-probes"
+    with pytest.raises(CalibrationError, match="measured on h200-sxm, not on 8xh200-sxm"):
+        store.adopt_run(home / "run", "8xh200-sxm", "probes")
+
+
+def fitted(value: float) -> Number:
+    return Number(value, Kind.FITTED, "test", value / 2, value * 2)
+
+
+def test_a_fit_of_one_device_serves_every_node_of_them_and_that_of_a_node_comes_on_top() -> None:
+    store.write_fit("1xh200-sxm", {"handoff.hop_s": fitted(7e-7), "memory.latency_s": fitted(6e-7)}, {})
+    store.write_fit("8xh200-sxm", {"link.hop_s": fitted(9e-7), "memory.latency_s": fitted(8e-7)}, {})
+    one, four, eight = (calibrated_node(name) for name in ("1xh200", "4xh200", "8xh200"))
+    assert one.device == four.device
+    assert one.device.handoff.hop_s == eight.device.handoff.hop_s == fitted(7e-7)
+    assert (four.device.memory.latency_s, eight.device.memory.latency_s) == (fitted(6e-7), fitted(8e-7))
+    assert eight.link is not None
+    assert four.link is not None
+    assert (eight.link.hop_s, four.link.hop_s.kind) == (fitted(9e-7), Kind.MEASURED)
+    assert fits_of(four) == {"1xh200-sxm": {"device.handoff.hop_s", "device.memory.latency_s"}}
+    assert fits_of(eight)["8xh200-sxm"] == {"link.hop_s", "device.memory.latency_s"}
+
+
+def test_draws_of_a_node_take_those_of_its_fits_together() -> None:
+    store.write_fit("1xh200-sxm", {"handoff.hop_s": fitted(7e-7)}, {"together": {"handoff.hop_s": [0.5, 2.0]}})
+    store.write_fit("8xh200-sxm", {"link.hop_s": fitted(9e-7)}, {"together": {"link.hop_s": [0.5, 2.0]}})
+    for drawn in map(dict, settings(calibrated_node("8xh200"), Draws(8, 1))):
+        assert drawn["device.handoff.hop_s"] in (pytest.approx(3.5e-7), pytest.approx(1.4e-6))
+        assert drawn["link.hop_s"] in (pytest.approx(4.5e-7), pytest.approx(1.8e-6))
 
 
 def test_a_fit_that_cannot_be_written_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

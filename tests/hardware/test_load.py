@@ -78,7 +78,7 @@ def test_all_reduce_grows_with_the_gpus() -> None:
         assert len(times) == 3
 
 
-def test_the_measured_ceiling_of_the_h200() -> None:
+def test_the_measured_stream_of_the_h200() -> None:
     device = load_device("h200")
     assert device.memory.stream_bytes_per_s.value == 4.61e12
     assert device.memory.stream_bytes_per_s.kind is Kind.MEASURED

@@ -42,7 +42,7 @@ def page(plan: Plan, result: Result) -> Page:
     return pages.simulation_page(plan, NODE, result, *extra)
 
 
-VALIDATION = Validation("host", "some-run", (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)))
+VALIDATION = Validation("1xhost", "some-run", (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)))
 EFFECTS = [
     Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),
     Effect("ring_slots", "option", 10, 9, 9.0, -0.02),

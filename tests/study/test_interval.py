@@ -111,7 +111,7 @@ def test_twins_own_error_widens_and_moves_an_interval() -> None:
 
 
 def test_a_device_without_engine_runs_says_so() -> None:
-    with pytest.raises(CalibrationError, match="no engine runs of mi300x on record"):
+    with pytest.raises(CalibrationError, match="no engine runs of 1xmi300x on record"):
         twin_error("mi300x")
 
 

@@ -78,7 +78,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Kernels that read memory at the device's ceiling as soon as it flows again: a border, a restart, the bytes.
+    """Kernels that read memory at the rate of the twin's pipe as soon as it flows again: a border, a restart, the bytes.
 
     Nothing here was taken from an engine, so it may be checked against all of them. It is too fast where kernels are imperfect.
     """
@@ -116,7 +116,7 @@ class Ideal:
         return self.node.link.library_allreduce_s
 
     def rests_on(self) -> str:
-        return f"borders, restarts and the read ceiling of {self.node.device.name}, and its library's all-reduce"
+        return f"borders, restarts and the memory pipe of {self.node.device.name}, and its library's all-reduce"
 
 
 def visited(experts: int, top_k: int, tokens: int) -> float:

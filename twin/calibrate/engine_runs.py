@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,6 +11,7 @@ from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of, traced_stages
 from twin.engine.choose import compile_all, open_random
 from twin.engine.session import Session
@@ -18,23 +20,31 @@ from twin.hardware.types import HOST, Node
 
 
 def held_out(node: Node) -> list[HeldOut]:
-    """The held-out runs of a node's device."""
+    """The held-out runs of a node."""
     return host_held_out() if node.device.isa == HOST else gpu_held_out(node)
 
 
-def measure_held_out(node: Node, progress: Progress, keep: Keep) -> tuple[store.StageTimes, ...]:
+def runs_of(record: store.Run, node: Node) -> list[HeldOut]:
+    """What a record of engine runs ran: as it says itself, else the node's held-out runs of the same names. Those with samples only."""
+    runs = recorded(record.folder, record.meta) or held_out(node)
+    return [run for run in runs if run.name in record.samples]
+
+
+def measure_held_out(node: Node, progress: Progress, keep: Keep, runs: Sequence[HeldOut] | None = None) -> tuple[store.StageTimes, ...]:
     """Quiet seconds of a decoded token of every run, in rounds over all of them; then the stages of those that are traced.
 
-    A run that does not compile or fit is left out; the meta data say why. Raises CalibrationError when none is left.
+    `runs`: the node's held-out ones, if not given. A run that does not compile or fit is left out; the meta data say why. Raises
+    CalibrationError when none is left.
     """
     device = node.device
     recipe = recipe_of(device)
     require(device)
-    runs = held_out(node)
+    runs = list(runs) if runs is not None else held_out(node)
     plans = {run.name: run.plan(device.name) for run in runs}
     failed: dict[str, str] = {}
     meta: dict[str, Any] = {
-        **store.conditions(), **recipe.conditions(), "device": device.name, "what": "held-out engine runs", "failed": failed
+        **store.conditions(), **recipe.conditions(), "node": node.name, "what": "held-out engine runs", "failed": failed,
+        RUNS: {run.name: written(run) for run in runs},
     }  # fmt: skip
     refused = compile_all(device, list(plans.values()), progress)
     failed |= {runs[at].name: said for at, said in refused.items()}
@@ -45,7 +55,7 @@ def measure_held_out(node: Node, progress: Progress, keep: Keep) -> tuple[store.
             for done, run in enumerate(runs, start=1):
                 if run.name in failed or turn >= run.repeats:
                     continue
-                progress(f"held-out runs of {device.name}: round {turn + 1}, {done}/{len(runs)} {run.name}")
+                progress(f"held-out runs of {node.name}: round {turn + 1}, {done}/{len(runs)} {run.name}")
                 try:
                     if run.name not in engines:
                         engines[run.name] = stack.enter_context(open_random(device, plans[run.name], SEED))

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import store
+from twin.calibrate.bound import Binding, Group, noise
 from twin.calibrate.probes import Probe
 from twin.calibrate.reading import settled
 from twin.calibrate.recipe import Recipe, recipe_of
@@ -27,7 +27,7 @@ from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware import override
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Device, Kind, Node, Number
+from twin.hardware.types import Kind, Node, Number
 from twin.plan.types import Plan
 
 Vector = NDArray[np.float64]
@@ -36,9 +36,6 @@ BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
 PRIOR = 0.01  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
-BOUND = 0.02  # a number whose e-fold changes all its probes by less is not settled by them
-UNBOUND = math.log(2.0)  # and gets this range instead of a bootstrap's
-UNSETTLED = "of which none is bound by this number"
 WEAKEST = 0.1  # directions seen less well are not drawn together: a linear step along them went to factors of a thousand
 TOGETHER = 64  # of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite directions
 STEP = 0.05  # e-folds between two evaluations for a slope: over kinks where another cost begins to bind
@@ -54,6 +51,7 @@ class Fit:
     groups: dict[str, str]  # of each probe
     failed: dict[str, str] = field(default_factory=dict)  # probes that did not run, and why
     together: dict[str, list[float]] = field(default_factory=dict)  # factors on each number; the same place is the same draw
+    binding: dict[str, float] = field(default_factory=dict)  # of each number that was asked for: from 1 on its probes bind it
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -64,11 +62,83 @@ class Fit:
         return float(np.sqrt(np.mean([left**2 for name, left in self.residuals.items() if self.groups[name] == group])))
 
 
-def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> Fit:
+def fit_node(node: Node, probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> Fit:
     """Fit all groups in order; probes of a group without numbers are only compared.
 
-    A number of better kind than assumed that no probe settles is left alone. Raises CalibrationError when the run lacks a probe.
+    A number that its probes do not bind keeps the value and the kind that it has in `node`; where they refuse that value without saying
+    another, it stands in the fit as unbound. Raises CalibrationError when the run lacks a probe.
     """
+    asked = _asked(probes, run, progress)
+    recipe = recipe_of(node.device)
+    present = override.numbers(node)
+    numbers: dict[str, Number] = {}
+    residuals: dict[str, float] = {}
+    together: dict[str, list[float]] = {}
+    strengths: dict[str, float] = {}
+    with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
+        for group, wanted in recipe.groups.items():
+            chosen = [p for p in asked if p.group == group]
+            paths = tuple(path for path in wanted if full_path(path) in present)
+            if not chosen or not paths:
+                continue
+            progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
+            least, binding = _fit_group(apply_fit(node, numbers), group, paths, chosen, run, simulators, recipe, progress)
+            strengths |= binding
+            if least:
+                numbers |= least.numbers([path for path in least.paths if binding[path] < 1])
+                residuals |= least.residuals()
+                together |= least.together()
+        rest = [p for p in asked if p.name not in residuals]
+        progress(f"comparing {len(rest)} probes that settle no number")
+        residuals |= _residuals(rest, simulators(apply_fit(node, numbers), rest), run)
+    return Fit(numbers, residuals, run.id, {p.name: p.group for p in asked}, run.meta.get("failed") or {}, together, strengths)
+
+
+def _fit_group(
+    known: Node,
+    group: str,
+    paths: tuple[str, ...],
+    chosen: list[Probe],
+    run: store.Run,
+    simulators: Simulators,
+    recipe: Recipe,
+    progress: Callable[[str], None],
+) -> tuple[_Least | None, dict[str, float]]:
+    """The least misfit over the numbers that are not left as `known` has them, and how well each is bound; None where all are left."""
+    strengths: dict[str, float] = {}
+    begun = _read_off(known, recipe.starts(group, chosen, settled(run), known.device), paths)
+    while paths:
+        least = _least(begun, paths, chosen, run, simulators, recipe)
+        judged = least.judged(known)
+        strengths |= judged.strength
+        if not judged.replaced:
+            return least, strengths
+        progress(f"fitting {group} again: its probes do not bind {', '.join(judged.replaced)}")
+        paths = tuple(path for path in paths if path not in judged.replaced)
+        begun = _read_off(known, least.values(), paths)
+    return None, strengths
+
+
+def judge(node: Node, fit: Mapping[str, Number], probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> dict[str, float]:
+    """How well the probes bind each number of a fit that is on file: its values stay. `node`: without the fit."""
+    asked = _asked(probes, run, progress)
+    recipe = recipe_of(node.device)
+    strengths: dict[str, float] = {}
+    known: dict[str, Number] = {}
+    with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
+        for group, wanted in recipe.groups.items():
+            chosen, paths = [p for p in asked if p.group == group], tuple(path for path in wanted if path in fit)
+            if not chosen or not paths:
+                continue
+            progress(f"judging {group}: {len(paths)} numbers by {len(chosen)} probes")
+            known |= {path: fit[path] for path in paths}
+            least = _least(apply_fit(node, known), paths, chosen, run, simulators, recipe, evaluations=1)
+            strengths |= least.judged(node).strength
+    return strengths
+
+
+def _asked(probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> list[Probe]:
+    """The probes that the run holds."""
     failed: dict[str, str] = run.meta.get("failed") or {}
     later = [p.name for p in probes if p.name not in run.meta.get("steps", {p.name: 0})]
     if later:
@@ -76,54 +146,108 @@ def fit_device(device: Device, probes: list[Probe], run: store.Run, progress: Ca
     missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed and p.name not in later]
     if missing:
         raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
-    probes = [p for p in probes if p.name in run.samples]
-    recipe = recipe_of(device)
-    numbers: dict[str, Number] = {}
-    residuals: dict[str, float] = {}
-    together: dict[str, list[float]] = {}
-    present = override.numbers(device)
-    with _simulators(probes, frozenset(one.run for one in run.stages)) as simulators:
-        for group, wanted in recipe.groups.items():
-            chosen = [p for p in probes if p.group == group]
-            paths = tuple(path for path in wanted if path in present)
-            if not chosen or not paths:
-                continue
-            progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
-            known = apply_fit(device, numbers)
-            starts = recipe.starts(group, chosen, settled(run), known)
-            begun = apply_fit(known, {path: _fitted(starts[path], "read off a probe") for path in paths if path in starts})
-            fitted = _fit_group(begun, paths, chosen, run, simulators, recipe)
-            numbers |= {path: number for path, number in fitted[0].items() if _worth(number, device, path)}
-            residuals |= fitted[1]
-            together |= {path: factors for path, factors in fitted[2].items() if path in numbers}
-        rest = [p for p in probes if p.name not in residuals]
-        progress(f"comparing {len(rest)} probes that settle no number")
-        took = simulators(apply_fit(device, numbers), rest)
-        residuals |= {p.name: math.log(s.step_s / settled(run)[p.name]) for p, s in zip(rest, took, strict=True)}
-    return Fit(numbers, residuals, run.id, {p.name: p.group for p in probes}, failed, together)
+    return [p for p in probes if p.name in run.samples]
 
 
-def _worth(number: Number, device: Device, path: str) -> bool:
-    """Did the probes settle the number, or was there nothing but an assumption before?"""
-    return UNSETTLED not in number.source or _number(device, path).kind is Kind.ASSUMED
+def _read_off(node: Node, values: Mapping[str, float], paths: Collection[str]) -> Node:
+    """The node with these starting values of a group's numbers, where there are any."""
+    return apply_fit(node, {path: _fitted(values[path], "start of a fit") for path in paths if path in values})
 
 
 def _fitted(value: float, source: str) -> Number:
     return Number(value, Kind.FITTED, source, value, value)
 
 
-def _fit_group(
-    device: Device, paths: tuple[str, ...], probes: list[Probe], run: store.Run, simulators: Simulators, recipe: Recipe
-) -> tuple[dict[str, Number], dict[str, float], dict[str, list[float]]]:
-    """The numbers of a group, what remains of each probe's logarithm, and the bootstrap's first draws of all numbers that are settled."""
-    start = np.array([math.log(_value(device, path)) for path in paths])
+def _residuals(probes: list[Probe], took: Sequence[Simulated], run: store.Run) -> dict[str, float]:
+    middle = settled(run)
+    return {p.name: math.log(one.step_s / middle[p.name]) for p, one in zip(probes, took, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """A group at its least misfit: [numbers] logarithms, what is left of each residual, and its slopes (the prior's come last)."""
+
+    paths: tuple[str, ...]
+    probes: list[Probe]
+    run: store.Run
+    start: Vector
+    point: Vector
+    left: Vector
+    slopes: Vector
+    residual: Callable[[Vector], Vector]
+    outlier: float  # as the recipe's
+
+    @property
+    def reach(self) -> tuple[Vector, Vector]:
+        return self.start - REACH, self.start + REACH
+
+    def values(self) -> dict[str, float]:
+        return {path: math.exp(x) for path, x in zip(self.paths, self.point, strict=True)}
+
+    def judged(self, known: Node) -> Binding:
+        """Which numbers the probes bind, against those that `known` has."""
+        rows = len(self.left) - len(self.paths)  # without the prior's
+
+        def misfit(point: Vector) -> float:
+            return self._squares(self.residual(point)[:rows])
+
+        level = noise(self._squares(self.left[:rows]), rows, len(self.paths), self._repeats())
+        group = Group(self.paths, self.point, self.slopes[:rows], level, misfit)
+        return group.judged([number_at(known, path) for path in self.paths])
+
+    def _squares(self, left: Vector) -> float:
+        """The sum that the fit makes least: of squares, those beyond `outlier` less and less."""
+        if math.isinf(self.outlier):
+            return float(left @ left)
+        return float(2 * self.outlier**2 * np.sum(np.sqrt(1 + (left / self.outlier) ** 2) - 1))
+
+    def _repeats(self) -> float:
+        """The noise of a probe's middle repeat, as a logarithm."""
+        spreads = [float(np.std(np.log(self.run.samples[p.name]))) / math.sqrt(len(self.run.samples[p.name])) for p in self.probes]
+        return float(np.sqrt(np.mean(np.square(spreads))))
+
+    def residuals(self) -> dict[str, float]:
+        return dict(zip((p.name for p in self.probes), self.left.tolist(), strict=False))  # stages and the prior follow
+
+    def numbers(self, unbound: Collection[str]) -> dict[str, Number]:
+        """With their intervals; those that are not bound are not called fitted."""
+        # A linear step along a direction that probes hardly see goes far beyond where the model is linear: no further than the fit itself.
+        draws = np.clip(_bootstrap(self), *self.reach)
+        low, high = np.percentile(draws, INTERVAL, axis=0)
+        low, high = np.minimum(low, self.point), np.maximum(high, self.point)
+        source = f"fit of {self.run.id}, {len(self.probes)} probes"
+        return {
+            path: Number(value, Kind.UNBOUND if path in unbound else Kind.FITTED, source, math.exp(low[at]), math.exp(high[at]))
+            for at, (path, value) in enumerate(self.values().items())
+        }
+
+    def together(self) -> dict[str, list[float]]:
+        """The bootstrap's first draws, as factors."""
+        seen = np.clip(_bootstrap(self, weakest=WEAKEST), *self.reach)
+        return {
+            path: [round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - self.point[at]).tolist()]
+            for at, path in enumerate(self.paths)
+        }
+
+
+def _least(
+    node: Node,
+    paths: tuple[str, ...],
+    probes: list[Probe],
+    run: store.Run,
+    simulators: Simulators,
+    recipe: Recipe,
+    *,
+    evaluations: int = EVALUATIONS,
+) -> _Least:
+    """The least misfit that is found from the node's numbers; with one evaluation, their own."""
+    start = np.array([math.log(number_at(node, path).value) for path in paths])
     middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
-
     wanted = stage_targets(probes, run)
 
     def residual(point: Vector) -> Vector:
-        trial = apply_fit(device, dict(zip(paths, _plain(point), strict=True)))
+        trial = apply_fit(node, dict(zip(paths, _plain(point), strict=True)))
         took = {p.name: one for p, one in zip(probes, simulators(trial, probes), strict=True)}
         stages = [STAGE_WEIGHT * math.log(took[name].spans_s[kind] / span) for name, kind, span in wanted]
         return np.concatenate([np.log([took[p.name].step_s for p in probes]) - target, stages, PRIOR * (point - start)])
@@ -136,29 +260,12 @@ def _fit_group(
 
     from scipy.optimize import least_squares  # slow to load, and only a fit needs it
 
-    reach = (start - REACH, start + REACH)
     found = least_squares(
-        residual, start, jac=slopes, bounds=reach, max_nfev=EVALUATIONS,
+        residual, start, jac=slopes, bounds=(start - REACH, start + REACH), max_nfev=evaluations,
         ftol=recipe.enough, xtol=recipe.enough,
         loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
     )  # fmt: skip
-    left = found.fun[: len(probes)]
-    # A linear step along a direction that probes hardly see goes far beyond where the model is linear: no further than the fit itself.
-    draws = np.clip(_bootstrap(found.x, found.jac, left, probes, run), *reach)
-    seen = np.clip(_bootstrap(found.x, found.jac, left, probes, run, weakest=WEAKEST), *reach)
-    low, high = np.percentile(draws, INTERVAL, axis=0)
-    low, high = np.minimum(low, found.x), np.maximum(high, found.x)
-    source = f"fit of {run.id}, {len(probes)} probes"
-    numbers, together = {}, {}
-    for at, path in enumerate(paths):
-        slope = float(np.linalg.norm(found.jac[: len(probes), at]))
-        if slope < BOUND:
-            low[at], high[at] = found.x[at] - UNBOUND, found.x[at] + UNBOUND
-        else:
-            together[path] = [round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - found.x[at]).tolist()]
-        said = source if slope >= BOUND else f"{source}, {UNSETTLED}"
-        numbers[path] = Number(math.exp(found.x[at]), Kind.FITTED, said, math.exp(low[at]), math.exp(high[at]))
-    return numbers, dict(zip((p.name for p in probes), left.tolist(), strict=True)), together
+    return _Least(paths, probes, run, start, found.x, found.fun, found.jac, residual, recipe.outlier)
 
 
 def stage_targets(probes: list[Probe], run: store.Run) -> list[tuple[str, str, float]]:
@@ -176,7 +283,7 @@ def _of_layers(plan: Plan, kind: str) -> bool:
     return sum(stage.kind.value == kind for stage in plan.stages) > 1
 
 
-Simulators = Callable[[Device, list[Probe]], list[Simulated]]  # a step of each probe on a device
+Simulators = Callable[[Node, list[Probe]], list[Simulated]]  # a step of each probe on a node
 _worker_probes: dict[str, Probe] = {}  # of a worker process: plans are large, and sent once
 
 
@@ -185,42 +292,40 @@ def _simulators(probes: list[Probe], traced: frozenset[str]) -> Iterator[Simulat
     """Probes simulated on all cores; of the `traced` ones their stages too."""
     workers = len(os.sched_getaffinity(0))
     if workers == 1:
-        yield lambda device, chosen: [_simulate(device, probe, probe.name in traced) for probe in chosen]
+        yield lambda node, chosen: [_simulate(node, probe, probe.name in traced) for probe in chosen]
         return
     with ProcessPoolExecutor(workers, initializer=_remember, initargs=(probes,)) as pool:
-        yield lambda device, chosen: list(pool.map(_simulate_known, ((device, probe.name, probe.name in traced) for probe in chosen)))
+        yield lambda node, chosen: list(pool.map(_simulate_known, ((node, probe.name, probe.name in traced) for probe in chosen)))
 
 
 def _remember(probes: list[Probe]) -> None:
     _worker_probes.update((probe.name, probe) for probe in probes)
 
 
-def _simulate_known(work: tuple[Device, str, bool]) -> Simulated:
-    device, name, stages = work
-    return _simulate(device, _worker_probes[name], stages)
+def _simulate_known(work: tuple[Node, str, bool]) -> Simulated:
+    node, name, stages = work
+    return _simulate(node, _worker_probes[name], stages)
 
 
-def _simulate(device: Device, probe: Probe, stages: bool) -> Simulated:
-    return simulated(probe.plan, Node("probe", device, 1), stages=stages)
+def _simulate(node: Node, probe: Probe, stages: bool) -> Simulated:
+    return simulated(probe.plan, node, stages=stages)
 
 
-def simulated_step_s(device: Device, probe: Probe) -> float:
+def simulated_step_s(node: Node, probe: Probe) -> float:
     """Seconds that the twin gives one step of a probe."""
-    return _simulate(device, probe, False).step_s
+    return _simulate(node, probe, False).step_s
 
 
-def _value(device: Device, path: str) -> float:
-    return float(_number(device, path).value)
+def full_path(path: str) -> str:
+    """A number of a fit as a path of the node: those of the device are written without its prefix."""
+    return path if path.startswith("link.") else f"device.{path}"
 
 
-def _number(device: Device, path: str) -> Number:
-    """The device's present number at a dotted path."""
-    found: Any = device
-    for name in path.split("."):
-        found = getattr(found, name)
-        if found is None:
-            raise CalibrationError(f"{device.name} has no {path}: this device cannot be fitted by these probes")
-    assert isinstance(found, Number)
+def number_at(node: Node, path: str) -> Number:
+    """The node's present number at a path of a fit."""
+    found = override.numbers(node).get(full_path(path))
+    if found is None:
+        raise CalibrationError(f"{node.name} has no {path}: this node cannot be fitted by these probes")
     return found
 
 
@@ -228,20 +333,21 @@ def _plain(point: Vector) -> list[Number]:
     return [_fitted(math.exp(x), "trial") for x in point]
 
 
-def _bootstrap(point: Vector, jacobian: Vector, left: Vector, probes: list[Probe], run: store.Run, *, weakest: float = 1e-15) -> Vector:
+def _bootstrap(least: _Least, *, weakest: float = 1e-15) -> Vector:
     """[draws][numbers] logarithms: samples of each probe and residuals over probes drawn again, one linear step each.
 
     A full fit per draw would cost minutes; near the optimum the model is close to linear in the logarithms. Directions that the probes
     see less than `weakest` times as well as the best one are left where they are.
     """
     random = np.random.default_rng(0)
-    inverse = np.linalg.pinv(jacobian, rcond=weakest)
-    logs = [np.log(run.samples[p.name]) for p in probes]
+    inverse = np.linalg.pinv(least.slopes, rcond=weakest)
+    logs = [np.log(least.run.samples[p.name]) for p in least.probes]
     middle = np.array([np.median(values) for values in logs])
+    left = least.left[: len(logs)]
     draws = []
     for _ in range(BOOTSTRAP):
         noise = np.array([np.median(random.choice(values, len(values))) for values in logs]) - middle
         misfit = random.choice(left, len(left))
-        change = np.concatenate([noise + misfit, np.zeros(jacobian.shape[0] - len(left))])
-        draws.append(point + inverse @ change)
+        change = np.concatenate([noise + misfit, np.zeros(least.slopes.shape[0] - len(left))])
+        draws.append(least.point + inverse @ change)
     return np.array(draws)

@@ -41,7 +41,7 @@ def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = 
         validate(probe.plan)
     failed: dict[str, str] = {}
     meta: dict[str, Any] = {
-        **store.conditions(), **recipe.conditions(), "device": device.name, "quick": quick, "steps": {p.name: p.steps for p in probes},
+        **store.conditions(), **recipe.conditions(), "node": node.name, "quick": quick, "steps": {p.name: p.steps for p in probes},
         "failed": failed,
     }  # fmt: skip
     refused = compile_all(device, [p.plan for p in probes], progress)
@@ -56,7 +56,7 @@ def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = 
             for done, probe in enumerate(probes, start=1):
                 if probe.name in failed:
                     continue
-                progress(f"probing {device.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
+                progress(f"probing {node.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
                 try:
                     if probe.name not in engines:
                         engines[probe.name] = stack.enter_context(_open(device, probe))

@@ -1,4 +1,7 @@
-"""Measured runs on disk: calibration/runs/<device>/<date>-<name>/{meta.yaml,samples.csv}, append-only; fits beside them."""
+"""Measured runs on disk: calibration/runs/<node>/<date>-<name>/{meta.yaml,samples.csv}, append-only; fits beside them.
+
+A node of one device is called by the device, as on the command line: 1xh200-sxm lies in h200-sxm.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +74,22 @@ def home() -> Path:
     return Path(data) / "monotwin" / "calibration"
 
 
-def runs_folder(device: str) -> Path:
-    return home() / "runs" / device
+def name_of(node: str) -> str:
+    """A node's name on disk."""
+    return node.removeprefix("1x")
 
 
-def fit_file(device: str) -> Path:
-    return home() / "fits" / f"{device}.yaml"
+def runs_folder(node: str) -> Path:
+    return home() / "runs" / name_of(node)
+
+
+def fit_file(node: str) -> Path:
+    return home() / "fits" / f"{name_of(node)}.yaml"
+
+
+def measured_on(meta: dict[str, Any]) -> str:
+    """The node of a run or a fit; those of 2026-11 name the device of a node of one."""
+    return name_of(str(meta.get("node", meta.get("device"))))
 
 
 def conditions() -> dict[str, Any]:
@@ -132,35 +145,37 @@ def save_run(folder: Path, meta: dict[str, Any], samples: Samples, stages: Seque
     return Run(folder, meta, samples, tuple(stages))
 
 
-def new_folder(device: str, name: str) -> Path:
+def new_folder(node: str, name: str) -> Path:
     """An empty folder for a run that begins now; an existing one is never touched."""
-    folder = runs_folder(device) / f"{datetime.now(UTC).strftime(STAMP)}-{name}"
+    folder = runs_folder(node) / f"{datetime.now(UTC).strftime(STAMP)}-{name}"
     folder.mkdir(parents=True, exist_ok=False)
     return folder
 
 
-def write_run(device: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
+def write_run(node: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
     """Store a run under a new folder."""
-    return save_run(new_folder(device, name), meta, samples, stages)
+    return save_run(new_folder(node, name), meta, samples, stages)
 
 
-def adopt_run(folder: Path, device: str, name: str) -> Run:
-    """A run that was measured elsewhere, copied among the runs of `device` under its own date; one that is there already is used as it is.
+def adopt_run(folder: Path, node: str, name: str) -> Run:
+    """A run that was measured elsewhere, copied among the runs of `node` under its own date; one that is there already is used as it is.
 
-    Raises CalibrationError when the folder holds no run of this device.
+    Raises CalibrationError when the folder holds no run of this node.
     """
     run = read_run(folder)
-    if run.meta.get("device") != device:
-        raise CalibrationError(f"{folder} was measured on {run.meta.get('device')}, not on {device}: name that device, or another folder")
+    if measured_on(run.meta) != name_of(node):
+        raise CalibrationError(
+            f"{folder} was measured on {measured_on(run.meta)}, not on {name_of(node)}: name that node, or another folder"
+        )
     if not run.samples:
         raise CalibrationError(f"{folder} holds no samples: measure again with --measure-only")
-    if folder.resolve().parent == runs_folder(device).resolve():
+    if folder.resolve().parent == runs_folder(node).resolve():
         return run
     try:
         stamp = datetime.fromisoformat(str(run.meta["date"])).astimezone(UTC).strftime(STAMP)
     except (KeyError, ValueError) as error:
         raise CalibrationError(f"{folder / 'meta.yaml'}: no date in ISO format; measure again with --measure-only") from error
-    target = runs_folder(device) / f"{stamp}-{name}"
+    target = runs_folder(node) / f"{stamp}-{name}"
     return read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
 
 
@@ -200,39 +215,65 @@ def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
         raise CalibrationError(f"{file} line {line}: expected the columns {', '.join(fields)}") from error
 
 
-def write_fit(device: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
+def write_fit(node: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
     """Store fitted numbers with their intervals; the only writer of fits/."""
-    file = fit_file(device)
-    entries = {path: {"value": n.value, "low": n.low, "high": n.high, "source": n.source} for path, n in numbers.items()}
-    fit = {"device": device, **meta, "numbers": entries}
+    file = fit_file(node)
+    fit = {"node": node, **meta, "numbers": {path: _entry(number) for path, number in numbers.items()}}
     write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
     return file
 
 
-def read_fit(device: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
-    """The fitted numbers of a device and the fit's context: this user's, else the package's; None when there is no fit.
+def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
+    """The fitted numbers of a node and the fit's context: this user's, else the package's; None when there is no fit.
 
     Raises CalibrationError for a file that holds none.
     """
-    shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / "fits" / f"{device}.yaml"]
-    file = next((f for f in (fit_file(device), *shipped) if f.is_file()), None)
+    file = _own_or_shipped(fit_file(node))
     if file is None:
         return None
-    content = _read_yaml(file, f"remove it, or fit again with `twin calibrate {device}`")
+    content = _read_yaml(file, f"remove it, or fit again with `twin calibrate {name_of(node)}`")
     try:
         numbers = {str(path): _fitted(entry) for path, entry in content.pop("numbers").items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CalibrationError(
-            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again with `twin calibrate {device}`"
+            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again with `twin calibrate {name_of(node)}`"
         ) from error
     return numbers, content
+
+
+def held_out_file(node: str) -> Path:
+    return home() / "held-out" / f"{name_of(node)}.yaml"
+
+
+def write_held_out(node: str, errors: dict[str, Any]) -> Path:
+    """Store how far a node's fit was from its held-out runs; the only writer of held-out/."""
+    file = held_out_file(node)
+    write({file: yaml.safe_dump(errors, sort_keys=False)})
+    return file
+
+
+def read_held_out(node: str) -> dict[str, Any] | None:
+    """What write_held_out stored: this user's, else the package's; None when nothing is. Raises CalibrationError for a damaged file."""
+    file = _own_or_shipped(held_out_file(node))
+    return _read_yaml(file, f"remove it, or validate again with `twin validate {name_of(node)}`") if file else None
+
+
+def _own_or_shipped(own: Path) -> Path | None:
+    """This user's file of that folder and name, else the package's."""
+    shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / own.parent.name / own.name]
+    return next((file for file in (own, *shipped) if file.is_file()), None)
+
+
+def _entry(number: Number) -> dict[str, Any]:
+    said: dict[str, Any] = {"value": number.value, "low": number.low, "high": number.high, "source": number.source}
+    return said if number.kind is Kind.FITTED else said | {"kind": number.kind.value}
 
 
 def _fitted(entry: Any) -> Number:
     value, low, high = (_finite(entry[name]) for name in ("value", "low", "high"))
     if value is None:
         raise ValueError("a number without a value")
-    return Number(value, Kind.FITTED, str(entry["source"]), low, high)
+    return Number(value, Kind(entry.get("kind", Kind.FITTED.value)), str(entry["source"]), low, high)
 
 
 def _finite(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twin.calibrate import store
-from twin.calibrate.engine_runs import held_out
+from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.simulated import Simulated, simulated
@@ -55,7 +55,7 @@ class StageCompared:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    device: str
+    node: str
     fit: str  # the probing run behind the fit
     runs: tuple[Compared, ...]
     stages: tuple[StageCompared, ...] = ()
@@ -94,7 +94,7 @@ class Validation:
             for s in self.stages
         ]
         return {
-            "device": self.device,
+            "node": self.node,
             "fit": self.fit,
             "runs": rows,
             "stages": stages,
@@ -105,20 +105,21 @@ class Validation:
 
 
 def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) -> Validation:
-    """Predict every run of `measured` from the fit of its device. Raises CalibrationError without a fit or without a known run."""
-    device = node.device.name
-    found = store.read_fit(device)
+    """Predict every run of `measured` from the fit of its node. Raises CalibrationError without a fit or without a known run."""
+    found = store.read_fit(node.name)
     if found is None:
-        raise CalibrationError(f"no fit of {device}: run `twin calibrate {device}` first")
-    runs = [run for run in held_out(node) if run.name in measured.samples]
+        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
+    runs = runs_of(measured, node)
     if not runs:
-        raise CalibrationError(f"{measured.folder} holds none of the held-out runs of {device}: measure them with `twin validate {device}`")
+        raise CalibrationError(
+            f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with `twin validate {node.name}`"
+        )
     predicted = {}
-    for done, (name, guess) in enumerate(_predictions(device, runs, measured), start=1):
+    for done, (name, guess) in enumerate(_predictions(node.device.name, runs, measured), start=1):
         progress(f"predicting held-out runs: {done}/{len(runs)} {name}")
         predicted[name] = guess
     return Validation(
-        device,
+        node.name,
         str(found[1].get("run")),
         tuple(_compared(run, predicted[run.name], measured.samples[run.name]) for run in runs),
         tuple(stages_compared(measured.stages, predicted)),

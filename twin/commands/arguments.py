@@ -75,8 +75,8 @@ def _checked(check: Callable[[Path], Path], text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Measuring on one computer, the rest on another."""
+def add_measuring(parser: argparse.ArgumentParser) -> Any:
+    """Measuring on one computer, the rest on another; returns the group of ways of which one is chosen."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--measure-only", action="store_true", help="only measure, into the folder of --out; needs no simulator")
     group.add_argument(
@@ -85,6 +85,7 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FOLDER", type=folder_to_write, help="with --measure-only: where the samples go; must not exist or be empty"
     )
+    return group
 
 
 def measured_folder(args: argparse.Namespace) -> Path | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import store
 from twin.calibrate.measure import measure_probes
+from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.recipe import recipe_of
 from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, measured_folder, one_device
 from twin.commands.output import done, emit, progress, say, warn_if_busy
+from twin.errors import CalibrationError
 from twin.files import check_file, check_folder
-from twin.hardware.load import load_node
 from twin.hardware.override import numbers
-from twin.hardware.types import Device, Node
+from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import limits_of
 from twin.report.tables import percent, table
 from twin.units import format_quantity, unit_of
@@ -29,33 +31,41 @@ EXAMPLES = """\
   twin calibrate host --quick    fewer samples: enough for a first look
   twin calibrate 1xh200          probe and fit this computer's GPU
   twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to where the fit is to be made, then:
-  twin calibrate 1xh200 --from probes"""
+  twin calibrate 1xh200 --from probes
+  twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "calibrate", run, usage="DEVICE [--quick] [--measure-only --out FOLDER | --from FOLDER] [--json]",
-        summary="measure a device with probes and fit the twin to them",
+        commands, "calibrate", run, usage="NODE [--quick] [--measure-only --out FOLDER | --from FOLDER | --judge] [--json]",
+        summary="measure a node with probes and fit the twin to them",
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) and is itself a plan that the twin\n"
         "can run. Fitting makes simulated probes take as long as measured ones. Engine runs are never fitted:\n"
-        "`twin validate` predicts them. The fit is stored and used by all commands from then on.", examples=EXAMPLES,
+        "`twin validate` predicts them. The fit is stored and used by all commands from then on: that of one device holds for\n"
+        "every node of such devices. A number that its probes do not bind keeps the hardware file's value and kind.", examples=EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", help="what to measure: host, h200 or 1xh200; it must be in this computer")
+    parser.add_argument("node", metavar="NODE", help="what to measure: host, h200 or 1xh200; it must be in this computer")
     parser.add_argument("--quick", action="store_true", help="every question, fewer samples")
-    add_measuring(parser)
+    add_measuring(parser).add_argument(
+        "--judge", action="store_true", help="measure and fit nothing: say of the fit on file which numbers its probes bind"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    node = one_device(args.device)
+    node = one_device(args.node)
     folder = measured_folder(args)
+    if args.judge:
+        strengths = judge_and_store(node)
+        emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
+        return 0
     if args.measure_only:
         made = measure(node, folder, quick=args.quick)
         emit(args, measured_json(made), measured_text(made))
         return 0
-    check_file(store.fit_file(node.device.name))
-    run = measure(node, None, quick=args.quick) if folder is None else store.adopt_run(folder, node.device.name, NAME)
+    check_file(store.fit_file(node.name))
+    run = measure(node, None, quick=args.quick) if folder is None else store.adopt_run(folder, node.name, NAME)
     fit = fit_and_store(node, run)
-    emit(args, to_json(node.device, fit), text(node.device, fit))
+    emit(args, to_json(node, fit), text(node, fit))
     return 0
 
 
@@ -63,14 +73,14 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`, else among the device's runs."""
     recipe_of(node.device)  # refuses a device that has none before a folder is made for it
     check_compiler(node)
-    check_folder(folder or store.runs_folder(node.device.name))
+    check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []
     made: list[store.Run] = []
 
     def keep(meta: dict[str, Any], samples: store.Samples) -> None:
         if not chosen:
-            chosen.append(store.new_folder(node.device.name, QUICK_NAME if quick else NAME))
+            chosen.append(store.new_folder(node.name, QUICK_NAME if quick else NAME))
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
@@ -82,24 +92,50 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
 
 def calibrate_host(*, quick: bool) -> Fit:
     """Probe this computer's CPU, and fit."""
-    node = load_node("1xhost")
-    check_file(store.fit_file(node.device.name))
+    node = one_device("1xhost")
+    check_file(store.fit_file(node.name))
     return fit_and_store(node, measure(node, None, quick=quick))
 
 
 def fit_and_store(node: Node, run: store.Run) -> Fit:
-    from twin.calibrate.fit import fit_device  # not above: a computer that only measures needs neither SciPy nor the simulator
+    from twin.calibrate.fit import fit_node  # not above: a computer that only measures needs neither SciPy nor the simulator
 
     probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
     try:
-        fit = fit_device(node.device, probes, run, progress())
+        fit = fit_node(uncalibrated_node(node.name), probes, run, progress())
     finally:
         done()
     for name, said in fit.failed.items():
         say(f"the probe {name} did not run and was left out: {said}")
-    conditions = {name: value for name, value in run.meta.items() if name not in ("steps", "failed")}
-    store.write_fit(node.device.name, fit.numbers, {**conditions, "run": fit.run, "residuals": fit.residuals, "together": fit.together})
+    conditions = {name: value for name, value in run.meta.items() if name not in ("device", "node", "steps", "failed")}
+    found = {"run": fit.run, "binding": _rounded(fit.binding), "residuals": fit.residuals, "together": fit.together}
+    store.write_fit(node.name, fit.numbers, conditions | found)
     return fit
+
+
+def judge_and_store(node: Node) -> dict[str, float]:
+    """Which numbers of the fit on file its probes bind. Their values stay, so that predictions do; the kind of the others changes."""
+    from twin.calibrate.fit import judge  # as above
+
+    found = store.read_fit(node.name)
+    if found is None:
+        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
+    fit, meta = found
+    run = store.read_run(store.runs_folder(node.name) / str(meta["run"]))
+    probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    try:
+        strengths = judge(uncalibrated_node(node.name), fit, probes, run, progress())
+    finally:
+        done()
+    kinds = {path: Kind.UNBOUND if strengths.get(path, 1.0) < 1 else Kind.FITTED for path in fit}
+    kept = {name: value for name, value in meta.items() if name not in ("device", "node", "binding")}
+    judged = {path: dataclasses.replace(number, kind=kinds[path]) for path, number in fit.items()}
+    store.write_fit(node.name, judged, kept | {"binding": _rounded(strengths)})
+    return strengths
+
+
+def _rounded(strengths: dict[str, float]) -> dict[str, float]:
+    return {path: float(f"{strength:.3g}") for path, strength in strengths.items()}
 
 
 def measured_json(run: store.Run) -> dict[str, Any]:
@@ -116,21 +152,22 @@ def measured_text(run: store.Run) -> str:
     return f"{table(('measured', 'seconds a step', 'spread', 'repeats'), rows)}{lost}\n\nsamples: {run.folder}"
 
 
-def to_json(device: Device, fit: Fit) -> dict[str, Any]:
+def to_json(node: Node, fit: Fit) -> dict[str, Any]:
     fitted = {path: {"value": n.value, "low": n.low, "high": n.high} for path, n in fit.numbers.items()}
     return {
-        "device": device.name, "run": fit.run, "numbers": fitted, "residuals": fit.residuals, "groups": fit.groups, "failed": fit.failed,
+        "node": node.name, "run": fit.run, "numbers": fitted, "binding": fit.binding, "residuals": fit.residuals, "groups": fit.groups,
+        "failed": fit.failed,
     }  # fmt: skip
 
 
-def text(device: Device, fit: Fit) -> str:
-    before = numbers(device)
+def text(node: Node, fit: Fit) -> str:
+    before = numbers(uncalibrated_node(node.name).device)
     rows = []
     for path, number in fit.numbers.items():
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = (format_quantity(end if end is not None else number.value, unit) for end in (number.low, number.high))
         rows.append((path, format_quantity(before[path].value, unit), format_quantity(number.value, unit), f"{low} .. {high}"))
-    settled = recipe_of(device).groups
+    settled = recipe_of(node.device).groups
     groups = [
         (
             group if group in settled else f"{group}, not fitted",
@@ -140,10 +177,22 @@ def text(device: Device, fit: Fit) -> str:
         )
         for group in sorted(set(fit.groups.values()), key=lambda group: (group not in settled, group))
     ]
-    head = f"fit of {device.title} to {len(fit.residuals)} probes, run {fit.run}"
+    head = f"fit of {node.name} to {len(fit.residuals)} probes, run {fit.run}"
     fitted = table(("number", "before", "fitted", "interval"), rows)
     misfit = table(("probes", "count", "rms misfit", "worst", "which"), groups)
-    return f"{head}\n\n{fitted}\n\n{misfit}\n\nnext: twin validate {device.name}"
+    parts = [head, fitted, misfit]
+    loose = [path for path, strength in fit.binding.items() if strength < 1]
+    if as_filed := [path for path in loose if path not in fit.numbers]:
+        parts.append(f"not bound by their probes, so as the hardware file says: {', '.join(as_filed)}")
+    if unbound := [path for path in loose if path in fit.numbers]:
+        parts.append(f"not bound, but the probes refuse what the hardware file says: {', '.join(unbound)}")
+    return "\n\n".join([*parts, f"next: twin validate {node.name}"])
+
+
+def binding_text(node: Node, strengths: dict[str, float]) -> str:
+    """How many times the noise the probes' misfit changes across each number's allowed range."""
+    rows = [(path, f"{strength:.2g}", "yes" if strength >= 1 else "no") for path, strength in strengths.items()]
+    return f"fit of {node.name}\n\n{table(('number', 'change of the misfit over noise', 'bound'), rows)}"
 
 
 def _worst_of(fit: Fit, group: str) -> tuple[str, str]:

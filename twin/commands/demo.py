@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     say("2/4 a small checkpoint: predict, run, compare")
     checkpoint = make_checkpoint(args.out / "checkpoint")
     show = progress()
-    compared = Validation("host", fit.run, tuple(_compare(checkpoint, way, chosen, show) for way, chosen in WAYS.items()))
+    compared = Validation("1xhost", fit.run, tuple(_compare(checkpoint, way, chosen, show) for way, chosen in WAYS.items()))
     done()
     say(f"3/4 simulating {STUDIED} on {', '.join(NODES)}")
     studies = {name: _study(name) for name in NODES}

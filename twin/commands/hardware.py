@@ -7,6 +7,7 @@ import argparse
 from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
+from twin.hardware.floor import ceiling
 from twin.hardware.load import device_names, load_device, node_names
 from twin.hardware.override import interval, numbers
 from twin.hardware.types import Device, Node
@@ -26,7 +27,8 @@ EXAMPLES = """\
 def add(commands: Subparsers) -> None:
     parser = command(
         commands, "hardware", run, usage="[DEVICE] [--json]", summary="list devices, or show one device's numbers with kind and source",
-        text="A number is measured, fitted, datasheet, third-party, vendor or assumed, in this order of trust. "
+        text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit whose probes "
+        "do not tell it) or assumed, in this order of trust. "
         "Machines that hold weights on chip have a law of their own (twin/machines): they are not planned or simulated.",
         examples=EXAMPLES,
     )  # fmt: skip
@@ -67,7 +69,7 @@ def _list(args: argparse.Namespace) -> int:
     rows = [
         (
             d.name, d.title, d.blocks, format_quantity(d.memory.capacity_bytes.value, "B"),
-            format_quantity(d.memory.stream_bytes_per_s.value, "B/s"), d.isa or "twin only",
+            format_quantity(ceiling(d).value, "B/s"), d.isa or "twin only",
             " ".join(n.split("x", 1)[0] for n in nodes if n.split("x", 1)[1] == d.name),
         )
         for d in devices

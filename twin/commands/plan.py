@@ -9,6 +9,7 @@ from typing import Any
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
 from twin.commands.inputs import case_of
 from twin.commands.output import emit
+from twin.hardware.floor import ceiling, floor_s
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def summary(plan: Plan, node: Node) -> dict[str, Any]:
     """The plan in numbers, for machines."""
-    floor = floor_s(plan, node)
+    floor = floor_s(node.device, node.gpus, plan.bytes_per_step())
     return {
         "name": plan.name,
         "node": node.name,
@@ -68,11 +69,6 @@ def options_json(plan: Plan) -> dict[str, Any]:
     """The engine options in force, as the command line spells their values."""
     options = plan.options
     return {name: getattr(getattr(options, name), "value", getattr(options, name)) for name in type(options).__slots__}
-
-
-def floor_s(plan: Plan, node: Node) -> float:
-    """Seconds that one step's bytes take at the ceiling of all devices together."""
-    return plan.bytes_per_step() / (node.gpus * node.device.memory.stream_bytes_per_s.value)
 
 
 def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
@@ -117,7 +113,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         ("ring of a block", ring),
         ("weights per step", format_quantity(data["weight_bytes"], "B")),
         ("caches per step", f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions"),
-        ("floor", f"{floor}: all bytes at {format_quantity(node.device.memory.stream_bytes_per_s.value, 'B/s')} per GPU"),
+        ("floor", f"{floor}: all bytes at {format_quantity(ceiling(node.device).value, 'B/s')} per GPU"),
         ("kernel launches per step", f"{data['launches']}"),
         ("validated", "no deadlock, no race, every output written once, every budget kept"),
         *([("runs on", f"the twin only: {reason}")] if (reason := plan.simulation_only()) else []),

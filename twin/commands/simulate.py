@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from twin.calibrate.store import read_fit
+from twin.calibrate.known_error import known_error
+from twin.calibrate.node import fits_of
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, file_to_write
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
-from twin.hardware.override import numbers
+from twin.hardware.override import numbers as hardware_numbers
 from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
@@ -138,13 +139,19 @@ def headline(result: Result) -> dict[str, Any]:
 def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
     """Everything that the same input reproduces: no clock of this computer is in it."""
     named = {"model": plan.spec.name if plan.spec else plan.name, "node": node.name, "options": options_json(plan)}
-    return named | headline(result) | {key: value for key, value in result.to_dict().items() if key not in named}
+    return (
+        named
+        | headline(result)
+        | {"held_out": held_out_json(node, result)}
+        | {key: value for key, value in result.to_dict().items() if key not in named}
+    )
 
 
 def text(plan: Plan, node: Node, result: Result) -> str:
     head = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at {plan.options.context} positions"
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
+        *interval_facts(node, result),
         *batch_facts(result),
         ("step", format_quantity(result.step_s, "s")),
         *([("by routing", routing_text(result))] if result.routing else []),
@@ -159,7 +166,10 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     ]
     slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
     by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
-    rests = f"rests on {len(result.assumed)} assumed numbers: {', '.join(p.removeprefix('device.') for p in result.assumed) or 'none'}"
+    unbound = [path for path in result.assumed if hardware_numbers(node)[path].kind is Kind.UNBOUND]
+    rests = _listed("assumed numbers", [path for path in result.assumed if path not in unbound])
+    if unbound:
+        rests += f"\n{_listed('numbers that the probes of the fit do not bind', unbound)}"
     return "\n\n".join(
         [
             head,
@@ -172,18 +182,58 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     )
 
 
+def _listed(what: str, paths: Sequence[str]) -> str:
+    return f"rests on {len(paths)} {what}: {', '.join(path.removeprefix('device.') for path in paths) or 'none'}"
+
+
 def certainty(node: Node) -> str:
     """What is known about the error of a prediction for this node without simulating it again and again."""
-    fitted = any(number.kind is Kind.FITTED for number in numbers(node).values())  # a fit of the host holds on its own CPU only
-    found = read_fit(node.device.name) if fitted else None
-    misfits = [abs(one) for one in found[1].get("residuals", {}).values()] if found else []
-    if not misfits:
-        return f"no interval: {node.device.name} has no fit; for one from the ranges of its numbers: {ASK}"
-    half, worst = statistics.median(misfits), max(misfits)
-    return (
-        f"no interval: the fit of {node.device.name} misses half of its {len(misfits)} probes by {percent(half)} or less, "
-        f"the worst by {percent(worst)}; for an interval: {ASK}"
+    fits = fits_of(node)
+    if not fits:
+        return f"no interval: {node.name} has no fit; for one from the ranges of its numbers: {ASK}"
+    known = known_error(node)
+    if known is None:
+        return (
+            f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for one from the ranges of its numbers: {ASK}"
+        )
+    said = (
+        f"held out: the fit of {known.node} ({known.fit}) missed {len(known.errors)} engine runs that it had not seen ({known.record}) by "
+        f"{percent(known.median)} in the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of them"
     )
+    link = (
+        ""
+        if node.link is None or any(path.startswith("link.") for paths in fits.values() for path in paths)
+        else ", its link is not fitted"
+    )
+    return (
+        said
+        if known.node == node.name
+        else f"{said}\n{node.name} has the numbers of its devices from there{link}; for an interval of all numbers: {ASK}"
+    )
+
+
+def held_out_json(node: Node, result: Result) -> dict[str, Any] | None:
+    known = known_error(node)
+    if known is None:
+        return None
+    low, high = known.interval(result.tokens_per_s)
+    return {
+        "node": known.node,
+        "fit": known.fit,
+        "record": known.record,
+        "runs": len(known.errors),
+        "median_abs_error": known.median,
+        "worst_error": known.worst,
+        "tokens_per_s": [low, high],
+    }
+
+
+def interval_facts(node: Node, result: Result) -> list[tuple[str, str]]:
+    known = known_error(node)
+    if known is None:
+        return []
+    low, high = known.interval(result.tokens_per_s)
+    return [("interval", f"{count(low)} .. {count(high)} tokens/s, if it is as wrong as the held-out runs")]
 
 
 def batch_facts(result: Result) -> list[tuple[str, str]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import store
 from twin.calibrate.engine_runs import measure_held_out
+from twin.calibrate.heldout import HeldOut
 from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recorded import recorded
 from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, file_to_write, measured_folder, one_device
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
-from twin.errors import CalibrationError
+from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
@@ -31,27 +34,32 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "validate", run, usage="DEVICE [--measure-only --out FOLDER | --from FOLDER] [--report FILE] [--json]",
+        commands, "validate", run, usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--report FILE] [--json]",
         summary="compare predicted and measured engine runs",
         text="Runs the engine and lets the twin predict each run from the probes' fit alone: other shapes, block counts and mixtures\n"
         "than any probe. Where runs were traced, each kind of stage is compared too.", examples=EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", help="a device that `twin calibrate` has fitted: host, h200 or 1xh200")
+    parser.add_argument("node", metavar="NODE", help="a node that `twin calibrate` has fitted: host, h200 or 1xh200")
+    parser.add_argument("--again", metavar="FOLDER", type=Path, help="measure the runs of this record once more, by the options in its "
+                        "meta.yaml")  # fmt: skip
     parser.add_argument("--report", metavar="FILE", type=file_to_write, help="also write a self-contained HTML page")
     add_measuring(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    node = one_device(args.device)
+    node = one_device(args.node)
     folder = measured_folder(args)
+    if args.again and args.measured:
+        raise ConfigError("--again measures and --from does not: give one of them")
+    runs = repeated(args.again, node) if args.again else None
     recipe_of(node.device)  # refuses a device that has none
     if args.measure_only:
-        made = measure(node, folder)
+        made = measure(node, folder, runs)
         emit(args, measured_json(made), measured_text(made))
         return 0
-    if store.read_fit(node.device.name) is None:  # before minutes of measuring
-        raise CalibrationError(f"no fit of {node.device.name}: run `twin calibrate {node.device.name}` first")
-    measured = measure(node, None) if folder is None else store.adopt_run(folder, node.device.name, NAME)
+    if store.read_fit(node.name) is None:  # before minutes of measuring
+        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
+    measured = measure(node, None, runs) if folder is None else store.adopt_run(folder, node.name, NAME)
     validation = predict(node, measured)
     if args.report:
         from twin.report.pages import validation_page  # plotly: only for a report
@@ -61,33 +69,45 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(node: Node, folder: Path | None) -> store.Run:
+def repeated(folder: Path, node: Node) -> list[HeldOut]:
+    """The runs of a record, to be measured again. Raises CalibrationError for one that does not say what they were."""
+    record = store.read_run(folder)
+    found = recorded(folder, record.meta)
+    if found is None:
+        raise CalibrationError(f"{folder}: its meta.yaml holds names of runs only; `twin validate {node.name}` measures today's")
+    return found
+
+
+def measure(node: Node, folder: Path | None, runs: Sequence[HeldOut] | None = None) -> store.Run:
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
     check_compiler(node)
-    check_folder(folder or store.runs_folder(node.device.name))
+    check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
     chosen: list[Path] = [folder] if folder else []
     made: list[store.Run] = []
 
     def keep(meta: dict[str, Any], samples: store.Samples) -> None:
         if not chosen:
-            chosen.append(store.new_folder(node.device.name, NAME))
+            chosen.append(store.new_folder(node.name, NAME))
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_held_out(node, progress(), keep)
+        stages = measure_held_out(node, progress(), keep, runs)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
 
 
 def predict(node: Node, measured: store.Run) -> Validation:
-    from twin.calibrate.validate import compare  # not above: a computer that only measures needs no simulator
+    from twin.calibrate.known_error import keep as keep_error
+    from twin.calibrate.validate import compare  # neither above: a computer that only measures needs no simulator
 
     try:
-        return compare(node, measured, progress())
+        found = compare(node, measured, progress())
     finally:
         done()
+    keep_error(node, found, measured)
+    return found
 
 
 def text(validation: Validation) -> str:

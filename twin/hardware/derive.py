@@ -146,7 +146,7 @@ def _behind_queue(path: str, known: Mapping[str, Number], like: Like, idle: Numb
 
 
 def _assumed(value: float, low: float, high: float, number: Number, like: Like) -> Number:
-    like = dataclasses.replace(like, fitted=number.kind is Kind.FITTED)
+    like = dataclasses.replace(like, fitted=number.kind in (Kind.FITTED, Kind.UNBOUND))
     return Number(value, Kind.ASSUMED, f"derived: as {like.device} ({number.source}), {MEANING[like.rule]}", low, high, like)
 
 

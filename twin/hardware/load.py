@@ -85,8 +85,10 @@ def read_device(path: Path) -> Device:
     check_blocks(device)
     _check_words(device, path)
     memory = device.memory
-    if memory.stream_bytes_per_s.value > memory.peak_bytes_per_s.value:
-        raise HardwareError(f"{path}: memory.stream_bytes_per_s: exceeds memory.peak_bytes_per_s; a stream cannot beat the datasheet")
+    for name in ("stream_bytes_per_s", "ceiling_bytes_per_s"):
+        rate: Number | None = getattr(memory, name)
+        if rate is not None and rate.value > memory.peak_bytes_per_s.value:
+            raise HardwareError(f"{path}: memory.{name}: exceeds memory.peak_bytes_per_s; a stream cannot beat the datasheet")
     known = numbers(device)
     for loaded, idle in IDLE.items():
         if loaded in known:

@@ -19,6 +19,7 @@ _FACTOR = re.compile(rf"\s*[x*]\s*({NUMBER})\s*\Z")
 _PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
 _A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
 
+PIPE, CEILING = "memory.stream_bytes_per_s", "memory.ceiling_bytes_per_s"
 IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
 
 # Half-width of the interval of a number that states none, relative to its value.
@@ -28,6 +29,7 @@ SPREAD = {
     Kind.DATASHEET: 0.0,
     Kind.THIRD_PARTY: 0.10,
     Kind.VENDOR: 0.15,
+    Kind.UNBOUND: 0.5,
     Kind.ASSUMED: 0.0,  # only a user's own what-if lacks a range, and it is meant exactly
 }
 
@@ -39,7 +41,7 @@ def numbers(target: Device | Node) -> dict[str, Number]:
 
 def assumed(target: Device | Node) -> list[str]:
     """Paths of the numbers that nobody measured: what a report must list."""
-    return [path for path, number in numbers(target).items() if number.kind is Kind.ASSUMED]
+    return [path for path, number in numbers(target).items() if number.kind in (Kind.UNBOUND, Kind.ASSUMED)]
 
 
 def interval(number: Number) -> tuple[float, float]:
@@ -54,7 +56,7 @@ def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kin
     """A copy with one number replaced, and what would otherwise change against it.
 
     The wait behind the stream stays the same when an idle time changes (IDLE), and so do the bytes that a block keeps in flight when
-    memory's latency does.
+    memory's latency does. The read ceiling changes by the same factor as the pipe: another memory is meant.
     `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in
     base units, or a factor of the present value ("x1.1", "+10%"), which scales the range too.
     """
@@ -73,6 +75,9 @@ def with_numbers(target: T, changes: Iterable[tuple[str, str | float]], kind: Ki
     for loaded, idle in _pairs(before):
         if idle in named and loaded not in named:
             known[loaded] = _behind_the_stream(before[loaded], before[idle].value, known[idle].value, kind, source)
+    for pipe, ceiling in ((f"{prefix}{PIPE}", f"{prefix}{CEILING}") for prefix in ("", "device.")):
+        if pipe in named and ceiling in known and ceiling not in named:
+            known[ceiling] = scaled(before[ceiling], known[pipe].value / before[pipe].value, kind, f"{source}: as the pipe")
     target = apply_fit(target, {path: number for path, number in known.items() if number is not before[path]})
     return _in_flight(target, before, named)
 

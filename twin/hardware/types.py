@@ -14,6 +14,7 @@ class Kind(Enum):
     DATASHEET = "datasheet"
     THIRD_PARTY = "third-party"
     VENDOR = "vendor"
+    UNBOUND = "unbound"  # stands in a fit, but its probes do not bind it (twin.calibrate.bound)
     ASSUMED = "assumed"
 
 
@@ -86,8 +87,9 @@ class Memory:
 
     capacity_bytes: Number
     peak_bytes_per_s: Number  # datasheet: the denominator of MBU
-    stream_bytes_per_s: Number  # ceiling: best read-only stream, the denominator of the stream fraction
+    stream_bytes_per_s: Number  # of the pipe by which the twin serves a stream; a fit makes it agree with probes
     latency_s: Number
+    ceiling_bytes_per_s: Number | None = None  # best plain read that was measured: twin/hardware/floor.py; None: as the pipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def validation_page(result: Validation, conditions: Mapping[str, object]) -> Pag
         (str(len(result.runs)), "held-out runs"),
     )
     return Page(
-        f"Predicted and measured on {result.device}", f"Fit of run {result.fit}.", cards, (validation(result), _measured_under(conditions))
+        f"Predicted and measured on {result.node}", f"Fit of run {result.fit}.", cards, (validation(result), _measured_under(conditions))
     )
 
 
@@ -155,17 +155,18 @@ def sensitivity(effects: Sequence[Effect], step: float) -> Section:
 
 def rests_on(node: Node, result: Result) -> Section:
     """The numbers behind the prediction: assumed ones first."""
-    order = [Kind.ASSUMED, Kind.VENDOR, Kind.THIRD_PARTY, Kind.FITTED, Kind.MEASURED, Kind.DATASHEET]
+    order = [Kind.ASSUMED, Kind.UNBOUND, Kind.VENDOR, Kind.THIRD_PARTY, Kind.FITTED, Kind.MEASURED, Kind.DATASHEET]
     listed = sorted(numbers(node).items(), key=lambda item: (item[0] not in result.assumed, order.index(item[1].kind)))
     rows = []
     for path, number in listed:
-        if number.kind is Kind.ASSUMED and path not in result.assumed:
+        if number.kind in (Kind.ASSUMED, Kind.UNBOUND) and path not in result.assumed:
             continue  # this plan does not touch it
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = (format_quantity(end, unit) for end in interval(number))
         span = "" if low == high else f"{low} .. {high}"
         rows.append((path.removeprefix("device."), Chip(number.kind.value), format_quantity(number.value, unit), span, number.source))
-    text = f"{len(result.assumed)} of these numbers are assumed: nobody measured them, and the prediction is no better than they are."
+    count_of = len(result.assumed)
+    text = f"{count_of} of these numbers are assumed or unbound: no measurement tells them, and the prediction is no better than they are."
     table = html_table(("number", "kind", "value", "range", "source"), rows, text_columns=5)
     return Section("What the numbers rest on", text, (), table, long=True)
 

@@ -20,7 +20,7 @@ from twin.report import outcome as report
 from twin.report import svg
 from twin.report.blocks import Block, Stamp, blocks, filled, marked
 from twin.report.outcome import shown as as_read
-from twin.study.inputs import fits_on_file, study_digest
+from twin.study.inputs import study_digest, study_fits
 from twin.study.kinds import FILE, Study, read_study
 from twin.study.outcome import Cell, Chart, Outcome, Table
 from twin.study.runner import Runner
@@ -50,7 +50,7 @@ class Made:
 
 def current_stamp(folder: Path) -> Stamp:
     """What a study's blocks must be stamped with to be up to date."""
-    return Stamp(fits_on_file(), study_digest(folder))
+    return Stamp(study_fits(folder), study_digest(folder))
 
 
 def make(folder: Path, runner: Runner) -> list[Path]:

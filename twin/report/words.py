@@ -28,13 +28,15 @@ WORDS = {
     "MBU": "model bandwidth utilisation: the same with the datasheet's bandwidth instead of the ceiling",
     "p10-p90": "eight of ten draws of the uncertain hardware numbers give a speed in this range; p50 is the middle one",
     "measured": "timed on the hardware that is named",
-    "fitted": "chosen so that simulated probes take as long as measured ones",
+    "fitted": "chosen so that simulated probes take as long as measured ones; other values would not do",
+    "unbound": "stands in a fit, but the probes hardly tell it: a report lists it with the assumed ones",
+    "held out": "an engine run that no number was fitted to: predicted and then timed, it tells the twin's error",
     "predicted": "simulated, not timed",
     "assumed": "nobody measured this number: a prediction that rests on it is no better than it is",
 }
 OF_A_PLAN = ("block", "stage", "rank", "lane", "ring", "slot", "hand-off", "collective", "floor")
 OF_A_RESULT = ("floor", "stream fraction", "MBU", "streaming", "consumer", "hand-off", "collective", "attention", "launch", "block", "ring")
-OF_A_PAGE = tuple(word for word in WORDS if word not in ("measured", "fitted"))
+OF_A_PAGE = tuple(word for word in WORDS if word not in ("measured", "fitted", "unbound", "held out"))
 
 
 def lines(words: Sequence[str]) -> str:

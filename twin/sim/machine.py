@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import HardwareError
+from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.plan.types import Execution, HandOffKind, Plan, StageKind
@@ -117,7 +118,7 @@ class Machine:
         serves them since the step before, whichever takes longer."""
         moved = self.program.step_bytes(step)
         kept = self.stands_for * sum(block.kept_bytes(step) for block in self.blocks)
-        memory_s = (moved - kept) / (self.package_count() * self.node.device.memory.stream_bytes_per_s.value)
+        memory_s = floor_s(self.node.device, self.package_count(), moved - kept)
         return max(memory_s, kept / (self.package_count() * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
 
     # ---- wiring -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.errors import PlanError
+from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
 from twin.kernel.prompt import SCAN_POSITIONS, SCAN_ROWS, STEP_COLUMNS, batch_of, pass_stages, pass_weight_bytes, passes, sharing, tensor_pass
 from twin.kernel.teams import WARP, teams_of
@@ -45,7 +46,7 @@ class PromptTime:
     tokens: int
     passes: int
     seconds: float
-    floor_s: float  # the weights of all passes over the stream ceiling
+    floor_s: float  # the weights of all passes at the read ceiling
     pass_bytes: int  # weights of one pass, all packages together
     waits_s: dict[str, float]  # barriers, norms, fetches and attention; the stream goes on under a part of them
 
@@ -63,15 +64,15 @@ def prompt_time(plan: Plan, node: Node, tokens: int) -> PromptTime:
     if plan.options.prompt_chunk == 1:
         raise PlanError("prompt_chunk=1 reads prompts by ordinary steps; multiply the step's time, or choose a larger prompt_chunk")
     count, size = passes(plan, tokens), pass_weight_bytes(plan)
-    floor = count * size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
+    streamed = count * size / (node.gpus * node.device.memory.stream_bytes_per_s.value)  # seconds, at the pipe's rate
     seconds, waits = _all_passes(plan, node, tokens, 0.0)
     for _ in range(UTILISATION_ROUNDS if count else 0):
-        seconds, waits = _all_passes(plan, node, tokens, floor / seconds)
-    return PromptTime(tokens, count, seconds, floor, size, waits)
+        seconds, waits = _all_passes(plan, node, tokens, streamed / seconds)
+    return PromptTime(tokens, count, seconds, floor_s(node.device, node.gpus, count * size), size, waits)
 
 
 def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float, dict[str, float]]:
-    """Seconds, and what is waited for, with the stream taking the share `load` of the ceiling."""
+    """Seconds, and what is waited for, with the stream taking the share `load` of the pipe."""
     model = _Passes(plan, node, load)
     chunk = plan.options.prompt_chunk
     waits: dict[str, float] = {}

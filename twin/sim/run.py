@@ -51,9 +51,9 @@ class Result:
     plan: str
     node: str
     step_ps: int
-    floor_s: float  # bytes per step / (packages x stream ceiling), without what caches serve, or that at their ceiling if it takes longer
+    floor_s: float  # bytes per step / (packages x read ceiling), without what caches serve, or that at their ceiling if it takes longer
     bytes_per_step: int
-    stream_bytes_per_s: float  # ceiling of all packages together
+    stream_bytes_per_s: float  # of the pipes of all packages together
     peak_bytes_per_s: float  # datasheet, all packages together
     attribution_ps: dict[str, int]  # sums to step_ps
     stages: tuple[StageTime, ...]
@@ -188,7 +188,7 @@ def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
 def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> Result:
     plan, device = machine.plan, machine.node.device
     ends, moved = tuple(_ends(machine)), machine.program.step_bytes(step)
-    ceiling = machine.package_count() * device.memory.stream_bytes_per_s.value
+    pipes = machine.package_count() * device.memory.stream_bytes_per_s.value
     totals = [sum(row[cause] for row in table) for cause in range(len(CAUSES))]
     return Result(
         plan=plan.name,
@@ -196,7 +196,7 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
         step_ps=ends[step] - (ends[step - 1] if step else 0),
         floor_s=machine.floor_s(step),
         bytes_per_step=moved,
-        stream_bytes_per_s=ceiling,
+        stream_bytes_per_s=pipes,
         peak_bytes_per_s=machine.package_count() * device.memory.peak_bytes_per_s.value,
         attribution_ps=dict(zip(CAUSES, totals, strict=True)),
         stages=tuple(_stage_time(plan, index, row) for index, row in enumerate(table)),

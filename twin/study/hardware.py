@@ -90,7 +90,7 @@ def drawable(path: str) -> bool:
     """Whether a number may vary in an interval: rates and times do.
 
     Counts, capacities and on-chip sizes decide the plan and are known where the part is known; power and clock are not used by the
-    simulator; the datasheet's peak is only the denominator of MBU.
+    simulator; the datasheet's peak and the read ceiling are only denominators, of MBU and of the stream fraction.
     """
     leaf = path.rsplit(".", 1)[-1]
-    return unit_of(leaf) in ("s", "B/s") and leaf != "peak_bytes_per_s"
+    return unit_of(leaf) in ("s", "B/s") and leaf not in ("peak_bytes_per_s", "ceiling_bytes_per_s")

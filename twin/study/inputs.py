@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from twin.calibrate import store
+from twin.calibrate.node import fits_of
 from twin.data import data_dir, read_yaml
 from twin.errors import TwinError
+from twin.hardware.derive import followed
 from twin.hardware.override import numbers
-from twin.hardware.types import HOST
+from twin.hardware.types import HOST, Node
 from twin.study.hardware import node_on_file
 from twin.study.kinds import FILE
 
@@ -22,11 +24,24 @@ DIGITS = 12  # of a digest
 NO_FIT = "none"
 
 
-def fits_on_file() -> str:
-    """The probing runs behind all fits that come with MonoTwin, joined by "+"."""
-    devices = sorted(file.stem for file in (data_dir("calibration") / "fits").glob("*.yaml"))
-    found = (store.read_fit(device) for device in devices if device != HOST)  # no kept study rests on the fit of the computer at hand
+def fits_on_file(*names: str) -> str:
+    """The probing runs of the fits that hold for the nodes of these names, and for what their devices are like; joined by "+"."""
+    return _fits(node_on_file(name) for name in names)
+
+
+def _fits(nodes: Iterable[Node]) -> str:
+    names: set[str] = set()
+    for node in nodes:
+        if node.device.isa != HOST:  # no kept study rests on the fit of the computer at hand
+            names |= {*fits_of(node), *(f"1x{device}" for device in followed(node.device))}
+    found = (store.read_fit(name) for name in sorted(names))
     return "+".join(str(fit[1]["run"]) for fit in found if fit) or NO_FIT
+
+
+def study_fits(folder: Path) -> str:
+    """The fits behind all nodes and devices that a study names."""
+    words = sorted(set(_words(read_yaml(folder / FILE))))
+    return _fits(node for word in words if (node := _node(word)) is not None)
 
 
 def study_digest(folder: Path) -> str:
@@ -69,10 +84,9 @@ def _words(asked: Any) -> Iterator[str]:
 
 def _named(folder: Path, word: str) -> Iterator[Any]:
     """What a word of a study file stands for: a node or device, a model, a machine, a file beside it."""
-    for name in (word, f"1x{word}"):
-        with suppress(TwinError, ValueError):
-            yield {path: number.value for path, number in numbers(node_on_file(name)).items()}
-            break
+    node = _node(word)
+    if node is not None:
+        yield {path: number.value for path, number in numbers(node).items()}
     for kind in ("models", "machines"):
         file = data_dir("hwmodels") / kind / f"{word.partition('@')[0]}.yaml"
         if "/" not in word and file.is_file():
@@ -81,3 +95,11 @@ def _named(folder: Path, word: str) -> Iterator[Any]:
         yield (folder / word).read_text(encoding="utf-8")
     if "/" not in word and word:
         yield from sorted(run.name for run in store.runs_folder(word).glob("*-engine"))[-1:]
+
+
+def _node(word: str) -> Node | None:
+    """The node that a word names, or the one of a single device."""
+    for name in (word, f"1x{word}"):
+        with suppress(TwinError, ValueError):
+            return node_on_file(name)
+    return None

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from twin.calibrate.node import calibrated
-from twin.calibrate.store import read_fit
+from twin.calibrate.store import name_of, read_fit
 from twin.errors import TwinError
 from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
-from twin.hardware.override import interval, numbers
+from twin.hardware.override import interval, numbers, resolve
 from twin.hardware.types import Kind, Like, Node, Number
 from twin.study.fields import Fields
 from twin.study.hardware import Setting, drawable
@@ -38,6 +38,7 @@ WIDTHS = {  # why a kind's numbers may be off by what twin.hardware.override.SPR
     Kind.DATASHEET: "a definition of the part, not an estimate",
     Kind.THIRD_PARTY: "somebody else's probe: the load type and the grid alone move a bandwidth by as much",
     Kind.VENDOR: "announced or measured by who sells it: best case, and not yet repeated",
+    Kind.UNBOUND: "its probes hardly see it; a fit on file states its range",
     Kind.ASSUMED: "states its range on file; a what-if of the user is meant exactly",
 }
 # Numbers of one mechanism are wrong together: an idle and a loaded hop, the arithmetic on each stored format.
@@ -114,20 +115,21 @@ def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
 
 
 def _fitted(node: Node, draws: Draws) -> dict[str, Floats]:
-    """Factors on the node's own fitted numbers."""
+    """Factors on the node's own fitted numbers: those of a node of one, and its own."""
     known = numbers(node)
-    factors = {f"device.{path}": values for path, values in _together(node.device.name, draws).items()}
-    return {path: values for path, values in factors.items() if known[path].kind is Kind.FITTED}
+    names = dict.fromkeys((f"1x{node.device.name}", node.name))
+    factors = {resolve(node, path): values for name in names for path, values in _together(name, draws).items()}
+    return {path: values for path, values in factors.items() if known[path].kind in (Kind.FITTED, Kind.UNBOUND)}
 
 
-def _together(device: str, draws: Draws) -> dict[str, Floats]:
-    """Factors on the numbers of a device's fit, drawn together by its bootstrap: parts of a sum that probes know err oppositely.
+def _together(node: str, draws: Draws) -> dict[str, Floats]:
+    """Factors on the numbers of a node's fit, drawn together by its bootstrap: parts of a sum that probes know err oppositely.
 
     Each draw takes the same one of the fit's draws for all numbers, and for all devices that are like this one.
     """
-    found = read_fit(device)
+    found = read_fit(node)
     factors = found[1].get("together", {}) if found else {}
-    rows = uniforms(f"{device} fit", draws)
+    rows = uniforms(f"{name_of(node)} fit", draws)
     return {path: np.asarray(values, dtype=np.float64)[(rows * len(values)).astype(np.int64)] for path, values in factors.items()}
 
 

@@ -98,9 +98,9 @@ class Row:
     key: str
     problem: str = ""
     step_s: float = 0.0
-    floor_s: float = 0.0  # bytes per step / (packages x stream ceiling)
+    floor_s: float = 0.0  # bytes per step / (packages x read ceiling)
     bytes_per_step: int = 0
-    stream_bytes_per_s: float = 0.0  # ceiling of all packages
+    stream_bytes_per_s: float = 0.0  # of the pipes of all packages
     peak_bytes_per_s: float = 0.0  # datasheet, all packages
     attribution: dict[str, float] = field(default_factory=dict)  # seconds of the critical path by cause
     kinds: dict[str, dict[str, float]] = field(default_factory=dict)  # the same by kind of stage

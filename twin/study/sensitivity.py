@@ -34,7 +34,7 @@ class Effect:
 
     @property
     def assumed(self) -> bool:
-        return self.kind == Kind.ASSUMED.value
+        return self.kind in (Kind.ASSUMED.value, Kind.UNBOUND.value)
 
 
 @dataclass(frozen=True, slots=True)

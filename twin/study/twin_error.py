@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from twin.calibrate import store
-from twin.calibrate.engine_runs import held_out
+from twin.calibrate.engine_runs import runs_of
 from twin.errors import CalibrationError
 from twin.plan.types import Execution, HandOffKind
 from twin.sim.run import simulate
@@ -47,13 +47,16 @@ class TwinError:
 def twin_error(device: str) -> TwinError:
     """From the device's newest record of engine runs. Raises CalibrationError when there is none, or too few runs are in it."""
     node = node_on_file(f"1x{device}")
-    runs = [run for run in held_out(node) if run.options.execution is Execution.RESIDENT and run.options.handoff is HandOffKind.SENTINEL]
-    measured = _newest(node.device.name)
+    measured = _newest(node.name)
+    runs = [
+        run
+        for run in runs_of(measured, node)
+        if run.options.execution is Execution.RESIDENT and run.options.handoff is HandOffKind.SENTINEL
+    ]
     factors = []
     for run in runs:
-        if run.name in measured.samples:
-            predicted = simulate(run.plan(node.device.name), node)
-            factors.append(predicted.step_s / statistics.median(measured.samples[run.name]))
+        predicted = simulate(run.plan(node.device.name), node)
+        factors.append(predicted.step_s / statistics.median(measured.samples[run.name]))
     if len(factors) < FEWEST:
         raise CalibrationError(
             f"{measured.folder}: {len(factors)} held-out runs are too few for a spread, at least {FEWEST}; validate again"
@@ -61,8 +64,8 @@ def twin_error(device: str) -> TwinError:
     return TwinError(node.device.name, measured.id, tuple(factors))
 
 
-def _newest(device: str) -> store.Run:
-    folders = sorted(store.runs_folder(device).glob("*-engine"))
+def _newest(node: str) -> store.Run:
+    folders = sorted(store.runs_folder(node).glob("*-engine"))
     if not folders:
-        raise CalibrationError(f"no engine runs of {device} on record: run `twin validate {device}` on one, or take another device")
+        raise CalibrationError(f"no engine runs of {node} on record: run `twin validate {node}` on one, or take another device")
     return store.read_run(folders[-1])

@@ -1,0 +1,84 @@
+"""What a prediction says of its error: that of held-out runs, of the very fit that is in force."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Twin
+from twin.calibrate import store
+from twin.calibrate.known_error import KnownError, keep, known_error
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.validate import Compared, Validation, compare
+from twin.hardware.load import load_node
+from twin.hardware.types import Kind, Number
+
+HOP = Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)
+SPEEDS = (110.0, 95.0, 104.0)  # predicted of 100 measured
+RECORD = store.Run(Path("record"), {}, {})
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path))
+    store.write_fit("1xh200-sxm", {"handoff.hop_s": HOP}, {"run": "r"})
+
+
+def kept() -> None:
+    found = Validation("1xh200-sxm", "r", tuple(Compared(f"run{at}", speed, 100.0, 0.0, 1) for at, speed in enumerate(SPEEDS)))
+    keep(load_node("1xh200"), found, RECORD)
+
+
+def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(elsewhere: None) -> None:
+    assert known_error(load_node("1xh200")) is None
+    kept()
+    for name in ("1xh200", "8xh200"):
+        assert known_error(load_node(name)) == KnownError("1xh200-sxm", "r", "record", {"run0": 0.1, "run1": -0.05, "run2": 0.04})
+    assert known_error(load_node("1xh100")) is None
+
+
+def test_errors_of_another_fit_are_not_told(elsewhere: None) -> None:
+    kept()
+    store.write_fit("1xh200-sxm", {"handoff.hop_s": Number(8e-7, Kind.FITTED, "test", 6e-7, 9e-7)}, {"run": "r"})
+    assert known_error(load_node("1xh200")) is None
+
+
+def test_median_worst_and_interval_are_of_all_runs() -> None:
+    known = KnownError("1xh200-sxm", "r", "record", {str(at): speed / 100 - 1 for at, speed in enumerate(SPEEDS)})
+    assert (known.median, known.worst) == (pytest.approx(0.05), pytest.approx(0.1))
+    low, high = known.interval(1000.0)
+    assert 1000 / 1.1 < low < 1000 / 1.04 < 1000 < high < 1000 / 0.95
+
+
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_every_fit_on_file_has_its_error_beside_it(name: str) -> None:
+    known = known_error(calibrated_node(name))
+    assert known is not None
+    assert len(known.errors) >= 19
+    assert (store.runs_folder(calibrated_node(name).name) / known.record).is_dir()
+
+
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
+    """Of one run, the quickest to simulate; all of them are in the studies."""
+    node = calibrated_node(name)
+    known = known_error(node)
+    assert known is not None
+    record = store.read_run(store.runs_folder(node.name) / known.record)
+    one = store.Run(record.folder, record.meta, {"qwen2-0.5b": record.samples["qwen2-0.5b"]})
+    (found,) = compare(node, one, lambda said: None).runs
+    assert found.error == pytest.approx(known.errors["qwen2-0.5b"], abs=1e-5)
+
+
+def test_simulate_tells_the_error_and_its_interval(twin: Twin) -> None:
+    said = json.loads(twin("simulate", "llama-3.2-1b", "1xh200", "--json").out)
+    known = known_error(calibrated_node("1xh200"))
+    assert known is not None
+    assert said["held_out"]["median_abs_error"] == statistics.median(map(abs, known.errors.values()))
+    assert said["held_out"]["runs"] == len(known.errors)
+    low, high = said["held_out"]["tokens_per_s"]
+    assert low < high
+    assert json.loads(twin("simulate", "llama-3.2-1b", "1xmi300x", "--json").out)["held_out"] is None

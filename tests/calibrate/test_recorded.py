@@ -1,0 +1,58 @@
+"""A record of engine runs holds what it ran: it is read back as it was, whatever today's held-out runs are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from twin.calibrate import store
+from twin.calibrate.engine_runs import held_out, runs_of
+from twin.calibrate.gpu_heldout import gpu_held_out
+from twin.calibrate.heldout import HeldOut, host_held_out
+from twin.calibrate.recorded import RUNS, recorded, written
+from twin.errors import CalibrationError
+from twin.hardware.load import load_node
+from twin.models.load import load_model
+from twin.plan.types import Options
+
+HERE = Path("record")
+H200 = load_node("1xh200")
+
+
+@pytest.mark.parametrize("run", [*host_held_out(), *gpu_held_out(H200)], ids=lambda run: run.name)
+def test_a_run_comes_back_as_it_was_written(run: HeldOut) -> None:
+    kept = yaml.safe_load(yaml.safe_dump({RUNS: {run.name: written(run)}}))
+    assert recorded(HERE, kept) == [run]
+
+
+def test_a_model_on_file_is_called_by_name_and_options_are_whole() -> None:
+    (run,) = [run for run in gpu_held_out(H200) if run.name == "qwen3-8b-1k"]
+    said = written(run)
+    assert said["model"] == "qwen3-8b"
+    assert set(said["options"]) == set(Options.__slots__)
+
+
+def test_a_shape_that_cannot_be_written_out_is_refused() -> None:
+    spec = load_model("gpt-oss-20b@fp8-128x128")
+    with pytest.raises(CalibrationError, match="dense shape"):
+        written(HeldOut("x", spec, Options(), 16))
+
+
+def record(meta: dict[str, Any]) -> store.Run:
+    return store.Run(HERE, meta, {"llama-1b": [1e-3]})
+
+
+def test_what_a_record_says_it_ran_comes_before_todays_runs() -> None:
+    (today,) = [run for run in held_out(H200) if run.name == "llama-1b"]
+    changed = written(today) | {"prompt": 99}
+    assert [run.prompt for run in runs_of(record({RUNS: {"llama-1b": changed, "not-run": changed}}), H200)] == [99]
+    assert runs_of(record({}), H200) == [today]
+
+
+@pytest.mark.parametrize("runs", [[], {"a": {}}, {"a": 3}, {"a": {"model": "llama-3.2-1b", "options": {"nothing": 1}, "prompt": 1}}])
+def test_damaged_runs_of_a_record_are_named(runs: Any) -> None:
+    with pytest.raises(CalibrationError, match=r"meta.yaml: runs hold no engine runs"):
+        recorded(HERE, {RUNS: runs})
