@@ -26,10 +26,12 @@ constexpr int PASS_PIECE_COLUMNS = 8;  // of a 16-bit activation that a lane rea
 constexpr int PASS_STEP_COLUMNS = 32;  // of a row that four lanes copy together
 constexpr int PASS_SLOTS = 4;  // steps of a warp on the chip
 constexpr int PASS_SUM_FLOATS = 1024;  // of a warp, added over a block's warps together
-constexpr int PASS_GROUPS_OF_16 = 8;  // row groups that use a step's activations together, 16 tokens
+// row groups that use a step's activations together, 16 tokens
+constexpr int PASS_GROUPS_OF_16 = 8;
 constexpr int PASS_GROUPS_OF_32 = 8;  // 32 tokens
 constexpr int PASS_GROUPS_OF_64 = 4;  // 64 tokens
-constexpr int PASS_PITCH_BYTES = 64;  // between keys and values of neighbouring positions on the chip
+// between keys and values of neighbouring positions on the chip
+constexpr int PASS_PITCH_BYTES = 64;
 constexpr int PASS_TILE_BYTES = 64;  // of a column of a tile of cached keys
 constexpr int PASS_TILES = 4;  // of cached keys and values on the chip
 }  // namespace facts

@@ -44,7 +44,8 @@ PLACES = [  # (file, a piece of it, the same with marks)
     (BLOCK, "#define TWIN_EACH", f"""extern "C" __device__ u32 stage_log[{STEPS} * {WORKERS} * {STAGES} * {MARKS}];
 __device__ __forceinline__ void inside(const Block& b, int k) {{
   const int worker = b.block + b.rank * b.plan.blocks;
-  if (b.core.thread() == 0) stage_log[(((b.at.step & 3) * {WORKERS} + worker) * {STAGES} + b.now) * {MARKS} + k] = u32(now_ns());
+  const int at = (((b.at.step & 3) * {WORKERS} + worker) * {STAGES} + b.now) * {MARKS} + k;
+  if (b.core.thread() == 0) stage_log[at] = u32(now_ns());
 }}
 #define TWIN_EACH"""),
     (BLOCK, "  int half;  ", "  int half = 0, now = 0;  "),
