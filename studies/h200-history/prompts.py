@@ -23,6 +23,7 @@ import numpy as np
 from twin.bench.pieces import replaced
 from twin.bench.shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, cpu_plan, prompt_of
 from twin.engine.weights import random_weights
+from twin.errors import ConfigError
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_device
 from twin.kernel.defaults import plan_for

@@ -203,7 +203,7 @@ def test_predictions_that_make_no_sense_are_refused() -> None:
 
 
 def test_what_the_tensor_cores_do_not_take_is_refused() -> None:
-    with pytest.raises(PlanError, match="prompt_chunk=48: a pass of this plan takes 16, 32, 64.*use one of them, or 1"):
+    with pytest.raises(PlanError, match=r"prompt_chunk=48: a pass of this plan takes 16, 32, 64.*use one of them, or 1"):
         compile_cubin(on_gpu.planned(prompt_chunk=48))
     with pytest.raises(PlanError, match="prompt_chunk=0: must be at least 1"):
         on_gpu.planned(prompt_chunk=0)

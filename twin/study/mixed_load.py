@@ -21,6 +21,7 @@ from twin.hardware.override import interval
 from twin.hardware.schema import number
 from twin.hardware.types import Number
 from twin.models.load import load_model
+from twin.models.spec import ModelSpec
 from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
