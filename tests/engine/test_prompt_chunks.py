@@ -238,12 +238,20 @@ def wide(name: str, layers: int) -> Plan:
     return build(plan.spec, replace(plan.options, prompt_chunk=64), plan.limits)
 
 
+def long(chunk: int) -> Plan:
+    """Passes of several tiles of tokens, which neighbouring blocks share."""
+    plan = on_gpu.wide("llama-3.2-1b", 2)
+    assert plan.spec is not None
+    return build(plan.spec, replace(plan.options, prompt_chunk=chunk, max_context=1100), plan.limits)
+
+
 MATRIX = [(s, d, x) for s in (*FAMILIES, on_gpu.LANED) for d in TYPES for x in on_gpu.EXECUTIONS]
 
 
 def all_plans() -> list[Plan]:
     """What these tests compile, for who wants to compile it in advance and in parallel."""
-    return [*(gpu_plan(s, d, execution=x) for s, d, x in MATRIX), *(wide(*one) for one in on_gpu.WIDE)]
+    made = [gpu_plan(s, d, execution=x) for s, d, x in MATRIX]
+    return [*made, *(wide(*one) for one in on_gpu.WIDE), long(1024), long(1)]
 
 
 @pytest.mark.gpu
@@ -267,6 +275,20 @@ def test_gpu_real_widths_and_the_same_bits_every_time(name: str, layers: int) ->
         assert error_after(running, wanted, (33, 16, 5), prompt) < ON_GPU[plan.options.weight_dtype]
         made = [running.generate(prompt, max_tokens=20).tokens for _ in range(5)]
         assert all(one == made[0] for one in made)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_long_prompts_in_passes_are_those_read_by_steps() -> None:
+    fast, slow = long(1024), long(1)
+    assert fast.spec is not None
+    prompt = [int(t) for t in np.random.default_rng(2).integers(0, fast.spec.vocab, 1002)]
+    found = []
+    for plan in (slow, fast):
+        with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+            found.append({n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in (64, 129, 200, 600, 1000)})
+    wanted, made = found
+    assert max(float(np.abs(made[n] - wanted[n]).max() / np.abs(wanted[n]).max()) for n in wanted) < ON_GPU[DType.BF16]
 
 
 @pytest.mark.gpu
