@@ -15,11 +15,11 @@ from twin.text import shown
 from twin.units import LONGEST, NUMBER, UNSIGNED, example, parse_quantity, stem, unit_of
 
 T = TypeVar("T", Device, Node)
+_SHORTEST = 3  # letters of a name's part that is looked for
 _FACTOR = re.compile(rf"\s*[x*]\s*({NUMBER})\s*\Z")
 _PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
 _A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
 
-SHORTEST = 3  # letters of a name's part that is looked for
 IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
 
 # Half-width of the interval of a number that states none, relative to its value.
@@ -128,7 +128,7 @@ def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
 def _near(known: Iterable[str], path: str) -> list[str]:
     """The numbers whose own name holds that of `path` ("hop": handoff.hop_s, link.hop_s), else those of the group that it names."""
     *group, last = path.lower().split(".")
-    by_name = [p for p in known if len(last) >= SHORTEST and last in p.rpartition(".")[2]]
+    by_name = [p for p in known if len(last) >= _SHORTEST and last in p.rpartition(".")[2]]
     return by_name or [p for p in known if group and p.split(".")[-2] == group[-1]]
 
 
