@@ -136,7 +136,7 @@ struct Feeder {
   }
   __device__ __forceinline__ void ask_weights() const {
     const u32 to = slot + u32(first() * STEP_BYTES + ((unit() ^ first() % 8) << 4)), along = u32(step) * (STEP_BYTES / 16);
-#pragma unroll 2
+#pragma unroll 4
     for (int i = 0; i < ROWS; ++i) {
       const u32 row = begin[i * CONSUMERS];
       copy_weights(to + u32(i * APART * STEP_BYTES), from + u64(row != NONE ? row + along : 0u) * 16, row != NONE, policy);
