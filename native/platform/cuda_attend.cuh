@@ -1,5 +1,4 @@
 // Attention of a chunk's tokens over the cache on the tensor cores, with a running softmax.
-
 #pragma once
 
 namespace twin {
