@@ -22,15 +22,16 @@ USER_MISTAKE = 2
 INTERRUPTED = 130
 
 DESCRIPTION = """\
-MonoTwin: LLM decoding for one user as a single resident GPU kernel, and a twin that predicts its speed.
+MonoTwin: LLM decoding for one user as a single resident GPU kernel, and a twin that predicts its
+speed.
 
-One plan of a decode step is run by the engine and timed by a discrete-event simulation of the hardware, so that
-each claim about speed can be measured, explained and projected.
+One plan of a decode step is run by the engine and timed by a discrete-event simulation of the
+hardware, so that each claim about speed can be measured, explained and projected.
 """
 EXAMPLES = """\
 first steps:
-  twin demo                                    probe this computer, predict, run, compare (about three minutes)
-  twin simulate laneformer-2b 8xmi300x         tokens/s of a 2B model on eight MI300X, and where the time goes
+  twin demo                              probe this computer, predict, run, compare (three minutes)
+  twin simulate laneformer-2b 8xmi300x   tokens/s of a 2B model on eight MI300X, and why
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5
   twin run ./my-checkpoint --prompt "Once upon a time"
 

@@ -27,7 +27,8 @@ constexpr int PASS_ROOM_BYTES = 196608;  // of steps on the chip
 constexpr int PASS_ROWS_BYTES = 256;  // of what a block knows of the rows that it multiplies
 constexpr int PASS_SCAN_POSITIONS = 64;  // of a tile of cached keys and values on tensor cores
 constexpr int PASS_SCAN_TILES = 4;  // of these on the chip
-constexpr int PASS_PITCH_BYTES = 64;  // between keys and values of neighbouring positions on the chip
+// between keys and values of neighbouring positions on the chip
+constexpr int PASS_PITCH_BYTES = 64;
 constexpr int PASS_TILE_BYTES = 64;  // of a column of a tile of cached keys
 constexpr int PASS_TILES = 4;  // of cached keys and values on the chip
 }  // namespace facts

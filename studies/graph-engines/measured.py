@@ -56,7 +56,8 @@ def _line(row: object) -> str:
     context = int(get("isl") + get("osl") / 2)
     node = f"{int(get('tp_size'))}x{DEVICES[get('system')]}"
     source = f"AIConfigurator sample: {version} {when}; in {int(get('isl'))} out {int(get('osl'))}"
-    return f"{model},{node},{get('backend')},{weights},{kv},{int(get('batch_size'))},{context},{get('silicon_tpot_ms'):.3f},{source}"
+    batch, tpot_ms = int(get("batch_size")), f"{get('silicon_tpot_ms'):.3f}"
+    return ",".join(map(str, (model, node, get("backend"), weights, kv, batch, context, tpot_ms, source)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.bench.pieces import replaced
+from twin.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, MARKS, STAGES, WORKERS, TILES = 4, 12, 330, 132, 8192  # kept: the last steps; marks of a stage; stages; blocks; a block's last tiles
@@ -41,7 +44,8 @@ PLACES = [  # (file, a piece of it, the same with marks)
     (BLOCK, "#define TWIN_EACH", f"""extern "C" __device__ u32 stage_log[{STEPS} * {WORKERS} * {STAGES} * {MARKS}];
 __device__ __forceinline__ void inside(const Block& b, int k) {{
   const int worker = b.block + b.rank * b.plan.blocks;
-  if (b.core.thread() == 0) stage_log[(((b.at.step & 3) * {WORKERS} + worker) * {STAGES} + b.now) * {MARKS} + k] = u32(now_ns());
+  const int at = (((b.at.step & 3) * {WORKERS} + worker) * {STAGES} + b.now) * {MARKS} + k;
+  if (b.core.thread() == 0) stage_log[at] = u32(now_ns());
 }}
 #define TWIN_EACH"""),
     (BLOCK, "  int half;  ", "  int half = 0, now = 0;  "),
@@ -84,9 +88,11 @@ def make_tree(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
     for file, old, new in PLACES:
         text = (folder / file).read_text(encoding="utf-8")
-        if text.count(old) != 1:
-            sys.exit(f"{file} has {text.count(old)} times, not once: {old!r}; move the mark in {Path(__file__).name}")
-        (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+        try:
+            made = replaced(text, old, new)
+        except ConfigError as error:
+            sys.exit(f"{file}: {error}; move the mark in {Path(__file__).name}")
+        (folder / file).write_text(made, encoding="utf-8")
 
 
 def measure(out: Path, names: list[str]) -> None:

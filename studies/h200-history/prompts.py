@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from twin.bench.pieces import replaced
 from twin.bench.shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, cpu_plan, prompt_of
 from twin.engine.weights import random_weights
+from twin.errors import ConfigError
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_device
 from twin.kernel.defaults import plan_for
@@ -144,10 +146,11 @@ def patched(variant: Variant, folder: Path) -> Path:
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file, old, new in variant.changes:
         source = tree / "native" / file
-        text = source.read_text(encoding="utf-8")
-        if text.count(old) != 1:
-            raise SystemExit(f"{variant.name}: {file} holds {old!r} {text.count(old)} times, not once")
-        source.write_text(text.replace(old, new), encoding="utf-8")
+        try:
+            made = replaced(source.read_text(encoding="utf-8"), old, new)
+        except ConfigError as error:
+            raise SystemExit(f"{variant.name}: {file}: {error}") from error
+        source.write_text(made, encoding="utf-8")
     return tree
 
 

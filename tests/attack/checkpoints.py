@@ -339,60 +339,52 @@ def _special(chance: random.Random, case: Case) -> None:
     path.unlink(missing_ok=True)
     outside = case.home.parent / "secret"
     outside.write_bytes(content)
-    match chance.choice(
-        (
-            "gone",
-            "pipe",
-            "folder",
-            "outside",
-            "absolute",
-            "dangling",
-            "loop",
-            "device",
-            "kernel",
-            "inside",
-            "cache",
-            "cache out",
-            "hard",
-            "hop",
-            "empty",
-        )
-    ):
-        case "gone":
-            pass
+    kinds = ("gone", "pipe", "folder", *LINKS, "inside", "cache", "cache out", "hard", "hop", "empty")
+    kind = chance.choice(kinds)
+    case.story += f" {kind}"
+    if kind in LINKS:
+        path.symlink_to(chance.choice(LINKS[kind]).format(outside=outside, itself=path.name))
+    elif kind in ("cache", "cache out"):
+        _cached(case, path, content, outside="out" in kind)
+    else:
+        _replaced(kind, path, case.home, content)
+
+
+LINKS = {  # where links lead
+    "outside": ("../secret",),
+    "absolute": ("{outside}",),
+    "dangling": ("nowhere",),
+    "loop": ("{itself}",),
+    "device": ("/dev/zero", "/dev/null", "/dev/stdin", "/dev/tty"),
+    "kernel": ("/proc/self/mem", "/proc/self/environ", "/etc/passwd", "/proc/self/fd/0"),
+}
+
+
+def _cached(case: Case, path: Path, content: bytes, *, outside: bool) -> None:
+    """The layout of the Hugging Face cache."""
+    place = case.home.parent / "models--a--b"
+    (place / "blobs").mkdir(parents=True)
+    (place / "snapshots").mkdir()
+    (place / "blobs" / "0123").write_bytes(content)
+    (place / "elsewhere").write_bytes(content)
+    path.symlink_to("../../elsewhere" if outside else "../../blobs/0123")
+    case.home = case.home.rename(place / "snapshots" / "tiny")
+
+
+def _replaced(kind: str, path: Path, home: Path, content: bytes) -> None:
+    match kind:
         case "pipe":
             os.mkfifo(path)
         case "folder":
             path.mkdir()
-        case "outside":
-            path.symlink_to("../secret")
-        case "absolute":
-            path.symlink_to(outside)
-        case "dangling":
-            path.symlink_to("nowhere")
-        case "loop":
-            path.symlink_to(path.name)
-        case "device":
-            path.symlink_to(chance.choice(("/dev/zero", "/dev/null", "/dev/stdin", "/dev/tty")))
-        case "kernel":
-            path.symlink_to(chance.choice(("/proc/self/mem", "/proc/self/environ", "/etc/passwd", "/proc/self/fd/0")))
         case "inside":
-            (case.home / "kept").mkdir()
-            (case.home / "kept" / "blob").write_bytes(content)
+            (home / "kept").mkdir()
+            (home / "kept" / "blob").write_bytes(content)
             path.symlink_to("kept/blob")
-        case "cache" | "cache out" as kind:  # the layout of the Hugging Face cache
-            place = case.home.parent / "models--a--b"
-            (place / "blobs").mkdir(parents=True)
-            (place / "snapshots").mkdir()
-            (place / "blobs" / "0123").write_bytes(content)
-            (place / "elsewhere").write_bytes(content)
-            path.symlink_to("../../blobs/0123" if kind == "cache" else "../../elsewhere")
-            case.home = case.home.rename(place / "snapshots" / "tiny")
-            case.story += f" {kind}"
         case "hard":
-            os.link(outside, path)
+            os.link(home.parent / "secret", path)
         case "hop":
-            (case.home / "hop").symlink_to("..")
+            (home / "hop").symlink_to("..")
             path.symlink_to("hop/secret")
         case "empty":
             path.write_bytes(b"")

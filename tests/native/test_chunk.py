@@ -30,7 +30,9 @@ SHAPES = {  # rows of each block, columns, tile columns, tile rows, rows of an e
 }
 
 
-@pytest.fixture(scope="module", params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}")
+@pytest.fixture(
+    scope="module", params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}"
+)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
     library = tmp_path_factory.mktemp("chunk") / "chunk.so"

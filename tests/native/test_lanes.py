@@ -23,9 +23,14 @@ from twin.errors import EngineError
 from twin.plan.types import HandOffKind, Sampling
 from test_lanes import build_lanes
 twin.engine.host.build_host = build_lanes
-cases = {"gpus": 2, "sampling": Sampling.FULL}, {"handoff": HandOffKind.COUNTER, "attention_splits": 2}, {"handoff": HandOffKind.GRID}
+cases = (
+    {"gpus": 2, "sampling": Sampling.FULL},
+    {"handoff": HandOffKind.COUNTER, "attention_splits": 2},
+    {"handoff": HandOffKind.GRID},
+)
 for more in cases:
-    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=64)  # every row costs three barriers of threads
+    # every row costs three barriers of threads
+    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=64)
     plan = planned(spec, slot_bytes=512, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
     wanted = expected(plan, TOKENS[:4])
@@ -49,7 +54,8 @@ def build_lanes(header: str, *, sanitize: str | None = None) -> Path:
     flags = [*toolchain.FLAGS, "-O1", "-g", f'-DTWIN_PLATFORM="{HERE / "lanes.h"}"', *([f"-fsanitize={sanitize}"] if sanitize else [])]
     compiler = toolchain.host_compiler()
     sources = [*toolchain.native_sources(), HERE / "lanes.h", HERE / "lanes_main.cpp"]
-    target = toolchain.cache_dir() / f"lanes-{toolchain.content_key([toolchain.compiler_version(compiler), *flags, header], sources)}.so"
+    key = toolchain.content_key([toolchain.compiler_version(compiler), *flags, header], sources)
+    target = toolchain.cache_dir() / f"lanes-{key}.so"
 
     def build(folder: Path) -> Path:
         (folder / "plan.h").write_text(header, encoding="utf-8")

@@ -248,7 +248,8 @@ class Machine:
                 if all(block.done for block in self.blocks.values()) and not self.flights:
                     return {key: block.trail for key, block in self.blocks.items()}
                 if self.released:
-                    raise Fault(f"hang: {[(k, b.step, b.stage, b.pending[:2]) for k, b in self.blocks.items() if not b.done][:3]}")
+                    stuck = [(key, block.step, block.stage, block.pending[:2]) for key, block in self.blocks.items() if not block.done]
+                    raise Fault(f"hang: {stuck[:3]}")
                 self.released = True
                 waiting.clear()
                 continue

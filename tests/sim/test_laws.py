@@ -13,6 +13,7 @@ from tests.sim.machines import numbers as made
 from tests.sim.test_executors import WARP_COSTS, WARP_RATES, variations
 from twin.calibrate.node import calibrated_node
 from twin.hardware.override import apply_fit, numbers, with_number, with_numbers
+from twin.hardware.schema import limits
 from twin.hardware.types import Device, Node, Warps
 from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
@@ -105,7 +106,9 @@ def test_never_faster_than_the_floor_whatever_caches_and_answers_do(data: st.Dat
     """Blocks of warps whose answers come sooner or later, caches that keep all of a step or a share, memory that is slow beside them."""
     node = data.draw(variations(node))
     plan = data.draw(plans(node))
-    node = with_number(node, "memory.stream", f"x{slower}")
+    least, _ = limits("memory.stream_bytes_per_s")
+    rate = max(least, slower * node.device.memory.stream_bytes_per_s.value)  # variations have made some slow already
+    node = with_number(node, "memory.stream", f"{rate} B/s")
     result = simulate(plan, node, steps=3)
     for step, end in enumerate(result.step_ends_ps):
         assert end + 1 >= (step + 1) * result.floor_s * 1e12

@@ -27,7 +27,7 @@ from twin.units import parse_quantity, unit_of
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
 LONGEST_NUMBER = 100  # characters, its unit included
 ALIASES = {"weight_dtype": "--dtype"}
-_COMMENT = re.compile(r"^ +(\w+)[^#\n]*#[ ]*(.+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^((?: +#.*\n)*) +(\w+) *[:=][^#\n]*(?:#[ ]*(.+))?$", re.MULTILINE)
 
 
 def command(
@@ -184,8 +184,13 @@ def _whole(name: str, text: str) -> int:
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
-    """The comment behind each field or member in the source of a class, which takes 7 ms to find."""
-    return dict(_COMMENT.findall(inspect.getsource(cls)))
+    """The comment behind or above each field or member in the source of a class, which takes 7 ms to find."""
+    found = _COMMENT.findall(inspect.getsource(cls))
+    return {name: behind or _one_line(above) for above, name, behind in found if behind or above}
+
+
+def _one_line(comment: str) -> str:
+    return " ".join(line.strip().removeprefix("#").strip() for line in comment.splitlines())
 
 
 def _choices_text(kind: Any) -> str:

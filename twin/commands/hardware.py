@@ -20,7 +20,7 @@ EXAMPLES = """\
   twin hardware                  all devices and nodes
   twin hardware mi300x           each number of one device: value, range, kind, source
   twin hardware 8xmi300x         the same for a node, with its links
-  twin hardware cerebras-cs3     a machine that holds weights on chip: its numbers, predicted and published speeds
+  twin hardware cerebras-cs3     a machine that holds weights on chip: numbers and speeds
   twin hardware host --json      this computer, for machines"""
 
 

@@ -44,7 +44,7 @@ EXAMPLES = """\
   twin simulate llama-3.1-8b 8xh200 --engines
   twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json
   twin simulate qwen3-30b-a3b 8xh200 --expert-ranks 8 --routing zipf:1.2
-  twin simulate llama-3.1-8b 1xh200 --batch 4 --draft 3 --acceptance 0.7 --draft-model llama-3.2-1b"""
+  twin simulate llama-3.1-8b 1xh200 --draft 3 --acceptance 0.7 --draft-model llama-3.2-1b"""
 
 
 def add(commands: Subparsers) -> None:

@@ -28,7 +28,7 @@ NAME = "engine"
 EXAMPLES = """\
   twin validate host
   twin validate host --report out/validation.html
-  twin validate 1xh200 --measure-only --out runs       only run the engine; copy the folder to where the fit is, then:
+  twin validate 1xh200 --measure-only --out runs       run the engine; copy the folder to the fit:
   twin validate 1xh200 --from runs"""
 
 

@@ -38,6 +38,7 @@ SCAN_ROWS = 128  # of queries that share a block's tiles
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chip
 
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A rank's memory for one chunk, in floats: rows of `prompt_chunk` tokens. All zero without passes."""
@@ -128,7 +129,9 @@ def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -
 
 def tensor_pass(plan: Plan) -> bool:
     """Does attention of a pass run on an NVIDIA block's tensor cores?"""
-    return plan.limits.teams and plan.options.prompt_chunk > 1 and plan.spec is not None and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes)
+    if not plan.limits.teams or plan.options.prompt_chunk == 1 or plan.spec is None:
+        return False
+    return tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes)
 
 
 def tensor_heads(own: Attention, kv_bytes: int) -> bool:
@@ -188,7 +191,8 @@ def check_tensor_cores(plan: Plan) -> None:
         return
     chunks = possible_chunks(plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes)
     if options.prompt_chunk not in chunks:
-        raise PlanError(f"prompt_chunk={options.prompt_chunk}: a pass takes {', '.join(map(str, chunks))} tokens on these tensor cores, or 1")
+        allowed = ", ".join(map(str, chunks))
+        raise PlanError(f"prompt_chunk={options.prompt_chunk}: a pass of this plan takes {allowed} tokens; use one of them, or 1")
 
 
 def _up(count: int, step: int) -> int:

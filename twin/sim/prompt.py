@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from twin.errors import PlanError
 from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
-from twin.kernel.prompt import SCAN_POSITIONS, SCAN_ROWS, STEP_COLUMNS, batch_of, pass_stages, pass_weight_bytes, passes, sharing, tensor_pass
+from twin.kernel.prompt import (
+    SCAN_POSITIONS,
+    SCAN_ROWS,
+    STEP_COLUMNS,
+    batch_of,
+    pass_stages,
+    pass_weight_bytes,
+    passes,
+    sharing,
+    tensor_pass,
+)
 from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS

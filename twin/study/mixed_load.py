@@ -21,6 +21,7 @@ from twin.hardware.override import interval
 from twin.hardware.schema import number
 from twin.hardware.types import Number
 from twin.models.load import load_model
+from twin.models.spec import ModelSpec
 from twin.study.fields import MOST_WHOLE, Fields
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
@@ -291,6 +292,19 @@ def read(fields: Fields) -> MixedLoad:
     except OutputError as error:
         raise fields.error("classes", f"each is a table with a file of its name, but {error}") from error
     policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
+    _check_policies(fields, policies, spec, context)
+    loads, seeds = _loads(fields), _seeds(fields)
+    prices = fields.mapping("prices")
+    kinds = {name: _number(prices, name) for name in PRICES}
+    prices.done()
+    made = MixedLoad(model, context, classes, loads, policies, Prices(**kinds), fields.number("hours", low=1e-3), seeds)
+    for load in made.loads:
+        _check_length(fields, made, load)
+    return made
+
+
+def _check_policies(fields: Fields, policies: tuple[Policy, ...], spec: ModelSpec, context: int) -> None:
+    """Can each group of another engine be predicted?"""
     for policy in policies:
         for group in policy.groups:
             if group.stack == RESIDENT:
@@ -299,27 +313,30 @@ def read(fields: Fields) -> MixedLoad:
                 predict(spec, load_node(group.node), group.stack, Load(sequences=group.batch, context=context))
             except TwinError as error:
                 raise fields.error("policies", f"{policy.name}: {error}") from error
+
+
+def _loads(fields: Fields) -> tuple[float, ...]:
     loads = fields.items("loads")
     if not all(isinstance(load, int | float) and not isinstance(load, bool) and LEAST_LOAD <= load <= MOST_LOAD for load in loads):
         raise fields.error("loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}")
+    return tuple(map(float, loads))
+
+
+def _seeds(fields: Fields) -> tuple[int, ...]:
     seeds = fields.items("seeds")
     if not all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE for seed in seeds):
         raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
-    prices = fields.mapping("prices")
-    kinds = {name: _number(prices, name) for name in PRICES}
-    prices.done()
-    made = MixedLoad(
-        model, context, classes, tuple(map(float, loads)), policies, Prices(**kinds),
-        fields.number("hours", low=1e-3), tuple(seeds),
-    )  # fmt: skip
-    for load in made.loads:
-        if (hours := made.run_hours(load)) > MOST_HOURS:
-            reason = f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often enough"
-            raise fields.error("classes", f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate")
-        if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
-            reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
-            raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
-    return made
+    return tuple(seeds)
+
+
+def _check_length(fields: Fields, made: MixedLoad, load: float) -> None:
+    """Does a simulation at this load end in a bearable time?"""
+    if (hours := made.run_hours(load)) > MOST_HOURS:
+        reason = f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often enough"
+        raise fields.error("classes", f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate")
+    if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
+        reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
+        raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
 
 
 def _table_of(traffic: str) -> str:
