@@ -28,7 +28,7 @@ LINKING = (
     *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")),
 )
 PLACES = ("twin", "native", "hwmodels", "tests", "studies")
-CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml")
+CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml|meta\.yaml")
 GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")  # a GPU, 2.5 GB of random weights, or minutes of simulation
 MINUTES = ("twin calibrate", "twin validate", "twin demo")  # parsed here, run by their own tests or by hand
 

@@ -15,7 +15,7 @@ MOST_BYTES = 10**6  # of a YAML file; the longest of ours has 31 kB
 MOST_NODES = 50_000  # of its scalars, lists and mappings; the most of ours has some 3,000
 MOST_DEPTH = 50
 WIDEST = 2**63  # whole numbers are smaller
-MOST_NAMES = 24  # in a message
+MOST_NAMES = 48  # in a message
 LONGEST_NAME = 100  # of which a resemblance is looked for
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -1,5 +1,5 @@
-// Attention of a chunk's tokens over the cache on the tensor cores, with a running softmax. tests/native/attend.cpp runs it lane by
-// lane on a CPU.
+// Attention of a chunk's tokens over the cache on the tensor cores, with a running softmax.
+
 #pragma once
 
 namespace twin {

@@ -157,27 +157,18 @@ def test_cancel_ends_the_passes(execution: Execution) -> None:
 # ---- the prediction --------------------------------------------------------------------------------------------
 
 
-def measured_ms() -> dict[str, dict[int, float]]:
-    """512 tokens on one H200, by tokens a pass."""
-    found: dict[str, dict[int, float]] = {}
-    file = Path(__file__).resolve().parents[2] / "studies" / "h200-history" / "prompts.csv"
-    with file.open(newline="", encoding="utf-8") as table:
-        for row in csv.DictReader(table):
-            found.setdefault(row["model"], {})[int(row["tokens_a_pass"])] = float(row["prompt_ms"])
-    return found
+def measured_ms() -> list[tuple[str, int, float]]:
+    file = Path(__file__).resolve().parents[2] / "studies" / "prompts" / "measured.csv"
+    with file.open(encoding="utf-8") as table:
+        return [(row["model"], int(row["tokens"]), float(row["prompt_ms"])) for row in csv.DictReader(table)]
 
 
-MEASURED_MS = measured_ms()
-
-
-@pytest.mark.parametrize("model", MEASURED_MS)
-def test_prompts_of_512_tokens_are_predicted_near_what_an_h200_took(model: str) -> None:
+@pytest.mark.parametrize(("model", "tokens", "measured_ms"), measured_ms())
+def test_prompts_take_what_an_h200_took(model: str, tokens: int, measured_ms: float) -> None:
     """They rest on latencies fitted to probes too, so a new fit of those moves them."""
     node = load_node("1xh200")
-    for chunk, measured_ms in MEASURED_MS[model].items():
-        found = prompt_time(plan_for(load_model(model), node, prompt_chunk=chunk), node, 512)
-        assert found.passes == 512 // chunk
-        assert found.seconds == pytest.approx(measured_ms * 1e-3, rel=0.12)
+    found = prompt_time(plan_for(load_model(model), node, max_context=33000), node, tokens)
+    assert found.seconds == pytest.approx(measured_ms * 1e-3, rel=0.2)
 
 
 @pytest.mark.parametrize("node", ["1xh200", "8xh200", "8xmi300x", "1xhost"])
@@ -238,12 +229,20 @@ def wide(name: str, layers: int) -> Plan:
     return build(plan.spec, replace(plan.options, prompt_chunk=64), plan.limits)
 
 
+def long(chunk: int) -> Plan:
+    """Passes of several tiles of tokens, which neighbouring blocks share."""
+    plan = on_gpu.wide("llama-3.2-1b", 2)
+    assert plan.spec is not None
+    return build(plan.spec, replace(plan.options, prompt_chunk=chunk, max_context=1100), plan.limits)
+
+
 MATRIX = [(s, d, x) for s in (*FAMILIES, on_gpu.LANED) for d in TYPES for x in on_gpu.EXECUTIONS]
 
 
 def all_plans() -> list[Plan]:
     """What these tests compile, for who wants to compile it in advance and in parallel."""
-    return [*(gpu_plan(s, d, execution=x) for s, d, x in MATRIX), *(wide(*one) for one in on_gpu.WIDE)]
+    made = [gpu_plan(s, d, execution=x) for s, d, x in MATRIX]
+    return [*made, *(wide(*one) for one in on_gpu.WIDE), long(1024), long(1)]
 
 
 @pytest.mark.gpu
@@ -267,6 +266,20 @@ def test_gpu_real_widths_and_the_same_bits_every_time(name: str, layers: int) ->
         assert error_after(running, wanted, (33, 16, 5), prompt) < ON_GPU[plan.options.weight_dtype]
         made = [running.generate(prompt, max_tokens=20).tokens for _ in range(5)]
         assert all(one == made[0] for one in made)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_long_prompts_in_passes_are_those_read_by_steps() -> None:
+    fast, slow = long(1024), long(1)
+    assert fast.spec is not None
+    prompt = [int(t) for t in np.random.default_rng(2).integers(0, fast.spec.vocab, 1002)]
+    found = []
+    for plan in (slow, fast):
+        with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+            found.append({n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in (64, 129, 200, 600, 1000)})
+    wanted, made = found
+    assert max(float(np.abs(made[n] - wanted[n]).max() / np.abs(wanted[n]).max()) for n in wanted) < ON_GPU[DType.BF16]
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ from twin.hardware.load import load_device, read_device
 from twin.hardware.override import numbers, with_number
 from twin.hardware.types import Device, Kind, Number
 
-FOLLOWERS = ["b200", "b300", "h100-sxm", "mi300x", "mi325x", "mi355x", "mi455x", "rubin-r200"]
+FOLLOWERS = ["b200", "b300", "mi300x", "mi325x", "mi355x", "mi455x", "rubin-r200"]
 H200 = load_device("h200-sxm")
 
 

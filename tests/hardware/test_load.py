@@ -286,3 +286,9 @@ def test_a_part_is_like_one_on_file_only(h200: dict[str, Any], tmp_path: Path) -
 def test_missing_data_says_where_it_looked() -> None:
     with pytest.raises(ConfigError, match="reinstall"):
         data_dir("no-such-folder")
+
+
+def test_a_device_without_a_node_names_the_file_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin.hardware.load.device_names", lambda: ["lonely"])
+    with pytest.raises(HardwareError, match=r"hwmodels/nodes/lonely\.yaml"):
+        load_node("1xlonely")

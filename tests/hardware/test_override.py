@@ -183,3 +183,16 @@ def test_an_interval_holds_its_value(path: str) -> None:
     number = numbers(NODE)[path]
     low, high = interval(number)
     assert low <= number.value <= high
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("hop", "handoff.hop_s or device.handoff.loaded_hop_s"),
+        ("memory.bandwidth", "memory.stream_bytes_per_s"),
+        ("memory.stram", "memory.stream_bytes_per_s"),
+    ],
+)
+def test_a_number_that_is_not_there_is_answered_with_those_that_may_be_meant(said: str, meant: str) -> None:
+    with pytest.raises(HardwareError, match=f"did you mean .*{meant}"):
+        resolve(load_node("1xh200"), said)

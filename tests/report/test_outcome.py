@@ -51,6 +51,12 @@ def test_terminal_shows_rounded_cells_and_leaves_out_what_is_for_files() -> None
     assert "assumed" not in text
 
 
+def test_terminal_leaves_out_columns_without_any_value() -> None:
+    empty = dataclasses.replace(TABLE, rows=tuple((name, *(None,) * 5) for name, *_ in TABLE.rows))
+    assert "tokens/s" not in report.text(STUDY, Outcome((Part("Speeds", tables=(empty,)),)))
+    assert "tokens/s" in report.text(STUDY, Outcome((Part("Speeds", tables=(dataclasses.replace(TABLE, rows=()),)),)))
+
+
 def test_csv_keeps_full_numbers_in_base_units() -> None:
     rows = list(csv.reader(io.StringIO(report.to_csv(TABLE))))
     assert rows[0] == ["model", "tokens/s", "a step (s)", "kind", "gain", "bytes (B)"]

@@ -62,6 +62,10 @@ def load_node(name: str) -> Node:
     family = _families().get(canonical)
     gpus = int(count) if count else 1
     if family is None or gpus not in family.links:
+        if family is None and canonical in device_names():
+            raise HardwareError(
+                f"device {canonical} has no node: say how many a node has, and how they are linked, in hwmodels/nodes/{canonical}.yaml"
+            )
         close = [*node_names(), *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links)]
         raise HardwareError(f"unknown node {shown(name)}; {did_you_mean(name, close)}")
     return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])

@@ -15,6 +15,7 @@ from twin.text import shown
 from twin.units import LONGEST, NUMBER, UNSIGNED, example, parse_quantity, stem, unit_of
 
 T = TypeVar("T", Device, Node)
+_SHORTEST = 3  # letters of a name's part that is looked for
 _FACTOR = re.compile(rf"\s*[x*]\s*({NUMBER})\s*\Z")
 _PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
 _A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
@@ -123,7 +124,17 @@ def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
         short = [p for p in known if _short(p) == candidate]
         if len(short) == 1:
             return short[0]
-    raise HardwareError(f"{name} has no number {shown(path)}; {did_you_mean(path, known)}")
+    hint = did_you_mean(path, known)
+    if not hint.startswith("did") and (near := _near(known, path)):
+        hint = f"did you mean {' or '.join(near)}? `twin hardware {name}` lists all"
+    raise HardwareError(f"{name} has no number {shown(path)}; {hint}")
+
+
+def _near(known: Iterable[str], path: str) -> list[str]:
+    """The numbers whose own name holds that of `path` ("hop": handoff.hop_s, link.hop_s), else those of the group that it names."""
+    *group, last = path.lower().split(".")
+    by_name = [p for p in known if len(last) >= _SHORTEST and last in p.rpartition(".")[2]]
+    return by_name or [p for p in known if group and p.split(".")[-2] == group[-1]]
 
 
 def _walk(item: object, path: str) -> Iterator[tuple[str, Number]]:

@@ -33,11 +33,11 @@ def check_room(
     there = plan.limits.memory_bytes if free_bytes is None else min(plan.limits.memory_bytes, free_bytes)
     if needed <= there:
         return
-    need, has = _sizes(needed, there)
+    need, has, lacking = (format_quantity(count, "B") for count in (needed, there, needed - there))
     if emulated:
-        sizes = f"needs {need} of memory, this computer has {has}{'' if there == plan.limits.memory_bytes else ' free'}"
+        sizes = f"needs {need} of memory, this computer has {has}{'' if there == plan.limits.memory_bytes else ' free'}, {lacking} too few"
     else:
-        sizes = f"needs {need} of memory per GPU, a {node.device.name} has {has}"
+        sizes = f"needs {need} of memory per GPU, a {node.device.name} has {has}, {lacking} too few"
     holder = smallest_node(plan.spec, node, chosen) if plan.spec and chosen is not None else None
     raise PlanError(f"{plan.name} {sizes}: {f'{holder}; ' if holder else ''}{advice}")
 
@@ -59,12 +59,6 @@ def free_bytes() -> int | None:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return None
-
-
-def _sizes(needed: int, there: int) -> tuple[str, str]:
-    """Both in words, with so many digits that they differ."""
-    need, has = format_quantity(needed, "B"), format_quantity(there, "B")
-    return (need, has) if need != has else (f"{needed / 1e9:,.3f} GB", f"{there / 1e9:,.3f} GB")
 
 
 def _nodes() -> Iterator[Node]:

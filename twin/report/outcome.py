@@ -57,9 +57,12 @@ def text(study: Study, outcome: Outcome) -> str:
 
 
 def _plain(one: Table) -> str:
-    rows = [[shown(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
-    textual = [at for at, column in enumerate(one.columns) if column.textual]
-    return table([column.name for column in one.columns], rows, text_columns=textual)
+    """Without the columns that no row has anything in."""
+    kept = [at for at in range(len(one.columns)) if not one.rows or any(row[at] not in (None, "") for row in one.rows)]
+    columns = [one.columns[at] for at in kept]
+    rows = [[shown(one.columns[at], row[at]) for at in kept] for row in one.rows]
+    textual = [at for at, column in enumerate(columns) if column.textual]
+    return table([column.name for column in columns], rows, text_columns=textual)
 
 
 def markdown(study: Study, outcome: Outcome) -> str:
