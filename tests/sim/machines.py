@@ -22,11 +22,13 @@ from twin.hardware.types import (
     Number,
     Sharing,
     Structure,
+    Warps,
 )
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
+from twin.sim.run import simulate
 
 RATES = ("memory.stream_bytes_per_s", "block.load_bytes_per_s", "block.bf16_bytes_per_s", "block.kv_bytes_per_s", "l2.bytes_per_s")
 TIMES = (
@@ -175,3 +177,23 @@ def _value(device: Device, path: str) -> float:
 
 
 LANES = Lanes(count=4, delay=1)
+
+
+def fitted(device: Device, **values: float) -> Device:
+    return apply_fit(device, {path.replace("__", "."): number(value) for path, value in values.items()})
+
+
+def warped(**changed: float) -> Device:
+    """An ideal device whose blocks are of warps; only what is named costs anything."""
+    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
+    costs = (
+        "copy_s", "watch_s", "jitter_s", "leave_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "unit_s", "crowd_s",
+        "vector_s", "tile_s",
+    )  # fmt: skip
+    rates |= dict.fromkeys(costs, 0.0)
+    return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
+
+
+def streamed(device: Device, *, blocks: int = 1, slot_bytes: int = 16384, rows: int = 64) -> float:
+    options = Options(blocks=blocks, slot_bytes=slot_bytes, ring_slots=4, window_slots=4)
+    return simulate(stream_probe(options, limits_of(device), rows=rows, cols=2048), node_of(device)).step_s
