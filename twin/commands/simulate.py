@@ -166,7 +166,8 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     ]
     slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
     by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
-    unbound = [path for path in result.assumed if hardware_numbers(node)[path].kind is Kind.UNBOUND]
+    known = hardware_numbers(node)  # without the judgements of the simulator, on which results rest too
+    unbound = [path for path in result.assumed if path in known and known[path].kind is Kind.UNBOUND]
     rests = _listed("assumed numbers", [path for path in result.assumed if path not in unbound])
     if unbound:
         rests += f"\n{_listed('numbers that the probes of the fit do not bind', unbound)}"
