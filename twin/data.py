@@ -16,6 +16,7 @@ MOST_NODES = 50_000  # of its scalars, lists and mappings; the most of ours has 
 MOST_DEPTH = 50
 WIDEST = 2**63  # whole numbers are smaller
 MOST_NAMES = 48  # in a message
+MOST_LETTERS = 900  # of these names
 LONGEST_NAME = 100  # of which a resemblance is looked for
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -63,8 +64,11 @@ def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if close and len(names) > MOST_NAMES:
         return hint.rstrip()
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{hint}allowed: {', '.join(names[:MOST_NAMES])}{more}"
+    few = names[:MOST_NAMES]
+    while len(few) > 1 and len(", ".join(few)) > MOST_LETTERS:
+        few.pop()
+    more = f" and {len(names) - len(few)} more" if len(names) > len(few) else ""
+    return f"{hint}allowed: {', '.join(few)}{more}"
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -78,6 +78,16 @@ struct Pairs {
       if (here(b, k)) squares += x[k].at[0] * x[k].at[0] + y[k].at[0] * y[k].at[0];
     weigh(weight, inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps));
   }
+  // Element by element: of two addresses one would have to be in memory.
+  __device__ __forceinline__ static Pairs either(bool first, const Pairs& one, const Pairs& other) {
+    Pairs chosen;
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      chosen.x[k].at[0] = first ? one.x[k].at[0] : other.x[k].at[0];
+      chosen.y[k].at[0] = first ? one.y[k].at[0] : other.y[k].at[0];
+    }
+    return chosen;
+  }
   __device__ __forceinline__ void weigh(const Pairs& weight, float by) {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {

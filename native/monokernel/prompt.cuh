@@ -368,7 +368,7 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
       const int h = first + i;
       if (h >= all) break;
       if (h < keys) {
-        if (stage.q_norm >= 0) head[i].norm(b, h < queries ? query_norm : key_norm);
+        if (stage.q_norm >= 0) head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
         head[i].rotate(turn, 1.0f);
       }
       const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
@@ -421,6 +421,7 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
     for (int first = begin; first < end; first += Scan::TILE, ++tile) {
       C::template arrived<Scan::TILES - 2>();
       b.core.barrier();
+      b.core.forget();  // where copies go is found again
       ask(tile + Scan::TILES - 1);  // in the place of the one before, which all have used
       const bool all = first + Scan::TILE <= near + 1 && (!stage.window || first > far - stage.window);
       if (first <= far) scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);

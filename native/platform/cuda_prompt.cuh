@@ -178,13 +178,12 @@ struct Chunk {
   static constexpr bool TENSOR_PASS = Plan::tensor_pass;  // attention looks at the cache by Scan
   using Scan = PassScan;
   u8* shared;
-  u64* passed;       // all passes are over: the decode ring may have the memory
   const u8* stream;  // FP32: the next stage's weights
   int me;            // the thread
 
   // Addresses that are computed here are not kept in registers for the steps that follow.
   template <class Block>
-  __device__ explicit Chunk(Block& b) : passed(&b.core.signals.passed), stream(nullptr), me(b.core.thread()) {
+  __device__ explicit Chunk(Block& b) : stream(nullptr), me(b.core.thread()) {
     int begin = 0;
     keep_here(begin);
     shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + begin;  // from the ring on
@@ -219,10 +218,10 @@ struct Chunk {
 
   // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
   template <class Block>
-  __device__ void finish(Block&) {
+  __device__ void finish(Block& b) {
     leave_to_copies();
     leave_cache_to_copies();
-    barrier_arrive(shared_address(passed));
+    barrier_arrive(shared_address(&b.core.signals.passed));  // all passes are over
   }
 
   // The next stage's weights on their way to the second-level cache, while the block does something else.
@@ -357,12 +356,16 @@ struct Chunk {
     all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
   }
 
+  // Of short passes, where registers hold no more beside the rest of a pass.
+  static constexpr int WIDEST = TILE_TOKENS > GROUP_TOKENS ? 256 : 128, WIDER = WIDEST < 192 ? WIDEST : 192;
+
   // How many rows a block takes together: so that the fewest rows and tokens come onto the chip.
   __device__ static int width_of(int rows, int tokens) {
     constexpr int WIDTHS[] = {32, 64, 128, 192, 256};
     int best = 0, least = 0;
 #pragma unroll
     for (int width : WIDTHS) {
+      if (width > WIDEST) continue;
       const int cost = (rows + width - 1) / width * (width + tokens);
       if (best == 0 || cost < least) best = width, least = cost;
     }
@@ -377,16 +380,16 @@ struct Chunk {
         case 32: begin<32>(b); break;
         case 64: begin<64>(b); break;
         case 128: begin<128>(b); break;
-        case 192: begin<192>(b); break;
-        default: begin<256>(b);
+        case 192: begin<WIDER>(b); break;
+        default: begin<WIDEST>(b);
       }
     if (!ready()) return false;
     if (any) switch (wide) {
         case 32: products<UNIT, 32, 1>(b, emit); break;
         case 64: products<UNIT, 64, 1>(b, emit); break;
         case 128: products<UNIT, 128, 1>(b, emit); break;
-        case 192: products<UNIT, 96, 2>(b, emit); break;
-        default: products<UNIT, 128, 2>(b, emit);
+        case 192: products<UNIT, WIDER / 2, 2>(b, emit); break;
+        default: products<UNIT, WIDEST / 2, 2>(b, emit);
       }
     return true;
   }
