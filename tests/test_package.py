@@ -18,7 +18,7 @@ def test_a_wheel_carries_every_data_folder_and_every_study_file() -> None:
     assert set(carried) == {"hwmodels", "native"} | fits | studies
 
 
-def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_that_of_the_computer_it_is_built_on() -> None:
+def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_its_computer_s_own() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     ignored = (ROOT / ".gitignore").read_text().split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_memory_that_is_not_free_counts_as_not_there(monkeypatch: pytest.MonkeyP
 
 def test_what_the_engine_has_no_code_for_is_refused_before_its_size_is_looked_at() -> None:
     for model in ("deepseek-v3", "gpt-oss-20b", "llama-3.1-8b@int4-g32"):
-        refused(ConfigError, lambda: open_source(model, 1), model, "can be planned and simulated only")  # noqa: B023
+        refused(ConfigError, partial(open_source, model, 1), model, "can be planned and simulated only")
 
 
 def test_a_wrong_name_is_answered_with_models_that_run() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_number_outside_of_its_range_is_refused_with_the_limit_and_its_reason(
     limits = FIELDS[key]
     read = Config.whole if isinstance(limits.highest, int) else Config.real
     for value in (limits.highest * 2, 10**400, -1, float("nan"), float("inf")):
-        refused(ConfigError, lambda: read(Config("tiny", {key: value}), key), key, quantity(limits.highest), limits.reason)  # noqa: B023
+        refused(ConfigError, partial(read, Config("tiny", {key: value}), key), key, quantity(limits.highest), limits.reason)
     for value in {limits.highest, limits.lowest}:
         assert read(Config("tiny", {key: value}), key) == value
 

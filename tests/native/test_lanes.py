@@ -43,7 +43,8 @@ for more in cases:
         assert np.array_equal(got[:3], logits[:3]), more
         assert tokens == [sample(row, params, step) for step, row in enumerate(logits[2:])], more
 plan = waits_for_the_others(planned())
-with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, pytest.raises(EngineError, match="watchdog"):
+hung = pytest.raises(EngineError, match="watchdog")
+with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, hung:
     running.generate([1, 2, 3], max_tokens=3)
 print("clean")
 """

@@ -36,9 +36,14 @@ TIMEOUT_S = 60
 # Runs behind the page's own script and tells the page around it what it sees.
 PROBE = """
 <script>
-const rect = (e) => { const { left, right, top, bottom } = e.getBoundingClientRect(); return { left, right, top, bottom }; };
-const all = (within, selector) => [...within.querySelectorAll(selector)].map(rect).filter((r) => r.right > r.left);
-const plot = (box) => rect(box.querySelector(".nsewdrag")); // bars of a logarithmic axis begin far to its left
+const rect = (e) => {
+  const { left, right, top, bottom } = e.getBoundingClientRect();
+  return { left, right, top, bottom };
+};
+const all = (within, selector) =>
+  [...within.querySelectorAll(selector)].map(rect).filter((r) => r.right > r.left);
+// bars of a logarithmic axis begin far to its left
+const plot = (box) => rect(box.querySelector(".nsewdrag"));
 const inside = (cell) => {
   const range = document.createRange();
   range.selectNodeContents(cell);
@@ -46,18 +51,23 @@ const inside = (cell) => {
 };
 const swiped = (target) => {
   const touches = [new Touch({ identifier: 1, target, clientX: 50, clientY: 50 })];
-  target.dispatchEvent(new TouchEvent("touchstart", { bubbles: true, cancelable: true, touches, changedTouches: touches }));
-  return target.dispatchEvent(new TouchEvent("touchmove", { bubbles: true, cancelable: true, touches, changedTouches: touches }));
+  const event = { bubbles: true, cancelable: true, touches, changedTouches: touches };
+  target.dispatchEvent(new TouchEvent("touchstart", event));
+  return target.dispatchEvent(new TouchEvent("touchmove", event));
 };
 parent.postMessage(JSON.stringify({
   width: innerWidth, needs: document.documentElement.scrollWidth,
-  cells: [...document.querySelectorAll("td")].map((e) => ({ height: inside(e), letters: e.textContent.length })),
+  cells: [...document.querySelectorAll("td")].map((e) => (
+    { height: inside(e), letters: e.textContent.length })),
   figures: [...document.querySelectorAll(".figure")].map((box) => ({
     box: rect(box), plot: plot(box), rows: box.querySelectorAll(".barlayer path").length > 0,
-    legend: box.previousElementSibling?.matches(".legend") ? all(box.previousElementSibling, "button") : [],
-    bars: all(box, ".barlayer path, .waterfalllayer .point path").map((bar) => ({ ...bar, left: Math.max(bar.left, plot(box).left) })),
+    legend: box.previousElementSibling?.matches(".legend")
+      ? all(box.previousElementSibling, "button") : [],
+    bars: all(box, ".barlayer path, .waterfalllayer .point path").map((bar) => (
+      { ...bar, left: Math.max(bar.left, plot(box).left) })),
     names: all(box, ".annotation-text, .ytick text"),
-    scrolls: swiped(box.querySelector(".nsewdrag")), ticks: all(box, ".xtick text"), titles: all(box, ".xtitle, .ytitle"),
+    scrolls: swiped(box.querySelector(".nsewdrag")),
+    ticks: all(box, ".xtick text"), titles: all(box, ".xtitle, .ytitle"),
   })),
 }), "*");
 </script>

@@ -48,7 +48,7 @@ OF_THE_CODE = {
     "pack": "neighbouring elements that one thread loads or stores together",
     "portion": "a column slice that a team of warps takes; with more slices than teams it takes several in turn",
     "scanner": "the threads of a warp that look at one cached position together",
-    "unit": "what a number is counted in: seconds, bytes, a machine's chips; a matrix's unit is the rows that make one element",
+    "unit": "what a number is counted in: seconds, bytes, 16 bytes of a stream, a machine's chips, a matrix's rows for one element",
     "run": "the engine, timed under recorded conditions and kept in calibration/runs; what is only simulated is no run",
     "prove": "to show, before anything runs it, that a plan computes its model and neither races nor hangs (`twin.proof`)",
     "validate": "to compare predictions with runs to which nothing was fitted (`twin validate`)",
