@@ -77,10 +77,11 @@ def lines_of(file: str, function: str) -> range:
     starts = [i for i, line in enumerate(source, 1) if re.search(rf"__device__.*\b{function}\(", line)]
     if len(starts) != 1:
         raise ValueError(f"{file} defines {function} {len(starts)} times instead of once; correct twin/bench/acceptance/hazards.py")
-    depth = 0
+    depth, begun = 0, False
     for number, line in enumerate(source[starts[0] - 1 :], starts[0]):
         depth += line.count("{") - line.count("}")
-        if depth == 0:
+        begun = begun or "{" in line
+        if begun and depth == 0:
             return range(starts[0], number + 1)
     raise ValueError(f"{file}: {function} does not end")
 
