@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import ceil
@@ -170,7 +172,7 @@ def simulate(
     tokens, draft_s = gain(plan, speculation)
     prepared = prepare(plan, node.device, routing, steps)
     drawn = prepared.program.drawn
-    with lent() as room:
+    with lent() as room, _no_collections():
         chosen, why = Executor.COMPILED, ""
         machine = (
             None if trace or whole else run_first_gpu(plan, node, steps, prepared, executor, room)
@@ -194,6 +196,19 @@ def simulate(
     return replace(
         result, executor=chosen.value, why_simpy=why, wall_s=time.perf_counter() - started
     )
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python looks for no garbage meanwhile: of a machine's many thousand objects, which refer to
+    each other, none is garbage before the machine has run."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _ends(machine: Machine) -> list[int]:
