@@ -10,9 +10,20 @@ from twin.cli import main
 from twin.models.spec import ModelSpec, Rope
 
 TINY = ModelSpec(
-    name="tiny", family="llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=320, context=256, norm_eps=1e-5,
-    rope=Rope(10000.0), windows=(0, 0),
-)  # fmt: skip
+    name="tiny",
+    family="llama",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=128,
+    vocab=320,
+    context=256,
+    norm_eps=1e-5,
+    rope=Rope(10000.0),
+    windows=(0, 0),
+)
 
 
 @dataclass(frozen=True, slots=True)

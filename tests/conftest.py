@@ -17,9 +17,11 @@ POINTS = "MONOTWIN_POINTS"
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_earlier_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Results of studies that an earlier run of the tests left in the user's cache are not found again.
+    """Results of studies that an earlier run of the tests left in the user's cache are not found
+    again.
 
-    POINTS is twin.study.store's name for them (a test says so), not imported here: machines with a GPU have no simulator.
+    POINTS is twin.study.store's name for them (a test says so), not imported here: machines with a
+    GPU have no simulator.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(POINTS, str(tmp_path_factory.mktemp("points")))
@@ -33,7 +35,9 @@ def twin(capsys: pytest.CaptureFixture[str]) -> Twin:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real, tiny Hugging Face folder with random weights and a byte tokenizer. Copy it before damaging it."""
+    """A real, tiny Hugging Face folder with random weights and a byte tokenizer. Copy it before
+    damaging it.
+    """
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     save_checkpoint(folder, random_weights(TINY, 1))
     make_byte_tokenizer(folder)

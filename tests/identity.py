@@ -1,9 +1,11 @@
-"""Does a change of the code leave alone what the program computes? Compares two trees: `python -m tests.identity COMMIT`.
+"""Does a change of the code leave alone what the program computes? Compares two trees:
+`python -m tests.identity COMMIT`.
 
-Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's result and its trace. The sources of
-the kernel are compared as well: the same header and the same sources but for comments are the same machine code. The other tree is
-checked out beside this one for as long as it takes; what it computes is kept under build/identity for the next comparison. Fields of
-a prediction that a change was meant to change are left out by `--without`.
+Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's
+result and its trace. The sources of the kernel are compared as well: the same header and the same
+sources but for comments are the same machine code. The other tree is checked out beside this one
+for as long as it takes; what it computes is kept under build/identity for the next comparison.
+Fields of a prediction that a change was meant to change are left out by `--without`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ ONLY = "MONOTWIN_IDENTITY_ONLY"  # how a comparison tells its processes which ca
 WITHOUT = "MONOTWIN_IDENTITY_WITHOUT"  # and which fields of a prediction to leave out
 DENSE = ("laneformer-2b", "llama-3.2-1b", "qwen2.5-coder-1.5b", "qwen3-8b", "llama-3.1-8b")
 LARGE = ("llama-3.1-70b",)
-SIMULATED = ("gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-coder-next", "deepseek-v4-flash", "gemma-4-31b", "mixtral-8x7b")
+SIMULATED = (
+    "gpt-oss-20b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "qwen3-coder-next",
+    "deepseek-v4-flash",
+    "gemma-4-31b",
+    "mixtral-8x7b",
+)
 NODES = ("1xh200", "1xh100", "1xmi300x")
 CHOICES: tuple[tuple[str, ...], ...] = (
     (),
@@ -45,9 +55,12 @@ CHOICES: tuple[tuple[str, ...], ...] = (
 
 def cases() -> Iterator[tuple[str, ...]]:
     """MODEL NODE and options, as on the command line."""
-    yield from ((model, node, *chosen) for model, node, chosen in itertools.product(DENSE, NODES, CHOICES))
+    yield from (
+        (model, node, *chosen) for model, node, chosen in itertools.product(DENSE, NODES, CHOICES)
+    )
     several = itertools.product((*DENSE, *LARGE), ("2xh200", "8xh200"))
-    yield from (case for case in several if case != ("qwen2.5-coder-1.5b", "8xh200"))  # its 12 heads do not divide
+    # its 12 heads do not divide
+    yield from (case for case in several if case != ("qwen2.5-coder-1.5b", "8xh200"))
     yield from ((model, "8xh200") for model in SIMULATED)
     yield ("laneformer-2b", "8xmi300x")
 
@@ -62,7 +75,9 @@ def module(*names: str) -> Any:
 
 def code_of(text: str) -> bytes:
     """Source text without its comments."""
-    return "\n".join(filter(None, (COMMENT.sub("", line).rstrip() for line in text.splitlines()))).encode()
+    return "\n".join(
+        filter(None, (COMMENT.sub("", line).rstrip() for line in text.splitlines()))
+    ).encode()
 
 
 def digest(*parts: bytes) -> str:
@@ -77,7 +92,12 @@ def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
     load_model = module("twin.models.load").load_model
     load_node = module("twin.hardware.load").load_node
     toolchain = module("twin.toolchain")
-    found = {"the kernel's sources": {path.name: digest(code_of(path.read_text(encoding="utf-8"))) for path in toolchain.native_sources()}}
+    found = {
+        "the kernel's sources": {
+            path.name: digest(code_of(path.read_text(encoding="utf-8")))
+            for path in toolchain.native_sources()
+        }
+    }
     for words in cases():
         case = " ".join(words)
         if not re.search(only, case):
@@ -94,8 +114,13 @@ def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
 def _options(words: tuple[str, ...]) -> dict[str, Any]:
     types = module("twin.plan.types")
     kinds = {"handoff": types.HandOffKind, "execution": types.Execution, "sampling": types.Sampling}
-    named = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
-    return {name: kinds[name](value) if name in kinds else int(value) for name, value in named.items()}
+    named = {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+    return {
+        name: kinds[name](value) if name in kinds else int(value) for name, value in named.items()
+    }
 
 
 def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
@@ -109,7 +134,10 @@ def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
     result = json.loads(said.getvalue())
     for name in ("trace", "trace_file", "wall_s", *os.environ.get(WITHOUT, "").split(",")):
         result.pop(name, None)
-    made = {"prediction": digest(json.dumps(result, sort_keys=True).encode()), "trace": digest(trace.read_bytes())}
+    made = {
+        "prediction": digest(json.dumps(result, sort_keys=True).encode()),
+        "trace": digest(trace.read_bytes()),
+    }
     trace.unlink()
     return made
 
@@ -117,7 +145,8 @@ def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
 def compared(theirs: dict[str, dict[str, str]], ours: dict[str, dict[str, str]]) -> list[str]:
     """Where the trees differ."""
     return [
-        f"{case}: {what}: {theirs.get(case, {}).get(what)} there, {ours.get(case, {}).get(what)} here"
+        f"{case}: {what}: {theirs.get(case, {}).get(what)} there, {ours.get(case, {}).get(what)} "
+        "here"
         for case in {**theirs, **ours}
         for what in sorted({*theirs.get(case, {}), *ours.get(case, {})})
         if theirs.get(case, {}).get(what) != ours.get(case, {}).get(what)
@@ -129,23 +158,48 @@ def digests_of(tree: Path, only: str = "") -> dict[str, dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "digests.json"
         environment = os.environ | {"PYTHONPATH": str(tree), ONLY: only}
-        subprocess.run([sys.executable, str(HERE), "--digest", str(out)], cwd=tree, env=environment, check=True)
+        subprocess.run(
+            [sys.executable, str(HERE), "--digest", str(out)], cwd=tree, env=environment, check=True
+        )
         found: dict[str, dict[str, str]] = json.loads(out.read_text())
     return found
 
 
 def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
     """Computed once for a commit: this file's text and the commit's name are the key."""
-    name = subprocess.run(["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True).stdout.strip()
-    kept = ROOT / "build" / "identity" / f"{name[:12]}-{digest(HERE.read_bytes(), os.environ.get(WITHOUT, '').encode())}.json"
+    name = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    kept = (
+        ROOT
+        / "build"
+        / "identity"
+        / f"{name[:12]}-{digest(HERE.read_bytes(), os.environ.get(WITHOUT, '').encode())}.json"
+    )
     if not kept.exists():
         with tempfile.TemporaryDirectory() as folder:
             other = Path(folder) / "tree"
-            subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), name], check=True)
+            subprocess.run(
+                [
+                    "git",
+                    "-C",
+                    str(ROOT),
+                    "worktree",
+                    "add",
+                    "--quiet",
+                    "--detach",
+                    str(other),
+                    name,
+                ],
+                check=True,
+            )
             try:
                 found = digests_of(other)
             finally:
-                subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True)
+                subprocess.run(
+                    ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)],
+                    check=True,
+                )
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found))
     known: dict[str, dict[str, str]] = json.loads(kept.read_text())
@@ -155,8 +209,14 @@ def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", nargs="?", help="the tree to compare with")
-    parser.add_argument("--only", default="", metavar="REGEX", help="cases that hold this, such as '1xh200$'")
-    parser.add_argument("--without", metavar="FIELDS", help="of a prediction, that were meant to change, such as floor_s,stream_fraction")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="cases that hold this, such as '1xh200$'"
+    )
+    parser.add_argument(
+        "--without",
+        metavar="FIELDS",
+        help="of a prediction, that were meant to change, such as floor_s,stream_fraction",
+    )
     parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.without:
@@ -166,13 +226,21 @@ def main() -> int:
             chosen.digest.write_text(json.dumps(digests(Path(folder), os.environ.get(ONLY, ""))))
         return 0
     with ThreadPoolExecutor(2) as both:
-        there, here = both.submit(digests_of_commit, chosen.commit), both.submit(digests_of, ROOT, chosen.only)
+        there, here = (
+            both.submit(digests_of_commit, chosen.commit),
+            both.submit(digests_of, ROOT, chosen.only),
+        )
         ours = here.result()
-        theirs = {case: found for case, found in there.result().items() if not chosen.only or case in ours}
+        theirs = {
+            case: found for case, found in there.result().items() if not chosen.only or case in ours
+        }
     differences = compared(theirs, ours)
     print("\n".join(differences))
     plans = len(ours) - 1
-    print(f"{plans} plans compared with {chosen.commit}: {'identical' if not differences else f'{len(differences)} differences'}")
+    print(
+        f"{plans} plans compared with {chosen.commit}: "
+        f"{'identical' if not differences else f'{len(differences)} differences'}"
+    )
     return int(bool(differences))
 
 

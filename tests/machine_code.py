@@ -1,8 +1,10 @@
-"""Does a change of the native sources leave the machine code alone? Compares two trees: `python -m tests.machine_code COMMIT`.
+"""Does a change of the native sources leave the machine code alone? Compares two trees:
+`python -m tests.machine_code COMMIT`.
 
-Of every case: the sections with instructions and constants of the cubin for sm_90a, and of the host engine's object file. A host
-object names files and lines only where a law of the layout is broken; paths are cut off, line numbers are compared. The other
-tree is checked out beside this one for as long as it takes.
+Of every case: the sections with instructions and constants of the cubin for sm_90a, and of the host
+engine's object file. A host object names files and lines only where a law of the layout is broken;
+paths are cut off, line numbers are compared. The other tree is checked out beside this one for as
+long as it takes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ CODE = re.compile(r"\.(text|rodata|data|nv\.constant|nv\.global|nv\.shared)")
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the sections of a 64-bit little-endian ELF file that hold code and constants."""
+    """Name and content of the sections of a 64-bit little-endian ELF file that hold code and
+    constants.
+    """
     (table,) = struct.unpack_from("<Q", elf, 40)
     size, count, names_at = struct.unpack_from("<HHH", elf, 58)
     rows = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
@@ -42,11 +46,15 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
     for name, kind, _, _, start, length in rows:
         called = elf[names + name : elf.index(b"\0", names + name)].decode()
         if CODE.match(called):
-            yield called, elf[start : start + length] if kind != 8 else b""  # 8: SHT_NOBITS, no bytes in the file
+            # 8: SHT_NOBITS, no bytes in the file
+            yield called, elf[start : start + length] if kind != 8 else b""
 
 
 def digests_of_code(elf: bytes) -> dict[str, str]:
-    return {name: f"{hashlib.sha256(content).hexdigest()[:16]} ({len(content)} bytes)" for name, content in sections(elf)}
+    return {
+        name: f"{hashlib.sha256(content).hexdigest()[:16]} ({len(content)} bytes)"
+        for name, content in sections(elf)
+    }
 
 
 def planned(case: tuple[str, ...]) -> object:
@@ -73,10 +81,18 @@ def host_code(case: tuple[str, ...]) -> bytes:
 
     native = data_dir("native")
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "plan.h").write_text(header(planned(case), embedded=False), encoding="utf-8")  # type: ignore[arg-type]
-        flags = [*(f for f in FLAGS if f != "-shared"), "-march=native", f"-ffile-prefix-map={native}=native"]
+        (Path(folder) / "plan.h").write_text(
+            header(planned(case), embedded=False), encoding="utf-8"
+        )  # type: ignore[arg-type]
+        flags = [
+            *(f for f in FLAGS if f != "-shared"),
+            "-march=native",
+            f"-ffile-prefix-map={native}=native",
+        ]
         source, made = native / "platform" / "host_main.cpp", Path(folder) / "engine.o"
-        subprocess.run([host_compiler(), *flags, f"-I{folder}", "-c", str(source), "-o", str(made)], check=True)
+        subprocess.run(
+            [host_compiler(), *flags, f"-I{folder}", "-c", str(source), "-o", str(made)], check=True
+        )
         return made.read_bytes()
 
 
@@ -106,24 +122,36 @@ def digests_of(tree: Path, only: str) -> dict[str, dict[str, str]]:
 def digests_of_commit(commit: str, only: str) -> dict[str, dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "tree"
-        subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), commit], check=True)
+        subprocess.run(
+            ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(other), commit],
+            check=True,
+        )
         try:
             return digests_of(other, only)
         finally:
-            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True)
+            subprocess.run(
+                ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)], check=True
+            )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commit", nargs="?", default="HEAD", help="what to compare this tree with")
-    parser.add_argument("--only", default="", metavar="REGEX", help="compare only the cases whose name it finds")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="compare only the cases whose name it finds"
+    )
     parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.digest:
         args.digest.write_text(json.dumps(digests(args.only)))
         return 0
     with ThreadPoolExecutor(max_workers=2) as pool:
-        here, there = pool.submit(digests_of, ROOT, args.only), pool.submit(digests_of_commit, args.commit, args.only)
+        here, there = (
+            pool.submit(digests_of, ROOT, args.only),
+            pool.submit(digests_of_commit, args.commit, args.only),
+        )
         ours, theirs = here.result(), there.result()
     differ = [
         f"{case}: {name}: {theirs[case].get(name)} there, {ours[case].get(name)} here"
@@ -131,7 +159,11 @@ def main() -> int:
         for name in sorted({*ours[case], *theirs[case]})
         if ours[case].get(name) != theirs[case].get(name)
     ]
-    print("\n".join(differ) or f"{len(ours)} builds, {sum(map(len, ours.values()))} sections of code and constants: equal")
+    print(
+        "\n".join(differ)
+        or f"{len(ours)} builds, {sum(map(len, ours.values()))} sections of code and constants: "
+        "equal"
+    )
     return int(bool(differ) or not ours)
 
 

@@ -1,4 +1,6 @@
-"""What every refusal has in common: one short line that comes soon, says what is asked of it, and no traceback."""
+"""What every refusal has in common: one short line that comes soon, says what is asked of it, and
+no traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from twin.errors import TwinError
 LONGEST = 800  # characters of a message, whatever was given
 
 
-def refused(kind: type[TwinError], act: Callable[[], object], *says: str, within_s: float = 3.0) -> str:
-    """The message with which `act` is refused: one line that a terminal shows as it is, with `says` in it."""
+def refused(
+    kind: type[TwinError], act: Callable[[], object], *says: str, within_s: float = 3.0
+) -> str:
+    """The message with which `act` is refused: one line that a terminal shows as it is, with `says`
+    in it.
+    """
     began = time.monotonic()
     with pytest.raises(kind) as error:
         act()

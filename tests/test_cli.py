@@ -1,4 +1,6 @@
-"""What every command promises: results on stdout, talk on stderr, the same output for the same input."""
+"""What every command promises: results on stdout, talk on stderr, the same output for the same
+input.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import SETTLED, default_options, limits_of, plan_for
 from twin.models.load import load_model, tensors
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.study.engines import ENGINES
 from twin.study.sensitivity import OPTIONS, sensitivity
 
@@ -47,7 +49,7 @@ def tiny(checkpoint: Path) -> str:
 ONE = ("1xh200", "--blocks", "8")
 
 
-# ---- help and output --------------------------------------------------------------------------------------------
+# ---- help and output -----------------------------------------------------------------------------
 
 
 def test_help_names_every_command(twin: Twin) -> None:
@@ -82,7 +84,13 @@ def test_option_values_carry_units_and_names() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("models",), ("models", "qwen3-8b"), ("hardware",), ("hardware", "8xmi300x"), ("plan", "laneformer-2b", "8xmi300x")],
+    [
+        ("models",),
+        ("models", "qwen3-8b"),
+        ("hardware",),
+        ("hardware", "8xmi300x"),
+        ("plan", "laneformer-2b", "8xmi300x"),
+    ],
     ids=lambda words: " ".join(words),
 )
 def test_json_is_one_object_and_stderr_stays_empty(words: tuple[str, ...], twin: Twin) -> None:
@@ -100,7 +108,7 @@ def test_hardware_gives_each_number_its_kind_and_source(twin: Twin) -> None:
         assert number["low"] <= number["value"] <= number["high"]
 
 
-# ---- plan -------------------------------------------------------------------------------------------------------
+# ---- plan ----------------------------------------------------------------------------------------
 
 
 def test_plan_adds_up(twin: Twin) -> None:
@@ -113,11 +121,13 @@ def test_plan_adds_up(twin: Twin) -> None:
         assert budget["used"] <= budget["limit"]
 
 
-@pytest.mark.parametrize("node", ["1xh200", "2xb200", "8xh200", "8xmi300x", "8xmi355x", "1xhost", "2xhost"])
+@pytest.mark.parametrize(
+    "node", ["1xh200", "2xb200", "8xh200", "8xmi300x", "8xmi355x", "1xhost", "2xhost"]
+)
 @pytest.mark.parametrize("model", ["laneformer-2b", "llama-3.2-1b"])
 def test_default_options_are_valid_and_fill_the_ring(model: str, node: str) -> None:
     plan = plan_for(load_model(model), load_node(node))
-    validate(plan)
+    prove(plan)
     left = plan.limits.on_chip_bytes - on_chip_bytes(plan)
     assert plan.limits.oversubscribe or 0 <= left < plan.options.slot_bytes
 
@@ -131,7 +141,13 @@ def test_defaults_change_only_what_depends_on_model_and_node() -> None:
 
 
 def test_what_a_user_chooses_wins() -> None:
-    chosen = {"blocks": 64, "ring_slots": 2, "slot_bytes": 8192, "window_slots": 1, "max_context": 777}
+    chosen = {
+        "blocks": 64,
+        "ring_slots": 2,
+        "slot_bytes": 8192,
+        "window_slots": 1,
+        "max_context": 777,
+    }
     made = default_options(load_model("laneformer-2b"), load_node("8xh200"), **chosen)
     assert {name: getattr(made, name) for name in chosen} == chosen
 
@@ -139,7 +155,7 @@ def test_what_a_user_chooses_wins() -> None:
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=list(ENGINES))
 def test_every_engine_can_be_planned(engine: dict[str, object]) -> None:
     plan = plan_for(load_model("laneformer-2b"), load_node("8xh200"), **engine)
-    validate(plan)
+    prove(plan)
     assert (plan.options.execution is Execution.RESIDENT) == (plan.launches() == 0)
 
 
@@ -149,14 +165,22 @@ def test_limits_come_from_the_node() -> None:
     assert limits_of(load_node("1xhost")).oversubscribe
 
 
-# ---- simulate and whatif ----------------------------------------------------------------------------------------
+# ---- simulate and whatif -------------------------------------------------------------------------
 
 
 def test_simulate_is_deterministic_and_complete(twin: Twin, tiny: str) -> None:
     first, second = (twin("simulate", tiny, *ONE, "--json") for _ in range(2))
     assert first.out == second.out
     data = json.loads(first.out)
-    assert {"tokens_per_s", "floor", "floor_s", "floor_tokens_per_s", "stream_fraction", "attribution", "options"} <= data.keys()
+    assert {
+        "tokens_per_s",
+        "floor",
+        "floor_s",
+        "floor_tokens_per_s",
+        "stream_fraction",
+        "attribution",
+        "options",
+    } <= data.keys()
     assert sum(data["attribution"].values()) == pytest.approx(data["step_s"])
     assert data["stream_fraction"] == pytest.approx(data["floor_s"] * data["tokens_per_s"])
     assert "simulated steps per second" in first.err
@@ -176,22 +200,34 @@ def test_simulate_writes_trace_and_report(twin: Twin, tiny: str, tmp_path: Path)
 def test_four_engines_side_by_side(twin: Twin, tiny: str) -> None:
     data = json.loads(twin("simulate", tiny, *ONE, "--engines", "--json").out)["engines"]
     assert list(data) == list(ENGINES)
-    assert data["stream"]["tokens_per_s"] < data["graph"]["tokens_per_s"] < data["resident, sentinel"]["tokens_per_s"]
+    assert (
+        data["stream"]["tokens_per_s"]
+        < data["graph"]["tokens_per_s"]
+        < data["resident, sentinel"]["tokens_per_s"]
+    )
 
 
 def test_whatif_shows_the_effect(twin: Twin, tiny: str) -> None:
-    outcome = twin("whatif", tiny, *ONE, "--set", "handoff=grid", "--set", "handoff.hop=x2", "--json")
+    outcome = twin(
+        "whatif", tiny, *ONE, "--set", "handoff=grid", "--set", "handoff.hop=x2", "--json"
+    )
     data = json.loads(outcome.out)
     assert data["effect"] < 0
-    assert data["changed"]["tokens_per_s"] == pytest.approx(data["baseline"]["tokens_per_s"] * (1 + data["effect"]))
+    assert data["changed"]["tokens_per_s"] == pytest.approx(
+        data["baseline"]["tokens_per_s"] * (1 + data["effect"])
+    )
 
 
 def test_whatif_without_effect_is_zero(twin: Twin, tiny: str) -> None:
-    assert json.loads(twin("whatif", tiny, *ONE, "--set", "power.tdp=x2", "--json").out)["effect"] == 0
+    assert (
+        json.loads(twin("whatif", tiny, *ONE, "--set", "power.tdp=x2", "--json").out)["effect"] == 0
+    )
 
 
 def test_whatif_can_change_the_number_of_gpus(twin: Twin, tiny: str) -> None:
-    assert twin("whatif", tiny, *ONE, "--set", "gpus=2", "--set", "link.hop=x0.5", "--json").code == 0
+    assert (
+        twin("whatif", tiny, *ONE, "--set", "gpus=2", "--set", "link.hop=x0.5", "--json").code == 0
+    )
     outcome = twin("whatif", tiny, *ONE, "--set", "link.hop=x0.5", "--json")
     assert outcome.code == 2  # one GPU has no link to change
     assert "link.hop" in outcome.err
@@ -205,12 +241,14 @@ def test_sensitivity_covers_every_number_once_and_reports_progress(twin: Twin, t
     assert len(names) == len(set(names))
     assert set(OPTIONS) <= set(names)
     assert "device.memory.stream_bytes_per_s" in names
-    assert [abs(e["effect"]) for e in effects] == sorted((abs(e["effect"]) for e in effects), reverse=True)
+    assert [abs(e["effect"]) for e in effects] == sorted(
+        (abs(e["effect"]) for e in effects), reverse=True
+    )
     assert f"{len(names)}/{len(names)}" in outcome.err
     assert sensitivity.__doc__
 
 
-# ---- run --------------------------------------------------------------------------------------------------------
+# ---- run -----------------------------------------------------------------------------------------
 
 
 def test_run_prints_text_and_speed(twin: Twin, checkpoint: Path) -> None:
@@ -223,7 +261,9 @@ def test_run_prints_text_and_speed(twin: Twin, checkpoint: Path) -> None:
 
 def test_run_json_holds_what_the_text_says(twin: Twin, checkpoint: Path) -> None:
     text = twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12").out
-    data = json.loads(twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12", "--json").out)
+    data = json.loads(
+        twin("run", checkpoint, "--prompt", "Hello", "--max-tokens", "12", "--json").out
+    )
     assert harmless(data["text"], allowed="\t") + "\n" == text
     assert len(data["tokens"]) == 12
     assert data["prompt_tokens"][-5:] == list(b"Hello")
@@ -232,12 +272,28 @@ def test_run_json_holds_what_the_text_says(twin: Twin, checkpoint: Path) -> None
 
 def test_run_is_the_same_on_any_number_of_gpus_and_blocks(twin: Twin, checkpoint: Path) -> None:
     words = ("run", checkpoint, "--prompt-tokens", "1,2,3", "--max-tokens", "8", "--json")
-    tokens = [json.loads(twin(*words, *more).out)["tokens"] for more in ((), ("--gpus", "2"), ("--blocks", "3"))]
+    tokens = [
+        json.loads(twin(*words, *more).out)["tokens"]
+        for more in ((), ("--gpus", "2"), ("--blocks", "3"))
+    ]
     assert tokens[0] == tokens[1] == tokens[2]
 
 
 def test_seed_decides_what_is_sampled(twin: Twin, checkpoint: Path) -> None:
-    words = ("run", checkpoint, "--prompt", "x", "--max-tokens", "10", "--temperature", "1.5", "--top-k", "50", "--json", "--seed")
+    words = (
+        "run",
+        checkpoint,
+        "--prompt",
+        "x",
+        "--max-tokens",
+        "10",
+        "--temperature",
+        "1.5",
+        "--top-k",
+        "50",
+        "--json",
+        "--seed",
+    )
     made = [json.loads(twin(*words, seed).out)["tokens"] for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2]
 
@@ -264,18 +320,47 @@ def test_generated_control_characters_are_escaped(capsys: pytest.CaptureFixture[
 
 
 def test_random_weights_need_no_checkpoint(twin: Twin, checkpoint: Path) -> None:
-    words = ("run", checkpoint / "config.json", "--random", "3", "--prompt", "abc", "--max-tokens", "5", "--json")
+    words = (
+        "run",
+        checkpoint / "config.json",
+        "--random",
+        "3",
+        "--prompt",
+        "abc",
+        "--max-tokens",
+        "5",
+        "--json",
+    )
     assert len(json.loads(twin(*words).out)["tokens"]) <= 5
 
 
 def test_ctrl_c_prints_what_was_generated(checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1_000_000, "num_hidden_layers": 1}))
-    words = [sys.executable, "-m", "twin.cli", "run", str(tmp_path), "--random", "1", "--prompt-tokens", "1", "--max-tokens", "900000"]
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 1_000_000, "num_hidden_layers": 1})
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "twin.cli",
+        "run",
+        str(tmp_path),
+        "--random",
+        "1",
+        "--prompt-tokens",
+        "1",
+        "--max-tokens",
+        "900000",
+    ]
     process = subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits "ignore"
-    )  # fmt: skip
+        words,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # a background job inherits "ignore"
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout
     assert process.stdout.read(10)  # it generates
     time.sleep(0.2)
@@ -294,7 +379,7 @@ def test_bench_checks_what_it_times(twin: Twin, checkpoint: Path) -> None:
     assert len(data["samples"]) == 2
 
 
-# ---- what a newcomer meets --------------------------------------------------------------------------------------
+# ---- what a newcomer meets -----------------------------------------------------------------------
 
 
 def test_the_version_is_that_of_the_package(twin: Twin) -> None:
@@ -302,30 +387,50 @@ def test_the_version_is_that_of_the_package(twin: Twin) -> None:
     assert (outcome.code, outcome.out) == (0, f"twin {version('monotwin')}\n")
 
 
-def test_the_demo_predicts_gpus_from_their_fit_like_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_predicts_gpus_from_their_fit_like_simulate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(demo, "compare_engines", lambda case, show: {})
     assert demo._study("8xh200")[0] == calibrated_node("8xh200") != load_node("8xh200")
 
 
-def test_ctrl_c_amid_the_imports_is_no_traceback(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_amid_the_imports_is_no_traceback(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def build(named: object) -> object:
-        signal.raise_signal(signal.SIGINT)  # numpy would make an ImportError of a KeyboardInterrupt here
+        # numpy would make an ImportError of a KeyboardInterrupt here
+        signal.raise_signal(signal.SIGINT)
         loaded.append(True)
         return build_parser(["models"])
 
     loaded: list[bool] = []
     monkeypatch.setattr("twin.cli.build_parser", build)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background is begun without one
+    # a program in the background is begun without one
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         outcome = twin("models")
-        assert (outcome.code, outcome.out, outcome.err, loaded) == (130, "", "twin: interrupted\n", [True])
+        assert (outcome.code, outcome.out, outcome.err, loaded) == (
+            130,
+            "",
+            "twin: interrupted\n",
+            [True],
+        )
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("words", [("calibrate", "host", "--quick"), ("demo",), ("validate", "host", "--measure-only", "--out", "runs")])
-def test_a_missing_compiler_is_said_once(words: tuple[str, ...], twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("calibrate", "host", "--quick"),
+        ("demo",),
+        ("validate", "host", "--measure-only", "--out", "runs"),
+    ],
+)
+def test_a_missing_compiler_is_said_once(
+    words: tuple[str, ...], twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     outcome = twin(*words)
@@ -357,7 +462,11 @@ def test_what_ended_a_generation_is_told_apart(twin: Twin, checkpoint: Path) -> 
 
 
 def test_a_budget_is_shown_in_one_unit(twin: Twin) -> None:
-    lines = [line for line in twin("plan", "llama-3.1-8b", "1xh200").out.splitlines() if "memory per" in line]
+    lines = [
+        line
+        for line in twin("plan", "llama-3.1-8b", "1xh200").out.splitlines()
+        if "memory per" in line
+    ]
     assert len(lines) == 2
     for line in lines:
         used, unit, limit, same = line.split()[-4:]
@@ -369,26 +478,36 @@ def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(tw
     outcome = twin("plan", "llama-3.1-405b", "1xh200")
     assert outcome.code == 2
     said = (
-        "needs 812 GB of memory per GPU, a h200-sxm has 141 GB, 671 GB too few: 8xh200-sxm is the smallest node of h200-sxm that holds it"
+        "needs 812 GB of memory per GPU, a h200-sxm has 141 GB, 671 GB too few: 8xh200-sxm is the "
+        "smallest node of h200-sxm that holds it"
     )
     assert said in outcome.err
     assert twin("plan", "llama-3.1-405b", "8xh200").code == 0
-    assert "2xmi455x is the smallest node on file that holds it" in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+    assert (
+        "2xmi455x is the smallest node on file that holds it"
+        in twin("plan", "deepseek-v4-pro", "8xh100-sxm").err
+    )
     for command in ("plan", "simulate"):
         assert "is the smallest node on file" in twin(command, "llama-3.1-405b", "8xhost").err
     for command in (("run", "--prompt", "hi"), ("bench",)):
-        assert "is the smallest node on file" in twin(*command, "llama-3.1-405b", "--random", "1").err
+        assert (
+            "is the smallest node on file" in twin(*command, "llama-3.1-405b", "--random", "1").err
+        )
 
 
 def test_a_model_a_little_too_large_does_not_seem_to_fit(twin: Twin) -> None:
     """Both sizes are 141 GB to three digits."""
-    assert re.search(r"a h200-sxm has 141 GB, \d+ MB too few", twin("plan", "llama-3.1-70b", "1xh200").err)
+    assert re.search(
+        r"a h200-sxm has 141 GB, \d+ MB too few", twin("plan", "llama-3.1-70b", "1xh200").err
+    )
 
 
 def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:
     said = twin("simulate", tiny, *ONE).out
     assert re.search(
-        r"the fit of 1xh200-sxm .* missed 20 engine runs that it had not seen .* by \d\.\d% in the median, [+-]\d+\.\d% at", said
+        r"the fit of 1xh200-sxm .* missed 20 engine runs that it had not seen .* by \d\.\d% in "
+        r"the median, [+-]\d+\.\d% at",
+        said,
     )
     assert re.search(r"interval +[\d,]+ \.\. [\d,]+ tokens/s", said)
     eight = twin("simulate", "llama-3.2-1b", "8xh200").out
@@ -398,7 +517,9 @@ def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> 
     assert "tokens/s, if it" not in unknown
 
 
-def test_a_table_of_draws_is_called_by_the_median_and_another_by_the_prediction(twin: Twin, tiny: str, tmp_path: Path) -> None:
+def test_a_table_of_draws_is_called_by_the_median_and_another_by_the_prediction(
+    twin: Twin, tiny: str, tmp_path: Path
+) -> None:
     words = ("whatif", tiny, *ONE, "--sweep", "context=8,16", "--store", tmp_path, "--workers", "1")
     assert "median draw (p10-p90), tokens/s" in twin(*words, "--draws", "4").out
     without = twin(*words).out

@@ -29,20 +29,33 @@ LINKING = (
 )
 PLACES = ("twin", "native", "hwmodels", "tests", "studies")
 CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml|meta\.yaml")
-GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")  # a GPU, 2.5 GB of random weights, or minutes of simulation
-MINUTES = ("twin calibrate", "twin validate", "twin demo")  # parsed here, run by their own tests or by hand
+# a GPU, 2.5 GB of random weights, or minutes of simulation
+GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")
+# parsed here, run by their own tests or by hand
+MINUTES = ("twin calibrate", "twin validate", "twin demo")
 
 
 def shell_lines(document: str) -> list[str]:
-    return [line for block in BLOCK.findall((ROOT / document).read_text()) for line in block.splitlines() if line]
+    return [
+        line
+        for block in BLOCK.findall((ROOT / document).read_text())
+        for line in block.splitlines()
+        if line
+    ]
 
 
 def quick() -> list[str]:
-    return [line for line in shell_lines("README.md") if line.startswith("twin ") and not line.startswith(MINUTES)]
+    return [
+        line
+        for line in shell_lines("README.md")
+        if line.startswith("twin ") and not line.startswith(MINUTES)
+    ]
 
 
 @pytest.mark.parametrize("line", quick())
-def test_readme_command_runs(line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_command_runs(
+    line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
     monkeypatch.chdir(tmp_path)
     outcome = twin(*shlex.split(line)[1:])
@@ -67,13 +80,24 @@ def test_examples_of_help_are_accepted(name: str) -> None:
 
 def runnable() -> list[str]:
     """Every example of help that needs neither a GPU nor minutes; the rest is parsed above."""
-    lines = [example.split("   ")[0].strip() for p in subparsers(build_parser()).values() for example in (p.epilog or "").splitlines()[1:]]
-    return [line for line in lines if not line.startswith((*MINUTES, "twin project", "twin bench", "twin trace")) and not GPU.search(line)]
+    lines = [
+        example.split("   ")[0].strip()
+        for p in subparsers(build_parser()).values()
+        for example in (p.epilog or "").splitlines()[1:]
+    ]
+    return [
+        line
+        for line in lines
+        if not line.startswith((*MINUTES, "twin project", "twin bench", "twin trace"))
+        and not GPU.search(line)
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", runnable())
-def test_every_example_of_help_works(line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_of_help_works(
+    line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
     (tmp_path / "question.txt").write_text("Why?")
     monkeypatch.chdir(tmp_path)
@@ -97,7 +121,9 @@ def test_every_value_that_an_example_of_whatif_gives_is_allowed(line: str) -> No
 def test_readme_make_targets_exist() -> None:
     targets = [line.split()[1] for line in shell_lines("README.md") if line.startswith("make ")]
     assert targets
-    planned = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
+    planned = subprocess.run(
+        ["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert planned.returncode == 0, planned.stderr
 
 
@@ -112,11 +138,19 @@ def test_linked_files_exist(document: str) -> None:
         assert file.exists(), target
 
 
-@pytest.mark.parametrize("document", [document for document in LINKING if document != "docs/commands.md"])
+@pytest.mark.parametrize(
+    "document", [document for document in LINKING if document != "docs/commands.md"]
+)
 def test_named_files_exist(document: str) -> None:
     """`twin/plan/types.py` or only `types.py`; NAME stands for what a reader chooses."""
-    known = [file.relative_to(ROOT).as_posix() for folder in PLACES for file in (ROOT / folder).rglob("*.*")]
-    for name in set(re.findall(r"`([\w/.-]+\.(?:py|cuh|h|cpp|cu|hip|yaml))`", (ROOT / document).read_text())):
+    known = [
+        file.relative_to(ROOT).as_posix()
+        for folder in PLACES
+        for file in (ROOT / folder).rglob("*.*")
+    ]
+    for name in set(
+        re.findall(r"`([\w/.-]+\.(?:py|cuh|h|cpp|cu|hip|yaml))`", (ROOT / document).read_text())
+    ):
         assert CHOSEN.search(name) or any(f"/{file}".endswith(f"/{name}") for file in known), name
 
 
@@ -144,7 +178,9 @@ def add(tree: Path, kind: str, text: str) -> None:
 @pytest.mark.parametrize("name", sections())
 def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
     for folder in ("twin", "hwmodels", "native", "calibration/fits"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     blocks = re.findall(r"```(\w+)\n(.*?)```", sections()[name], re.DOTALL)
     for kind, text in blocks:
         if kind != "sh":
@@ -154,6 +190,8 @@ def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
     for line in lines:
         assert line.startswith("twin ")
         command = [sys.executable, "-m", "twin.cli", *shlex.split(line)[1:]]
-        outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        outcome = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+        )
         assert outcome.returncode == 0, f"{line}: {outcome.stderr}"
         assert outcome.stdout

@@ -1,4 +1,6 @@
-"""Outputs: refused before the work, whole or not at all, and nowhere but where they were asked for."""
+"""Outputs: refused before the work, whole or not at all, and nowhere but where they were asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def never_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_work(
-    flag: str, place: str, says: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flag: str,
+    place: str,
+    says: str,
+    twin: Twin,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
@@ -92,7 +100,25 @@ def test_undecodable_bytes_of_a_name_do_not_end_a_report(tmp_path: Path) -> None
     assert (tmp_path / "page").read_text() == "model \\udcff"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", ".hidden", "a b", "größe", "a\n", "Cost", "a" * 201, "-x", "a..b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "a b",
+        "größe",
+        "a\n",
+        "Cost",
+        "a" * 201,
+        "-x",
+        "a..b",
+    ],
+)
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str) -> None:
     with pytest.raises(OutputError):
         check_stems([name])
@@ -127,5 +153,7 @@ def test_a_report_that_fails_at_the_end_leaves_no_output(
     assert "No space left" in outcome.err
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    assert json.loads(twin("simulate", checkpoint, *SIMULATE, "--json", "--trace", tmp_path / "trace.json").out)
+    assert json.loads(
+        twin("simulate", checkpoint, *SIMULATE, "--json", "--trace", tmp_path / "trace.json").out
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]

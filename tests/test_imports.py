@@ -28,8 +28,13 @@ HEIGHT = {name: -line for line, names in enumerate(LAYERS) for name in names}
 
 
 def modules() -> dict[str, Path]:
-    found = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "twin").rglob("*.py")}
-    return {name.removesuffix(".__init__"): path for name, path in found.items() if "_data" not in name}
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "twin").rglob("*.py")
+    }
+    return {
+        name.removesuffix(".__init__"): path for name, path in found.items() if "_data" not in name
+    }
 
 
 def imports(path: Path, known: dict[str, Path]) -> set[str]:

@@ -18,18 +18,27 @@ def test_a_wheel_carries_every_data_folder_and_every_study_file() -> None:
     assert set(carried) == {"hwmodels", "native"} | fits | studies
 
 
-def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_that_of_the_computer_it_is_built_on() -> None:
+def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_that_of_the_computer_it_is_built_on() -> (
+    None
+):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     ignored = (ROOT / ".gitignore").read_text().split()
     assert {"calibration/fits/host.yaml", "calibration/held-out/host.yaml"} <= set(ignored)
-    fits = {f"calibration/{folder}/{file.name}" for folder in ("fits", "held-out") for file in (ROOT / "calibration" / folder).iterdir()}
+    fits = {
+        f"calibration/{folder}/{file.name}"
+        for folder in ("fits", "held-out")
+        for file in (ROOT / "calibration" / folder).iterdir()
+    }
     assert {name for name in carried if name.startswith("calibration")} == fits - set(ignored)
 
 
 def test_what_is_advised_to_be_installed_is_published_under_that_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = ["nvidia-cuda-nvrtc-cu12", *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    wanted = [
+        "nvidia-cuda-nvrtc-cu12",
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
     packages = {re.split(r"[<>=\[;]", one)[0] for one in wanted}
     for file in sorted((ROOT / "twin").rglob("*.py")):
         for advised in re.findall(r"pip install ([\w \"'\[\].-]+)", file.read_text()):

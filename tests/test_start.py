@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOW = ("pandas", "pyarrow", "plotly", "scipy", "torch", "tokenizers", "multiprocessing", "twin.engine")
+SLOW = (
+    "pandas",
+    "pyarrow",
+    "plotly",
+    "scipy",
+    "torch",
+    "tokenizers",
+    "multiprocessing",
+    "twin.engine",
+)
 HALTS = '''
 import sys, time
 
@@ -31,10 +40,13 @@ sys.meta_path.insert(0, Halt())
 
 def test_simulate_loads_no_library_that_it_does_not_need() -> None:
     code = (
-        "import sys\nfrom twin.cli import main\nassert main(['simulate', 'llama-3.2-1b', '1xh200']) == 0\n"
+        "import sys\nfrom twin.cli import main\n"
+        "assert main(['simulate', 'llama-3.2-1b', '1xh200']) == 0\n"
         f"print(sorted(set({SLOW}) & sys.modules.keys()), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stderr.splitlines()[-1] == "[]"
 
 
@@ -42,10 +54,14 @@ def test_simulate_loads_no_library_that_it_does_not_need() -> None:
 def test_ctrl_c_while_the_program_is_loaded_ends_it_quietly(name: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HALTS.format(name=name))
     process = subprocess.Popen(
-        [sys.executable, "-m", "twin", "--version"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "twin", "--version"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job inherits "ignore"
-    )  # fmt: skip
+        # a background job inherits "ignore"
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     assert process.stdout
     assert process.stdout.readline() == b"loading\n"
     process.send_signal(signal.SIGINT)
@@ -54,12 +70,20 @@ def test_ctrl_c_while_the_program_is_loaded_ends_it_quietly(name: str, tmp_path:
 
 
 def test_the_installed_program_starts_where_ctrl_c_is_minded() -> None:
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]
     assert scripts == {"twin": "twin.__main__:main"}
     module, function = scripts["twin"].split(":")
     assert callable(getattr(import_module(module), function))
 
 
 def test_a_module_starts_the_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "twin", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "twin", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.startswith("twin ")

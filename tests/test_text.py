@@ -12,7 +12,23 @@ from twin.text import shown
 
 
 @pytest.mark.parametrize(
-    "value", ["a", "it's", 3, -1.5, True, None, [], {}, [1, "b"], (1, 2), {"a": [1, {"b": 2}]}, {3}, b"x", float("nan")]
+    "value",
+    [
+        "a",
+        "it's",
+        3,
+        -1.5,
+        True,
+        None,
+        [],
+        {},
+        [1, "b"],
+        (1, 2),
+        {"a": [1, {"b": 2}]},
+        {3},
+        b"x",
+        float("nan"),
+    ],
 )
 def test_a_short_value_is_shown_as_repr_writes_it(value: object) -> None:
     assert shown(value) == repr(value)
@@ -24,7 +40,15 @@ def test_a_path_and_a_date_are_shown_by_what_they_say() -> None:
 
 
 def test_what_is_shown_never_exceeds_the_limit() -> None:
-    long: list[object] = ["x" * 10**6, 10**5000, -(10**5000), list(range(10**6)), {"k" * 99: 1}, b"x" * 10**6, [["x" * 70] * 2]]
+    long: list[object] = [
+        "x" * 10**6,
+        10**5000,
+        -(10**5000),
+        list(range(10**6)),
+        {"k" * 99: 1},
+        b"x" * 10**6,
+        [["x" * 70] * 2],
+    ]
     for value in long:
         assert len(shown(value)) <= 80
         assert len(shown(value, 20)) <= 20
@@ -36,9 +60,18 @@ def test_what_is_left_out_is_marked() -> None:
     assert shown(10**5000) == "<integer of 16610 bits>"
 
 
-@pytest.mark.parametrize("sign", ["\x1b[2J", "\n", "\r", "\x00", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800", "\u200b"])
+@pytest.mark.parametrize(
+    "sign", ["\x1b[2J", "\n", "\r", "\x00", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800", "\u200b"]
+)
 def test_no_control_character_reaches_the_terminal(sign: str) -> None:
-    for value in (sign, [sign], {sign: sign}, (sign,), sign.encode("utf-8", "surrogatepass"), Path(f"a{sign}b")):
+    for value in (
+        sign,
+        [sign],
+        {sign: sign},
+        (sign,),
+        sign.encode("utf-8", "surrogatepass"),
+        Path(f"a{sign}b"),
+    ):
         assert shown(value).isprintable()
         shown(value).encode("utf-8")
 
@@ -55,5 +88,6 @@ def test_shared_and_endless_data_take_no_longer() -> None:
     for value in (bomb, endless, deep, {"key": bomb}):
         assert len(shown(value)) == 80
         assert len(shown(value, 10**4)) <= 10**4
-    while isinstance(deep, list):  # taken apart by hand: a deep list may overflow the stack when it is freed
+    # taken apart by hand: a deep list may overflow the stack when it is freed
+    while isinstance(deep, list):
         deep = deep.pop()

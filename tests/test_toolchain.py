@@ -1,4 +1,6 @@
-"""The cache of compiled code: whole, as it was made, and nobody else's, whoever fills it at the same time."""
+"""The cache of compiled code: whole, as it was made, and nobody else's, whoever fills it at the
+same time.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,15 @@ def test_of_two_processes_that_make_it_at_once_each_gets_a_whole_one(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["kernel"]
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: b"k" + data[1:], lambda data: data + b"x"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: b"k" + data[1:],
+        lambda data: data + b"x",
+    ],
+)
 def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     target = cached(tmp_path / "kernel", made_of(b"code"))
     target.write_bytes(damage(target.read_bytes()))
@@ -94,7 +104,9 @@ def test_what_a_killed_compiler_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".making-now", "kernel"]
 
 
-def test_a_damaged_simulator_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_simulator_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host_compiler()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept = library.build(tmp_path)
@@ -107,7 +119,8 @@ def test_a_planted_simulator_is_not_loaded(tmp_path: Path, monkeypatch: pytest.M
     planted = library.target()
     planted.parent.mkdir(parents=True)
     planted.write_bytes(b"planted")
-    monkeypatch.setattr("twin.sim.compiled.library._usable", lambda folder: False)  # as of another user's folder
+    # as of another user's folder
+    monkeypatch.setattr("twin.sim.compiled.library._usable", lambda folder: False)
     (tmp_path / "own").mkdir()
     assert library.build(tmp_path / "own").parent == tmp_path / "own"
 
@@ -118,7 +131,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         cached(tmp_path / "file" / "kernel", lambda folder: folder)
 
 
-def test_a_clang_that_does_not_know_the_chip_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clang_that_does_not_know_the_chip_is_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = tmp_path / "clang"
     old.write_text("#!/bin/sh\necho Debian clang version 14.0.6\n")
     old.chmod(0o755)

@@ -100,6 +100,16 @@ def test_only_a_time_becomes_picoseconds(seconds: float) -> None:
 
 
 def test_units_follow_from_field_names() -> None:
-    names = ["stream_bytes_per_s", "bytes_per_s", "on_chip_bytes", "clock_hz", "hop_s", "tdp_w", "dies", "stacks", "blocks_per_die"]
+    names = [
+        "stream_bytes_per_s",
+        "bytes_per_s",
+        "on_chip_bytes",
+        "clock_hz",
+        "hop_s",
+        "tdp_w",
+        "dies",
+        "stacks",
+        "blocks_per_die",
+    ]
     assert [unit_of(n) for n in names] == ["B/s", "B/s", "B", "Hz", "s", "W", "", "", ""]
     assert [stem(n) for n in names[2:5]] == ["on_chip", "clock", "hop"]

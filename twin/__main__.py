@@ -1,4 +1,6 @@
-"""The program's start: until the command line is loaded, Ctrl-C ends it at once, without a traceback."""
+"""The program's start: until the command line is loaded, Ctrl-C ends it at once, without a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Loads the command line and runs it. Who has set a handler of their own, or ignores Ctrl-C, knows why."""
+    """Loads the command line and runs it. Who has set a handler of their own, or ignores Ctrl-C,
+    knows why.
+    """
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if usual:  # an exception would become an ImportError where C code is loaded
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

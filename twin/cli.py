@@ -1,4 +1,6 @@
-"""The command line. Results on stdout, talk on stderr; exit code 2 for a user's mistake, 130 after Ctrl-C."""
+"""The command line. Results on stdout, talk on stderr; exit code 2 for a user's mistake, 130 after
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,20 @@ from twin.commands.output import error_text, one_line
 from twin.errors import TwinError
 from twin.text import shown
 
-COMMANDS = ("plan", "simulate", "run", "bench", "calibrate", "validate", "trace", "whatif", "project", "models", "hardware", "demo")
+COMMANDS = (
+    "plan",
+    "simulate",
+    "run",
+    "bench",
+    "calibrate",
+    "validate",
+    "trace",
+    "whatif",
+    "project",
+    "models",
+    "hardware",
+    "demo",
+)
 USER_MISTAKE = 2
 INTERRUPTED = 130
 
@@ -40,14 +55,18 @@ Each command explains itself: twin COMMAND --help
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose refusals are bounded, show no control characters, and which takes `--name=--` at its word."""
+    """argparse whose refusals are bounded, show no control characters, and which takes `--name=--`
+    at its word.
+    """
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(USER_MISTAKE, f"twin: {one_line(message)}\n")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """argparse drops "--" even where it is the value itself, and then fails for want of one (mended in Python 3.13)."""
+        """argparse drops "--" even where it is the value itself, and then fails for want of one
+        (mended in Python 3.13).
+        """
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")
             self._check_value(action, value)
@@ -56,7 +75,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Looked up when it is asked for: the library that knows it takes as long to load as a plan to build."""
+    """Looked up when it is asked for: the library that knows it takes as long to load as a plan to
+    build.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(f"twin {_version()}")
@@ -64,11 +85,14 @@ class Version(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code; argparse itself ends the program for --help and for words that it does not know."""
+    """Runs one command and returns the exit code; argparse itself ends the program for --help and
+    for words that it does not know.
+    """
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a result with a sign that this terminal's encoding lacks is shown all the same
-                stream.reconfigure(errors="backslashreplace")
+        for output in (sys.stdout, sys.stderr):
+            # a result with a sign that this terminal's encoding lacks is shown all the same
+            if isinstance(output, io.TextIOWrapper):
+                output.reconfigure(errors="backslashreplace")
         return _run(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _abandon_output()
@@ -80,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _ended(_system_text(error), USER_MISTAKE)
     except MemoryError:
-        return _ended("not enough memory for this: choose a smaller model, context or study", USER_MISTAKE)
+        return _ended(
+            "not enough memory for this: choose a smaller model, context or study", USER_MISTAKE
+        )
     except RecursionError:
         return _ended("an input is nested too deeply: simplify it", USER_MISTAKE)
 
@@ -96,10 +122,15 @@ def _run(words: list[str]) -> int:
 
 @contextmanager
 def _interrupted_afterwards() -> Iterator[None]:
-    """Ctrl-C waits for the imports inside: amid them, C code of numpy turns it into an ImportError with a traceback."""
+    """Ctrl-C waits for the imports inside: amid them, C code of numpy turns it into an ImportError
+    with a traceback.
+    """
     asked: list[int] = []
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or before is not signal.default_int_handler
+    ):
         yield  # no other thread may set a handler, and whoever has set one knows why
         return
     signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
@@ -122,7 +153,10 @@ def _ended(message: str, code: int) -> int:
 def _system_text(error: OSError) -> str:
     """What the operating system refused, and of which file."""
     of = f"{shown(error.filename)}: " if error.filename is not None else ""
-    return one_line(f"{of}{error.strerror or error or type(error).__name__}; check the path, its permissions and the space on the disk")
+    return one_line(
+        f"{of}{error.strerror or error or type(error).__name__}; check the path, its permissions "
+        "and the space on the disk"
+    )
 
 
 def _abandon_output() -> None:
@@ -146,14 +180,22 @@ def _version() -> str:
 
 
 def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """The command line with a sub-parser for each command named: only their modules are loaded, some are slow to."""
+    """The command line with a sub-parser for each command named: only their modules are loaded,
+    some are slow to.
+    """
     parser = Parser(
-        prog="twin", usage="twin [-h] COMMAND ...", description=DESCRIPTION, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+        prog="twin",
+        usage="twin [-h] COMMAND ...",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     # The spare width keeps argparse from breaking the line of the longest command.
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND [...]", prog="twin", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND [...]", prog="twin", required=True
+    )
     for name in named:
         import_module(f"twin.commands.{name}").add(commands)
     return parser

@@ -1,4 +1,6 @@
-"""Our own data files: where they lie, how they are read, and what a mistyped name may have meant."""
+"""Our own data files: where they lie, how they are read, and what a mistyped name may have
+meant.
+"""
 
 from __future__ import annotations
 
@@ -22,45 +24,67 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
-    """The folder `name` ("hwmodels"): inside the package of a wheel, beside the package in a checkout."""
+    """The folder `name` ("hwmodels"): inside the package of a wheel, beside the package in a
+    checkout.
+    """
     candidates = (_PACKAGE / "_data" / name, _PACKAGE.parent / name)
     for folder in candidates:
         if folder.is_dir():
             return folder
     places = " and ".join(str(c) for c in candidates)
-    raise ConfigError(f"data folder {name!r} is missing (looked in {places}): reinstall, or run from a checkout")
+    raise ConfigError(
+        f"data folder {name!r} is missing (looked in {places}): reinstall, or run from a checkout"
+    )
 
 
 def read_yaml(path: Path) -> dict[str, object]:
-    """A YAML file whose top level is a mapping of plain data: text, numbers, truth values, lists and mappings.
+    """A YAML file whose top level is a mapping of plain data: text, numbers, truth values, lists
+    and mappings.
 
-    A key given twice is an error, not a silent override. A date is text. Raises ConfigError, also for files beyond the MOST_ limits:
-    what is refused has cost no more than reading so much.
+    A key given twice is an error, not a silent override. A date is text. Raises ConfigError, also
+    for files beyond the MOST_ limits: what is refused has cost no more than reading so much.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise ConfigError(f"{said(str(path))}: more than {MOST_BYTES} bytes; a file of ours is far shorter: check the path")
+            raise ConfigError(
+                f"{said(str(path))}: more than {MOST_BYTES} bytes; a file of ours is far shorter: "
+                "check the path"
+            )
         data = yaml.load(content.decode("utf-8"), Loader=_StrictLoader)
     except OSError as error:
-        raise ConfigError(f"{said(str(path))}: cannot be read ({error.strerror}); check the path") from error
+        raise ConfigError(
+            f"{said(str(path))}: cannot be read ({error.strerror}); check the path"
+        ) from error
     except ValueError as error:  # of bytes that are no text, and of a path with a null character
-        raise ConfigError(f"{said(str(path))}: cannot be read ({said(str(error))}); save it as UTF-8 text") from error
+        raise ConfigError(
+            f"{said(str(path))}: cannot be read ({said(str(error))}); save it as UTF-8 text"
+        ) from error
     except yaml.MarkedYAMLError as error:
         place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{said(str(path))}: not valid YAML{place}: {said(error.problem or str(error))}") from error
+        raise ConfigError(
+            f"{said(str(path))}: not valid YAML{place}: {said(error.problem or str(error))}"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{said(str(path))}: not valid YAML: {said(str(error))}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{said(str(path))}: the top level must be a mapping, not {type(data).__name__}")
+        raise ConfigError(
+            f"{said(str(path))}: the top level must be a mapping, not {type(data).__name__}"
+        )
     return data
 
 
 def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
-    """The end of an error message: the closest allowed names, then all of them (if they are few), or some where none is close."""
+    """The end of an error message: the closest allowed names, then all of them (if they are few),
+    or some where none is close.
+    """
     names = list(allowed)
-    close = get_close_matches(wrong, names, n=3, cutoff=0.5) if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else []
+    close = (
+        get_close_matches(wrong, names, n=3, cutoff=0.5)
+        if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME
+        else []
+    )
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if close and len(names) > MOST_NAMES:
         return hint.rstrip()
@@ -72,10 +96,12 @@ def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Counts what it composes, with every alias as often as it is used, so that nothing can grow beyond the file's limits."""
+    """Counts what it composes, with every alias as often as it is used, so that nothing can grow
+    beyond the file's limits.
+    """
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         self.nodes = 0
         self.depth = 0
         self.sizes: dict[int, int] = {}  # nodes in what an alias may mean, by its identity
@@ -83,19 +109,29 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "tag", None) not in (None, "!"):
-            raise _refused(f"tag {shown(event.tag)}: only plain data are read; leave it out", event.start_mark)
+            raise _refused(
+                f"tag {shown(event.tag)}: only plain data are read; leave it out", event.start_mark
+            )
         before = self.nodes
         self.nodes += 1
         self.depth += 1
         if self.depth > MOST_DEPTH:
-            raise _refused(f"nested more than {MOST_DEPTH} levels deep; write it flatter", event.start_mark)
+            raise _refused(
+                f"nested more than {MOST_DEPTH} levels deep; write it flatter", event.start_mark
+            )
         alias = isinstance(event, yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if alias and id(node) not in self.sizes:
-            raise _refused("an alias stands inside of what it means; write it out", event.start_mark)
+            raise _refused(
+                "an alias stands inside of what it means; write it out", event.start_mark
+            )
         self.nodes += self.sizes[id(node)] if alias else 0
         if self.nodes > MOST_NODES:
-            raise _refused(f"more than {MOST_NODES} entries, those behind aliases counted each time; shorten it", event.start_mark)
+            raise _refused(
+                f"more than {MOST_NODES} entries, those behind aliases counted each time; shorten "
+                "it",
+                event.start_mark,
+            )
         self.sizes[id(node)] = self.nodes - before
         self.depth -= 1
         return node
@@ -109,7 +145,9 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[object, obje
     seen: set[object] = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            raise _refused("a key must be a name or a number, not a list or a mapping", key_node.start_mark)
+            raise _refused(
+                "a key must be a name or a number, not a list or a mapping", key_node.start_mark
+            )
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise _refused(f"key {shown(key)} is given twice", key_node.start_mark)
@@ -124,7 +162,9 @@ def _whole(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
         value = WIDEST
     if abs(value) >= WIDEST:
         raise _refused(
-            f"{shown(node.value)} is no whole number of at most 63 bits; write a smaller one, or text in quotes", node.start_mark
+            f"{shown(node.value)} is no whole number of at most 63 bits; write a smaller one, or "
+            "text in quotes",
+            node.start_mark,
         )
     return value
 
@@ -133,11 +173,15 @@ def _real(loader: _StrictLoader, node: yaml.ScalarNode) -> float:
     try:
         return float(loader.construct_yaml_float(node))
     except (ValueError, OverflowError):
-        raise _refused(f"{shown(node.value)} is no number; write digits, or text in quotes", node.start_mark) from None
+        raise _refused(
+            f"{shown(node.value)} is no number; write digits, or text in quotes", node.start_mark
+        ) from None
 
 
 def _date(loader: _StrictLoader, node: yaml.ScalarNode) -> str:
-    """As it is written: nothing here calculates with dates, and Python knows fewer of them than people write."""
+    """As it is written: nothing here calculates with dates, and Python knows fewer of them than
+    people write.
+    """
     return str(node.value)
 
 

@@ -6,7 +6,9 @@ class TwinError(Exception):
 
 
 class ConfigError(TwinError):
-    """A model configuration or one of our own YAML files is incomplete, contradictory or unknown."""
+    """A model configuration or one of our own YAML files is incomplete, contradictory or
+    unknown.
+    """
 
 
 class HardwareError(TwinError):
@@ -18,7 +20,7 @@ class PlanError(TwinError):
 
 
 class InvalidPlan(TwinError):
-    """The validator found a plan that could hang, race, or compute a wrong value."""
+    """The proof found a plan that could hang, race, or compute a wrong value."""
 
 
 class CheckpointError(TwinError):

@@ -1,4 +1,6 @@
-"""Files that users name: looked at before the work, read within a bound, written whole or not at all."""
+"""Files that users name: looked at before the work, read within a bound, written whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,22 @@ LONGEST_STEM = 200  # characters of a name that we make a file name of
 _STEM = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")
 
 
-# ---- before the work -------------------------------------------------------------------------------------------
+# ---- before the work -----------------------------------------------------------------------------
 
 
 def check_file(path: Path) -> Path:
-    """`path`, where a file can be written: a new one, or over an ordinary one. Parents may be missing. Raises OutputError."""
+    """`path`, where a file can be written: a new one, or over an ordinary one. Parents may be
+    missing. Raises OutputError.
+    """
     standing = _standing(path)
     if standing == path:
         if path.is_dir():
             raise OutputError(f"{shown(path)} is a folder: name a file")
         if not path.is_file():
-            raise OutputError(f"{shown(path)} is no ordinary file: name another one, devices and pipes are not written to")
+            raise OutputError(
+                f"{shown(path)} is no ordinary file: name another one, devices and pipes are not "
+                "written to"
+            )
         standing = path.resolve().parent
     return _writable(path, standing)
 
@@ -42,7 +49,9 @@ def check_folder(path: Path) -> Path:
 
 
 def _standing(path: Path) -> Path:
-    """`path` itself, or the nearest of its parents that is there. Raises OutputError for names that cannot be."""
+    """`path` itself, or the nearest of its parents that is there. Raises OutputError for names that
+    cannot be.
+    """
     try:
         for place in (path, *path.parents):
             if place.is_symlink() or place.exists():
@@ -53,14 +62,19 @@ def _standing(path: Path) -> Path:
 
 
 def _writable(path: Path, standing: Path) -> Path:
-    """Tries it: permissions alone do not tell of read-only and full disks, and they never refuse root."""
+    """Tries it: permissions alone do not tell of read-only and full disks, and they never refuse
+    root.
+    """
     try:
         if not standing.is_dir():
             raise OutputError(f"{shown(path)}: {shown(standing)} is no folder; name a place in one")
         longest = os.pathconf(standing, "PC_NAME_MAX") if hasattr(os, "pathconf") else LONGEST_NAME
         for name in path.parts:
             if len(os.fsencode(name)) > longest:
-                raise OutputError(f"{shown(path)}: a name of {len(os.fsencode(name))} bytes; at most {longest}, choose a shorter one")
+                raise OutputError(
+                    f"{shown(path)}: a name of {len(os.fsencode(name))} bytes; at most {longest}, "
+                    "choose a shorter one"
+                )
         with tempfile.TemporaryFile(dir=standing, prefix=BESIDE) as probe:
             probe.write(b"\0")
     except (OSError, ValueError) as error:
@@ -70,35 +84,47 @@ def _writable(path: Path, standing: Path) -> Path:
 
 def _refused(path: Path, error: Exception) -> OutputError:
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return OutputError(f"{shown(path)}: cannot be written ({why}); make room, or name another place")
+    return OutputError(
+        f"{shown(path)}: cannot be written ({why}); make room, or name another place"
+    )
 
 
-# ---- names -----------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def check_stems(names: Collection[str]) -> None:
-    """Names that become files of one folder: each is one plain name, and no two are the same on any file system. Raises OutputError.
+    """Names that become files of one folder: each is one plain name, and no two are the same on any
+    file system. Raises OutputError.
 
     Small ASCII letters, so that names that differ do so where capitals and accents do not count.
     """
     seen: set[str] = set()
     for name in names:
         if not _STEM.match(name):
-            raise OutputError(f"{shown(name)} cannot be a file's name: use letters a to z, digits, '-', '_', and dots between them")
+            raise OutputError(
+                f"{shown(name)} cannot be a file's name: use letters a to z, digits, '-', '_', "
+                "and dots between them"
+            )
         if len(name) > LONGEST_STEM:
-            raise OutputError(f"{shown(name)} is a file's name of {len(name)} characters: at most {LONGEST_STEM}")
+            raise OutputError(
+                f"{shown(name)} is a file's name of {len(name)} characters: at most {LONGEST_STEM}"
+            )
         if name in seen:
-            raise OutputError(f"{shown(name)} would name two files: choose another name for one of them")
+            raise OutputError(
+                f"{shown(name)} would name two files: choose another name for one of them"
+            )
         seen.add(name)
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
-    """Files with their parents: all are written beside their places, then renamed. Raises OutputError; then nothing of them is there.
+    """Files with their parents: all are written beside their places, then renamed. Raises
+    OutputError; then nothing of them is there.
 
-    A file is a text, or bytes piece by piece. What UTF-8 cannot hold (undecodable bytes of a path) is escaped.
+    A file is a text, or bytes piece by piece. What UTF-8 cannot hold (undecodable bytes of a path)
+    is escaped.
     """
     made: dict[Path, Path] = {}
     try:
@@ -106,7 +132,13 @@ def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
             path = path.resolve() if path.is_symlink() else path
             path.parent.mkdir(parents=True, exist_ok=True)
             made[path] = path.parent / f"{BESIDE}{uuid4().hex}"
-            _write(made[path], [content.encode("utf-8", "backslashreplace")] if isinstance(content, str) else content, path)
+            _write(
+                made[path],
+                [content.encode("utf-8", "backslashreplace")]
+                if isinstance(content, str)
+                else content,
+                path,
+            )
         for path, beside in made.items():
             beside.replace(path)
     except OSError as error:
@@ -126,7 +158,7 @@ def _write(beside: Path, pieces: Iterable[bytes], place: Path) -> None:
         os.fsync(file.fileno())
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -139,7 +171,9 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """A text file of at most `most_bytes`; more is not read, so a device without end is refused as well. Raises ConfigError."""
+    """A text file of at most `most_bytes`; more is not read, so a device without end is refused as
+    well. Raises ConfigError.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -151,4 +185,7 @@ def read_text(path: Path, most_bytes: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown(path)}: cannot be read as text (byte {error.start} is not UTF-8); save it as UTF-8") from error
+        raise ConfigError(
+            f"{shown(path)}: cannot be read as text (byte {error.start} is not UTF-8); save it as "
+            "UTF-8"
+        ) from error

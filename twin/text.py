@@ -1,4 +1,6 @@
-"""Values that somebody else wrote, as they may stand in a message: short, on one line, without control characters."""
+"""Values that somebody else wrote, as they may stand in a message: short, on one line, without
+control characters.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from pathlib import PurePath
 
 LONGEST = 4096  # bits of an integer that is written: Python itself refuses 4,300 digits
 DEEPEST = 100  # levels of nesting that are written, whatever the limit
-_SHORT = (bool, float, complex, Enum, date, time, type(None))  # types whose repr is short, whatever the value
+# types whose repr is short, whatever the value
+_SHORT = (bool, float, complex, Enum, date, time, type(None))
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """`value` as repr writes it, at most `limit` characters, the last an ellipsis where something is left out.
+    """`value` as repr writes it, at most `limit` characters, the last an ellipsis where something
+    is left out.
 
-    Takes no longer for nested, shared or endless data: what would be left out is never written. Control characters, terminal escapes,
-    marks that turn the direction of text and lone surrogates come as escapes.
+    Takes no longer for nested, shared or endless data: what would be left out is never written.
+    Control characters, terminal escapes, marks that turn the direction of text and lone surrogates
+    come as escapes.
     """
     text = ""
     for piece in _pieces(value, limit):
@@ -28,7 +33,9 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def said(text: str, limit: int = 200) -> str:
-    """Somebody else's words without quotes, as `shown` otherwise: one line, no control characters, at most `limit` characters."""
+    """Somebody else's words without quotes, as `shown` otherwise: one line, no control characters,
+    at most `limit` characters.
+    """
     line = " ".join(text[: 4 * limit].split())
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
@@ -40,7 +47,8 @@ def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
         yield repr(value)
     elif isinstance(value, int):
         bits = value.bit_length()
-        yield repr(value) if bits <= min(4 * limit, LONGEST) else f"<integer of {bits} bits>"  # 4 bits make more than a digit
+        # 4 bits make more than a digit
+        yield repr(value) if bits <= min(4 * limit, LONGEST) else f"<integer of {bits} bits>"
     elif isinstance(value, (str, bytes, bytearray)):
         yield repr(value[: limit + 1])
     elif isinstance(value, PurePath):
@@ -52,7 +60,13 @@ def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
         yield from _joined(value, limit, depth + 1, value)
         yield "}"
     elif isinstance(value, (list, tuple, Set)):
-        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")") if isinstance(value, tuple) else ("{", "}")
+        opening, closing = (
+            ("[", "]")
+            if isinstance(value, list)
+            else ("(", ")")
+            if isinstance(value, tuple)
+            else ("{", "}")
+        )
         yield opening
         yield from _joined(value, limit, depth + 1)
         yield closing
@@ -60,8 +74,12 @@ def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
         yield f"<{type(value).__name__}>"
 
 
-def _joined(items: Collection[object], limit: int, depth: int, means: Mapping[object, object] | None = None) -> Iterator[str]:
-    """Items separated by commas, each with what it means. More than `limit` of them have no room."""
+def _joined(
+    items: Collection[object], limit: int, depth: int, means: Mapping[object, object] | None = None
+) -> Iterator[str]:
+    """Items separated by commas, each with what it means. More than `limit` of them have no
+    room.
+    """
     for number, item in enumerate(islice(items, limit + 1)):
         if number:
             yield ", "

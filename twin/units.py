@@ -37,18 +37,24 @@ _NUMBER = re.compile(rf"\s*({NUMBER})\s*(\S*)\s*\Z")
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """`text` ("4.8 TB/s", "256 KiB") in the base unit `unit`: "B", "B/s", "Hz", "s", "W", or "" for a count.
+    """`text` ("4.8 TB/s", "256 KiB") in the base unit `unit`: "B", "B/s", "Hz", "s", "W", or "" for
+    a count.
 
     Never negative. GB is 1e9 bytes, GiB is 2**30. Raises ConfigError.
     """
     spellings = _spellings(unit)
     match = _NUMBER.match(text) if len(text) <= LONGEST else None
     if not match:
-        raise ConfigError(f"{shown(text)} is not a quantity: write a finite number and its unit, such as {example(unit)!r}")
+        raise ConfigError(
+            f"{shown(text)} is not a quantity: write a finite number and its unit, such as "
+            f"{example(unit)!r}"
+        )
     number, spelling = float(match[1]), match[2]
     if spelling not in spellings:
         allowed = ", ".join(s for s in spellings) or "no unit (a plain count)"
-        raise ConfigError(f"unit {shown(spelling)} of {shown(text)} is unknown here; allowed: {allowed}")
+        raise ConfigError(
+            f"unit {shown(spelling)} of {shown(text)} is unknown here; allowed: {allowed}"
+        )
     value = number * spellings[spelling]
     if value < 0 or not math.isfinite(value):
         raise ConfigError(f"{shown(text)} is out of range: a quantity is finite and not negative")
@@ -65,11 +71,17 @@ def format_quantity(value: float, unit: str) -> str:
     for spelling in _SHOWN[unit]:
         if abs(value) >= spellings[spelling] * 0.9995:
             return f"{_three_digits(value / spellings[spelling])} {spelling}"
-    return f"{_three_digits(value / spellings[_SHOWN[unit][-1]])} {_SHOWN[unit][-1]}" if value else f"0 {unit}"
+    return (
+        f"{_three_digits(value / spellings[_SHOWN[unit][-1]])} {_SHOWN[unit][-1]}"
+        if value
+        else f"0 {unit}"
+    )
 
 
 def unit_of(field: str) -> str:
-    """The base unit that a field's name ends in: "stream_bytes_per_s" -> "B/s", "dies" -> "" (a count)."""
+    """The base unit that a field's name ends in: "stream_bytes_per_s" -> "B/s", "dies" -> "" (a
+    count).
+    """
     for suffix, unit in _SUFFIXES:
         if field == suffix or field.endswith("_" + suffix):
             return unit
@@ -88,25 +100,38 @@ def picoseconds(seconds: float) -> int:
     """The nearest whole picosecond."""
     ps = seconds * 1e12
     if not math.isfinite(ps) or seconds < 0:
-        raise ConfigError(f"{seconds} s is not a time: it must be finite, in picoseconds too, and not negative")
+        raise ConfigError(
+            f"{seconds} s is not a time: it must be finite, in picoseconds too, and not negative"
+        )
     return round(ps)
 
 
 def cycles_to_ps(cycles: int, hz: int) -> int:
     """Whole picoseconds of `cycles` at `hz`, rounded down once: a rounded period would drift."""
     if cycles < 0 or hz <= 0:
-        raise ConfigError(f"{cycles} cycles at {hz} Hz is not a time: cycles must be >= 0 and the clock > 0")
+        raise ConfigError(
+            f"{cycles} cycles at {hz} Hz is not a time: cycles must be >= 0 and the clock > 0"
+        )
     return cycles * 10**12 // hz
 
 
 def example(unit: str) -> str:
     """How a quantity of this unit is written."""
-    return {"B": "256 KiB", "B/s": "4.8 TB/s", "Hz": "1.98 GHz", "s": "0.35 us", "W": "750 W", "": "132"}[unit]
+    return {
+        "B": "256 KiB",
+        "B/s": "4.8 TB/s",
+        "Hz": "1.98 GHz",
+        "s": "0.35 us",
+        "W": "750 W",
+        "": "132",
+    }[unit]
 
 
 def _spellings(unit: str) -> dict[str, float]:
     if unit not in _SPELLINGS:
-        raise ConfigError(f"unknown base unit {unit!r}; allowed: {', '.join(map(repr, _SPELLINGS))}")
+        raise ConfigError(
+            f"unknown base unit {unit!r}; allowed: {', '.join(map(repr, _SPELLINGS))}"
+        )
     return _SPELLINGS[unit]
 
 

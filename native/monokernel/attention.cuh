@@ -1,4 +1,5 @@
-// Attention of one token: each block scans the pages of its own items and publishes unnormalised partials.
+// Attention of one token: each block scans the pages of its own items and publishes unnormalised
+// partials.
 #pragma once
 
 #include "heads.cuh"
@@ -11,9 +12,10 @@ static_assert(facts::PARTIAL_EXTRA == 2,
 
 __device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
-// What an item (kv head, split) publishes: outputs of all query heads, then maximum and sum of each, to a multiple of 16 bytes. Outputs
-// of a 16-bit cache are divided by their sum and go two to a word: every block reads those of all items. FP16 whatever the cache's type:
-// means of values lie within its range, and it keeps three bits more than BF16.
+// What an item (kv head, split) publishes: outputs of all query heads, then maximum and sum of
+// each, to a multiple of 16 bytes. Outputs of a 16-bit cache are divided by their sum and go two to
+// a word: every block reads those of all items. FP16 whatever the cache's type: means of values lie
+// within its range, and it keeps three bits more than BF16.
 struct Outputs {
   static constexpr bool PAIRED = KV != Type::FP32;
   static constexpr int TOGETHER = PAIRED ? 2 : 1;  // elements of a word
@@ -24,7 +26,8 @@ struct Outputs {
     const float by = total > 0.0f ? 1.0f / total : 0.0f;  // nothing was looked at
     u16 half[2];
     TWIN_UNROLL
-    for (int e = 0; e < TOGETHER; ++e) store_element<Type::FP16>(reinterpret_cast<u8*>(half + e), element[e] * by);
+    for (int e = 0; e < TOGETHER; ++e)
+      store_element<Type::FP16>(reinterpret_cast<u8*>(half + e), element[e] * by);
     return bits_as<float>(u32(half[0]) | u32(half[TOGETHER - 1]) << 16);
   }
   __device__ __forceinline__ static float element(float word, int number) {
@@ -32,36 +35,49 @@ struct Outputs {
     return PAIRED ? load_element<Type::FP16>(reinterpret_cast<const u8*>(&half)) : word;
   }
   // What a split's elements count, `by` being its softmax weight.
-  __device__ __forceinline__ static float weight(float by, float total) { return PAIRED ? by * total : by; }
+  __device__ __forceinline__ static float weight(float by, float total) {
+    return PAIRED ? by * total : by;
+  }
 };
 
-__device__ __forceinline__ int position_at(const Plan& plan, const Request& wanted, int step) { return plan.probe ? plan.context - 1 : wanted.read + step; }
-__device__ __forceinline__ int position_of(const Block& b) { return position_at(b.plan, b.launch.request, b.at.step); }
+__device__ __forceinline__ int position_at(const Plan& plan, const Request& wanted, int step) {
+  return plan.probe ? plan.context - 1 : wanted.read + step;
+}
+__device__ __forceinline__ int position_of(const Block& b) {
+  return position_at(b.plan, b.launch.request, b.at.step);
+}
 
-// Positions below `position` that a split holds: whole pages, and its part of the one that is not full.
+// Positions below `position` that a split holds: whole pages, and its part of the one that is not
+// full.
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   const int full = position / plan.page, rest = position % plan.page;
   const int rounds = full / plan.splits, current = full % plan.splits;
   return (rounds + (split < current)) * plan.page + (split == current ? rest : 0);
 }
 
-// A warp looks at some query heads of an item, and at lanes() / POSITION_LANES positions at a time, of which a lane holds
-// PIECE elements. Neighbouring positions go to different units, so that a short context keeps every unit's chain short.
-constexpr int PIECE = (HEAD_DIM + Core::POSITION_LANES - 1) / Core::POSITION_LANES;
-constexpr int UNITS = Core::lanes() / Core::POSITION_LANES;  // of a warp
+// A warp looks at some query heads of an item, and at warp_threads() / POSITION_THREADS positions
+// at a time, of which a thread holds PIECE elements. Neighbouring positions go to different
+// scanners, so that a short context keeps every scanner's chain short.
+constexpr int PIECE = (HEAD_DIM + Core::POSITION_THREADS - 1) / Core::POSITION_THREADS;
+constexpr int SCANNERS = Core::warp_threads() / Core::POSITION_THREADS;  // of a warp
 
-// Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where the tensor cores load eight at once.
-__device__ __forceinline__ int twisted(int row, int byte) { return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte; }
+// Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where
+// the tensor cores load eight at once.
+__device__ __forceinline__ int twisted(int row, int byte) {
+  return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte;
+}
 
 // Sets of HEADS query heads that share one read of a key.
 template <int HEADS>
 struct HeadSets {
   static constexpr int COUNT = (GROUP + HEADS - 1) / HEADS;
-  static constexpr int AT_ONCE = COUNT < Core::warps() ? COUNT : Core::warps();  // each by warps of its own
-  static constexpr int WARPS = Core::warps() / AT_ONCE;                          // that share a set's positions
+  // each by warps of its own
+  static constexpr int AT_ONCE = COUNT < Core::warps() ? COUNT : Core::warps();
+  // that share a set's positions
+  static constexpr int WARPS = Core::warps() / AT_ONCE;
 };
 
-// Running softmax of some query heads over the positions that one unit scanned.
+// Running softmax of some query heads over the positions that one scanner scanned.
 template <int HEADS>
 struct Partial {
   float output[HEADS][PIECE];
@@ -85,15 +101,16 @@ struct Partial {
     float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
     TWIN_UNROLL
     for (int p = 0; p < POSITIONS; ++p) rows.key[p].unpack(key[p]);
-    const int first = b.core.lane() % Core::POSITION_LANES * PIECE;
+    const int first = b.core.warp_thread() % Core::POSITION_THREADS * PIECE;
     TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
       float query[PIECE];
       TWIN_UNROLL
-      for (int d = 0; d < PIECE; ++d) query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
+      for (int d = 0; d < PIECE; ++d)
+        query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) {
-        const float dot = capped_score(b.core.unit_sum(b.core.piece_dot(query, key[p])));
+        const float dot = capped_score(b.core.scanner_sum(b.core.piece_dot(query, key[p])));
         score[h][p] = rows.held[p] ? dot : -infinity();
       }
     }
@@ -125,30 +142,33 @@ struct Partial {
     }
   }
 
-  // Into [HEADS][PARTIAL] on the chip; all units hold the same.
+  // Into [HEADS][PARTIAL] on the chip; all scanners hold the same.
   __device__ __forceinline__ void put(Block& b, float* rows) const {
-    if (b.core.lane() >= Core::POSITION_LANES) return;
+    if (b.core.warp_thread() >= Core::POSITION_THREADS) return;
     TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
       float* row = rows + h * PARTIAL;
       TWIN_UNROLL
       for (int d = 0; d < PIECE; ++d)
-        if (b.core.lane() * PIECE + d < HEAD_DIM) row[b.core.lane() * PIECE + d] = output[h][d];
-      if (b.core.lane() == 0) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = total[h];
+        if (b.core.warp_thread() * PIECE + d < HEAD_DIM)
+          row[b.core.warp_thread() * PIECE + d] = output[h][d];
+      if (b.core.warp_thread() == 0) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = total[h];
     }
   }
 
-  // All units of a warp into each of them.
+  // All scanners of a warp into each of them.
   __device__ __forceinline__ void meet(Block& b) {
     TWIN_UNROLL
-    for (int apart = Core::POSITION_LANES; apart < Core::lanes(); apart *= 2)
+    for (int apart = Core::POSITION_THREADS; apart < Core::warp_threads(); apart *= 2)
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
-        const float other = b.core.lane_apart(most[h], apart), top = other > most[h] ? other : most[h];
+        const float other = b.core.thread_apart(most[h], apart),
+                    top = other > most[h] ? other : most[h];
         const float mine = softmax_weight(most[h], top), theirs = softmax_weight(other, top);
-        total[h] = total[h] * mine + b.core.lane_apart(total[h], apart) * theirs;
+        total[h] = total[h] * mine + b.core.thread_apart(total[h], apart) * theirs;
         TWIN_UNROLL
-        for (int d = 0; d < PIECE; ++d) output[h][d] = output[h][d] * mine + b.core.lane_apart(output[h][d], apart) * theirs;
+        for (int d = 0; d < PIECE; ++d)
+          output[h][d] = output[h][d] * mine + b.core.thread_apart(output[h][d], apart) * theirs;
         most[h] = top;
       }
   }
@@ -162,16 +182,22 @@ struct Item {
   int to;
   int newest;  // the present token's, the last of them, or -1 when another split holds it
 
-  __device__ __forceinline__ void open(const Plan& plan, const RankMemory& memory, const Stage& stage, int item, int position) {
+  __device__ __forceinline__ void open(const Plan& plan, const RankMemory& memory,
+                                       const Stage& stage, int item, int position) {
     const u64 bytes = u64(plan.item_positions) * ROW;
     keys = memory.kv + (u64(stage.kv) * plan.kv_items + item) * 2 * bytes;
     values = keys + bytes;
     const int splits = plan.splits, split = item % splits, page = position / plan.page;
-    newest = !plan.probe && page % splits == split ? page / splits * plan.page + position % plan.page : -1;
-    from = stage.window && position + 1 > stage.window ? held(plan, position + 1 - stage.window, split) : 0;
+    newest = !plan.probe && page % splits == split
+                 ? page / splits * plan.page + position % plan.page
+                 : -1;
+    from = stage.window && position + 1 > stage.window
+               ? held(plan, position + 1 - stage.window, split)
+               : 0;
     to = held(plan, position + 1, split);
   }
-  __device__ __forceinline__ int cached() const { return newest < 0 ? to : to - 1; }  // behind the last of them in memory
+  // behind the last of them in memory
+  __device__ __forceinline__ int cached() const { return newest < 0 ? to : to - 1; }
 };
 
 // Attention of one item by the block.
@@ -184,25 +210,35 @@ struct Scan : Item {
   static constexpr int HEADS = Core::SCAN_HEADS;
   using Sets = HeadSets<HEADS>;
   using TileScan = typename Core::TileScan;
-  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::WARPS : Sets::WARPS;  // that share a set's positions
-  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : UNITS;  // of them, by one
+  // that share a set's positions
+  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::WARPS : Sets::WARPS;
+  // of them, by one
+  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SCANNERS;
   static constexpr int PARTIALS = WARPS * Sets::AT_ONCE * HEADS;
-  static constexpr int APART = Sets::WARPS * UNITS;       // positions that all warps of a set look at together
+  // positions that all warps of a set look at together
+  static constexpr int APART = Sets::WARPS * SCANNERS;
   static constexpr int STRIDE = APART * Core::POSITIONS;  // the same, in one of their rounds
-  static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE, "what came through the ring is there once");
+  static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE,
+                "what came through the ring is there once");
 
-  const u8* fresh;   // the newest key and value, on the chip
-  Rows rows, next;   // from memory: to look at next, and after that; of the block's first item asked for before the queries were there
+  const u8* fresh;  // the newest key and value, on the chip
+  // from memory: to look at next, and after that; of the block's first item asked for before the
+  // queries were there
+  Rows rows, next;
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
     Item::open(b.plan, b.memory, stage, item, position);
     fresh = nullptr;
   }
 
-  __device__ static int among(const Block& b) { return b.core.warp() / Sets::AT_ONCE; }  // the warps of its set
-  __device__ static int unit(const Block& b) { return among(b) * UNITS + b.core.lane() / Core::POSITION_LANES; }
+  // the warps of its set
+  __device__ static int among(const Block& b) { return b.core.warp() / Sets::AT_ONCE; }
+  __device__ static int scanner(const Block& b) {
+    return among(b) * SCANNERS + b.core.warp_thread() / Core::POSITION_THREADS;
+  }
 
-  // Asks memory for the positions at + k * all units. The newest is read from the chip once it is there.
+  // Asks memory for the positions at + k * all scanners. The newest is read from the chip once it
+  // is there.
   __device__ TWIN_APART void ask(const Block& b, Rows& rows, int at, bool again) const {
     TWIN_UNROLL
     for (int k = 0; k < Core::POSITIONS; ++k) {
@@ -225,13 +261,14 @@ struct Scan : Item {
   }
   __device__ __forceinline__ void prefetch(const Block& b) {
     if (Core::CACHE_IN_RING) return;  // a loader has been there
-    ask(b, rows, from + unit(b), false);
-    ask(b, next, from + unit(b) + STRIDE, false);
+    ask(b, rows, from + scanner(b), false);
+    ask(b, next, from + scanner(b) + STRIDE, false);
   }
 
   // A warp's positions of the item, from memory.
-  __device__ __forceinline__ void look_at_memory(Block& b, Partial<HEADS>& partial, const float* queries, int heads, bool prefetched) {
-    int at = from + unit(b);
+  __device__ __forceinline__ void look_at_memory(Block& b, Partial<HEADS>& partial,
+                                                 const float* queries, int heads, bool prefetched) {
+    int at = from + scanner(b);
     ask(b, rows, at, prefetched);
     ask(b, next, at + STRIDE, prefetched);
     auto look = [&](Rows& seen, int p) {
@@ -240,7 +277,8 @@ struct Scan : Item {
       at += STRIDE;
     };
     TWIN_ONCE
-    for (int p = from + among(b) * UNITS; p < to; p += 2 * STRIDE) {  // by turns: what moves to other registers is awaited first
+    // by turns: what moves to other registers is awaited first
+    for (int p = from + among(b) * SCANNERS; p < to; p += 2 * STRIDE) {
       look(rows, p);
       if (p + STRIDE < to) look(next, p + STRIDE);
     }
@@ -248,7 +286,8 @@ struct Scan : Item {
 
   // The same from tiles of the ring, of `core.CACHE_TILE` positions each: keys, behind them values.
   template <class Core>
-  __device__ __forceinline__ void look_at_ring(Block& b, Core& core, Partial<HEADS>& partial, const float* queries, int heads) {
+  __device__ __forceinline__ void look_at_ring(Block& b, Core& core, Partial<HEADS>& partial,
+                                               const float* queries, int heads) {
     constexpr int TILE = Core::CACHE_TILE;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
@@ -256,12 +295,13 @@ struct Scan : Item {
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
       const int count = least(TILE, to - first), here = newest - first;
       TWIN_ONCE
-      for (int p = among(b) * UNITS; p < count && heads > 0; p += STRIDE) {
+      for (int p = among(b) * SCANNERS; p < count && heads > 0; p += STRIDE) {
         TWIN_UNROLL
         for (int k = 0; k < Core::POSITIONS; ++k) {
-          const int at = p + b.core.lane() / Core::POSITION_LANES + k * APART;
+          const int at = p + b.core.warp_thread() / Core::POSITION_THREADS + k * APART;
           const bool near = at == here || !streamed;
-          const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;  // numbers, also where nothing is held
+          // numbers, also where nothing is held
+          const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;
           rows.held[k] = at < count;
           rows.key[k].load_near(core, key);
           rows.value[k].load_near(core, key + (near ? ROW : TILE * ROW));
@@ -272,18 +312,22 @@ struct Scan : Item {
     }
   }
 
-  // The same by products of its warps with all of a set's heads; into `merged`. True: the last tile has not been left.
+  // The same by products of its warps with all of a set's heads; into `merged`. True: the last tile
+  // has not been left.
   template <class Core>
-  __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me, float* merged) {
+  __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me,
+                                                float* merged) {
     constexpr int TILE = Core::CACHE_TILE;
-    typename Core::TileScan partial(queries, heads, core.lane());
+    typename Core::TileScan partial(queries, heads, core.warp_thread());
     bool streamed = false;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
       if (streamed) core.leave_cache_tile();
       streamed = first < cached();
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
-      partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first), streamed ? newest - first : 0, first}, (first - from) / AT_ONCE, me);
+      partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first),
+                    streamed ? newest - first : 0, first},
+                   (first - from) / AT_ONCE, me);
     }
     if (me < WARPS) partial.put(merged, heads);
     return streamed;
@@ -301,14 +345,17 @@ struct Scan : Item {
     TWIN_EACH(i, ROW / 2) {
       const int to = twisted(newest, 2 * i) / 2;
       reinterpret_cast<u16*>(keys + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh)[i];
-      reinterpret_cast<u16*>(values + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh + ROW)[i];
+      reinterpret_cast<u16*>(values + u64(newest) * ROW)[to] =
+          reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
     b.core.appended();
   }
 
-  // All query heads of the item; store(word, value) for each of Outputs::WORDS. `merged` is [PARTIALS][PARTIAL] on the chip.
+  // All query heads of the item; store(word, value) for each of Outputs::WORDS. `merged` is
+  // [PARTIALS][PARTIAL] on the chip.
   template <class Store>
-  __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched, float* merged, Store store) {
+  __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched,
+                                         float* merged, Store store) {
     constexpr int SETS = Sets::AT_ONCE;
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
@@ -320,7 +367,8 @@ struct Scan : Item {
         Partial<HEADS> partial;
         partial.start();
         if constexpr (Core::CACHE_IN_RING) {
-          look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);  // each warp leaves each tile
+          // each warp leaves each tile
+          look_at_ring(b, b.core, partial, queries + head * HEAD_DIM, heads);
         } else if (heads > 0) {
           look_at_memory(b, partial, queries + head * HEAD_DIM, heads, prefetched && set == 0);
         }
@@ -332,18 +380,22 @@ struct Scan : Item {
       b.core.barrier();
       b.core.cleared();
       merge(b, set * HEADS, least(SETS * HEADS, GROUP - set * HEADS), merged, store);
-      if (set + SETS >= Sets::COUNT) append(b);  // others wait for what was published; nobody for the cache before the next step
+      // others wait for what was published; nobody for the cache before the next step
+      if (set + SETS >= Sets::COUNT) append(b);
       leave_last(b.core, holds);
       b.core.barrier();
     }
   }
 
-  // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at nothing weighs nothing.
+  // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at
+  // nothing weighs nothing.
   template <class Store>
-  __device__ static __forceinline__ void merge(Block& b, int head, int heads, const float* merged, Store store) {
+  __device__ static __forceinline__ void merge(Block& b, int head, int heads, const float* merged,
+                                               Store store) {
     constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = Outputs::TOGETHER;
     TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
-      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM, ends = Outputs::ENDS + 2 * (head + h);
+      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM,
+                ends = Outputs::ENDS + 2 * (head + h);
       const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
       float top = LOWEST, total = 0, weight[WARPS], sum[TOGETHER] = {};
       TWIN_UNROLL

@@ -5,26 +5,28 @@
 
 namespace twin {
 
-// x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that hold no position yet only a
-// sum is looked at: that it has come is what the plan's proof rests on. One function: divided into loading, weighing and waiting it became
-// other machine code, on GPUs and CPUs.
+// x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that
+// hold no position yet only a sum is looked at: that it has come is what the plan's proof rests on.
+// One function: divided into loading, weighing and waiting it became other machine code, on GPUs
+// and CPUs.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const float* base = source.at(0);  // a value of one part
-  constexpr int RUN = Vector::RUN, WORDS = RUN / Outputs::TOGETHER, WIDTH = Outputs::WORDS;
+  constexpr int PACK = Vector::PACK, WORDS = PACK / Outputs::TOGETHER, WIDTH = Outputs::WORDS;
   constexpr int ALIGNED = least(4 * WORDS, 16);  // bytes; an item's words start at a multiple of 16
   const int splits = b.plan.splits, filled = least(splits, position_of(b) / b.plan.page + 1);
   Patience patience;
-  return b.core.agree(x.runs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
-    constexpr int RUNS = int(sizeof(first) / sizeof(int)), AT_ONCE = RUNS > 1 && Core::SPLITS > 1 ? Core::SPLITS / 2 : Core::SPLITS;
-    int outputs[RUNS], sums[RUNS];
-    float most[RUNS], total[RUNS];
-    float sum[RUNS][RUN] = {};
+  return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
+    constexpr int PACKS = int(sizeof(first) / sizeof(int)),
+                  AT_ONCE = PACKS > 1 && Core::SPLITS > 1 ? Core::SPLITS / 2 : Core::SPLITS;
+    int outputs[PACKS], sums[PACKS];
+    float most[PACKS], total[PACKS];
+    float sum[PACKS][PACK] = {};
     TWIN_UNROLL
-    for (int r = 0; r < RUNS; ++r) {
+    for (int r = 0; r < PACKS; ++r) {
       const int head = first[r] / HEAD_DIM, item = head / GROUP * splits * WIDTH;
       outputs[r] = item + (head % GROUP * HEAD_DIM + first[r] % HEAD_DIM) / Outputs::TOGETHER;
       sums[r] = item + Outputs::ENDS + 2 * (head % GROUP);
@@ -32,22 +34,24 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
     }
     bool good = true;
     TWIN_ONCE
-    for (int s = 0; s < filled && good && valid[0]; s += AT_ONCE) {  // a lane without a first run has none
-      Run<WORDS> part[RUNS][AT_ONCE];
-      Run<2> end[RUNS][AT_ONCE];
+    // a thread without a first pack has none
+    for (int s = 0; s < filled && good && valid[0]; s += AT_ONCE) {
+      Pack<WORDS> part[PACKS][AT_ONCE];
+      Pack<2> end[PACKS][AT_ONCE];
       for (;;) {  // all are under way before the first is looked at
         bool late = false;
         TWIN_UNROLL
-        for (int r = 0; r < RUNS; ++r)
+        for (int r = 0; r < PACKS; ++r)
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j) {
-            const float* partial = base + least(s + j, filled - 1) * WIDTH;  // the last once more, for nothing
+            // the last once more, for nothing
+            const float* partial = base + least(s + j, filled - 1) * WIDTH;
             if (r > 0 && !valid[r]) continue;
-            part[r][j] = load_run<WORDS, ALIGNED>(partial + outputs[r]);
-            end[r][j] = load_run<2, 8>(partial + sums[r]);
+            part[r][j] = load_pack<WORDS, ALIGNED>(partial + outputs[r]);
+            end[r][j] = load_pack<2, 8>(partial + sums[r]);
           }
         TWIN_UNROLL
-        for (int r = 0; r < RUNS; ++r)
+        for (int r = 0; r < PACKS; ++r)
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j)
             late |= (r == 0 || valid[r]) && (missing(part[r][j]) || missing(end[r][j]));
@@ -56,7 +60,7 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         if (!good) break;
       }
       TWIN_UNROLL
-      for (int r = 0; r < RUNS; ++r) {
+      for (int r = 0; r < PACKS; ++r) {
         float top = most[r];
         TWIN_UNROLL
         for (int j = 0; j < AT_ONCE; ++j) top = end[r][j].at[0] > top ? end[r][j].at[0] : top;
@@ -64,25 +68,28 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         total[r] *= before;
         most[r] = top;
         TWIN_UNROLL
-        for (int d = 0; d < RUN; ++d) sum[r][d] *= before;
+        for (int d = 0; d < PACK; ++d) sum[r][d] *= before;
         TWIN_UNROLL
         for (int j = 0; j < AT_ONCE; ++j) {
-          const float by = s + j < filled ? softmax_weight(end[r][j].at[0], top) : 0.0f, weight = Outputs::weight(by, end[r][j].at[1]);
+          const float by = s + j < filled ? softmax_weight(end[r][j].at[0], top) : 0.0f,
+                      weight = Outputs::weight(by, end[r][j].at[1]);
           total[r] += end[r][j].at[1] * by;
           TWIN_UNROLL
-          for (int d = 0; d < RUN; ++d) sum[r][d] += weight * Outputs::element(part[r][j].at[d / Outputs::TOGETHER], d % Outputs::TOGETHER);
+          for (int d = 0; d < PACK; ++d)
+            sum[r][d] += weight * Outputs::element(part[r][j].at[d / Outputs::TOGETHER],
+                                                   d % Outputs::TOGETHER);
         }
       }
     }
     TWIN_UNROLL
-    for (int r = 0; r < RUNS; ++r) {
+    for (int r = 0; r < PACKS; ++r) {
       TWIN_ONCE
       for (int s = filled; s < splits && good && valid[r]; ++s)
-        while (good && source.polled && missing(load_run<1, 4>(base + s * WIDTH + sums[r])))
+        while (good && source.polled && missing(load_pack<1, 4>(base + s * WIDTH + sums[r])))
           good = keep_waiting(b, patience, {index, read.value, 0, sums[r] + s * WIDTH});
       const float by = 1.0f / total[r];
       TWIN_UNROLL
-      for (int d = 0; d < RUN; ++d) out[r][d] = sum[r][d] * by;
+      for (int d = 0; d < PACK; ++d) out[r][d] = sum[r][d] * by;
     }
     return good;
   }));

@@ -1,4 +1,5 @@
-// A matrix stage: the block's rows of the stage's matrix times the stage's input, tile by tile from the ring.
+// A matrix stage: the block's rows of the stage's matrix times the stage's input, tile by tile from
+// the ring.
 #pragma once
 
 #include "handoff.cuh"
@@ -7,8 +8,8 @@ namespace twin {
 
 __device__ __forceinline__ constexpr int least(int a, int b) { return a < b ? a : b; }
 
-// What a stage's end needs from the plan, looked up before its inputs are there: nothing between the last poll and the
-// publication may wait for memory.
+// What a stage's end needs from the plan, looked up before its inputs are there: nothing between
+// the last poll and the publication may wait for memory.
 struct Work {
   Span own;  // rows of the stage's matrix
   int unit;
@@ -25,15 +26,17 @@ __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int 
 
 __device__ __forceinline__ float unscaled() { return 1.0f; }
 
-// Calls emit(element, sums of its `unit` rows times the factor) once for each element of the block, in row order per
-// thread. `ahead`: weights of the first rows that were taken from the ring before x was there. factor() is asked for
-// behind a barrier.
+// Calls emit(element, sums of its `unit` rows times the factor) once for each element of the block,
+// in row order per thread. `ahead`: weights of the first rows that were taken from the ring before
+// x was there. factor() is asked for behind a barrier.
 //
-// Rows are taken in batches whose partial sums fit one half of the scratch: within a batch warps take tiles without any
-// barrier, then each row's parts are added in a fixed order, so the result does not depend on who was faster. The other
-// half serves the next batch, so one barrier a batch is enough. False: a wait before was given up.
+// Rows are taken in batches whose partial sums fit one half of the scratch: within a batch warps
+// take tiles without any barrier, then each row's parts are added in a fixed order, so the result
+// does not depend on who was faster. The other half serves the next batch, so one barrier a batch
+// is enough. False: a wait before was given up.
 template <class Vector, class Ahead, class Factor, class Emit>
-__device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Work& work, const Vector& x, Ahead& ahead, Factor factor, Emit emit) {
+__device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Work& work,
+                                         const Vector& x, Ahead& ahead, Factor factor, Emit emit) {
   const Span own = work.own;
   float by = 1.0f;
   TWIN_ONCE
@@ -49,7 +52,8 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
       by = factor();
       b.core.cleared();
     }
-    const int unit = work.unit, first = lo >> (unit - 1);  // 1 or 2; a division at run time would take 0.05 us
+    // 1 or 2; a division at run time would take 0.05 us
+    const int unit = work.unit, first = lo >> (unit - 1);
     TWIN_ONCE
     TWIN_EACH(i, (hi - lo) >> (unit - 1)) {
       const float* at = sums + i * unit;
@@ -59,16 +63,19 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
   return true;
 }
 
-// Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform whose loader fills the ring:
-// fill(bytes) for each tile of a matrix, cached(stage) for what a stage reads of the cache. Ends early when one says so.
+// Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform
+// whose loader fills the ring: fill(bytes) for each tile of a matrix, cached(stage) for what a
+// stage reads of the cache. Ends early when one says so.
 template <class Fill, class Cached>
-__device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head, Fill fill, Cached cached) {
+__device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head,
+                              Fill fill, Cached cached) {
   for (int s = first; s < last; ++s) {
     const Stage& stage = plan.stages_at(s);
     if (stage.kind == int(StageKind::ATTENTION) && !cached(stage)) return false;
     if (stage.owned < 0 || (stage.kind == int(StageKind::LM_HEAD) && !with_head)) continue;
     const Span own = plan.owned_of(stage.owned, block);
-    const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT), cols = stage.cols, most = stage.tile_cols;
+    const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT),
+              cols = stage.cols, most = stage.tile_cols;
     for (int row = own.lo; row < own.hi; row += high) {
       const int rows = least(high, own.hi - row);
       for (int left = cols; left > 0; left -= most)

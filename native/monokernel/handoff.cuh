@@ -6,9 +6,11 @@
 namespace twin {
 
 // Build option: when the stage's inputs were there (0) and when it was finished (1).
-__device__ __forceinline__ void mark(const Launch& launch, int rank, int block, int step, int index, int end) {
+__device__ __forceinline__ void mark(const Launch& launch, int rank, int block, int step, int index,
+                                     int end) {
   if (!launch.request.trace) return;
-  const u64 blocks = u64(launch.plan.ranks) * u64(launch.plan.blocks), me = u64(rank) * u64(launch.plan.blocks) + u64(block);
+  const u64 blocks = u64(launch.plan.ranks) * u64(launch.plan.blocks),
+            me = u64(rank) * u64(launch.plan.blocks) + u64(block);
   const u64 row = (u64(step) * blocks + me) * u64(launch.plan.stage_count) + u64(index);
   launch.request.trace[2 * row + u64(end)] = now_ns();
 }
@@ -17,7 +19,7 @@ __device__ __forceinline__ void mark(const Block& b, int index, int end) {
   if (b.core.thread() == 0) mark(b.launch, b.rank, b.block, b.at.step, index, end);
 }
 
-// ---- waiting -----------------------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------
 
 struct Waiting {  // what a block waits for, for the watchdog's report
   int stage;
@@ -33,17 +35,20 @@ struct Patience {
   u64 deadline = 0;
 };
 
-// Tells all blocks, and the host, that the run has failed.
+// Tells all blocks, and the host, that the generation has failed.
 __device__ __forceinline__ void leave_all(const Launch& launch) {
   store_host(launch.request.abort, 1);
   store_host(&launch.control->abort, 1);
 }
 
-__device__ __forceinline__ void report_hang(const Launch& launch, int rank, int block, const int& step, const Waiting& what) {
+__device__ __forceinline__ void report_hang(const Launch& launch, int rank, int block,
+                                            const int& step, const Waiting& what) {
   Control* control = launch.control;
-  TWIN_KEEP(control);  // its address is computed here, not carried from step to step in scarce registers
+  // its address is computed here, not carried from step to step in scarce registers
+  TWIN_KEEP(control);
   Control& c = *control;
-  if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;  // somebody else hung first
+  // somebody else hung first
+  if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;
   c.hung_rank = rank;
   c.hung_block = block;
   c.hung_stage = what.stage;
@@ -54,9 +59,11 @@ __device__ __forceinline__ void report_hang(const Launch& launch, int rank, int 
   leave_all(launch);
 }
 
-// Looks up now and then. False: give up, because the run was cancelled, failed elsewhere, or hangs here, for what() then.
+// Looks up now and then. False: give up, because the generation was cancelled, failed elsewhere, or
+// hangs here, for what() then.
 template <class What>
-__device__ __forceinline__ bool may_wait(const Launch& launch, int rank, int block, const int& step, Patience& patience, What what) {
+__device__ __forceinline__ bool may_wait(const Launch& launch, int rank, int block, const int& step,
+                                         Patience& patience, What what) {
   if (patience.polls % POLLS_PER_CHECK) return true;
   if (load_host(launch.request.abort)) return false;
   const u64 now = now_ns();
@@ -73,39 +80,56 @@ __device__ __forceinline__ bool keep_waiting(Block& b, Patience& patience, const
   return may_wait(b.launch, b.rank, b.block, b.at.step, patience, [&] { return what; });
 }
 
-__device__ __forceinline__ bool wait_counter(Block& b, const u32* counter, u32 target, const Waiting& what) {
+__device__ __forceinline__ bool wait_counter(Block& b, const u32* counter, u32 target,
+                                             const Waiting& what) {
   Patience patience;
   while (int(arrivals(counter) - target) < 0)  // the difference: counters wrap around
     if (!keep_waiting(b, patience, what)) return false;
   return true;
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32* counter_of(const RankMemory& memory, int counter) { return memory.counters + counter * COUNTER_STRIDE; }
+__device__ __forceinline__ u32* counter_of(const RankMemory& memory, int counter) {
+  return memory.counters + counter * COUNTER_STRIDE;
+}
 
-__device__ __forceinline__ bool skipped(const Block& b, int previous_step) { return previous_step && b.at.step == 0; }
+__device__ __forceinline__ bool skipped(const Block& b, int previous_step) {
+  return previous_step && b.at.step == 0;
+}
 
 // The parts that a read sums, in rank order; with counters, also waits until they are complete.
 __device__ __forceinline__ Source source_of(Block& b, int stage, const Read& read) {
   const Value& value = b.plan.values_at(read.value);
   const int own = value.pushed ? b.rank : 0, ranks = value.pushed ? b.plan.ranks : 1;
-  const bool counted = b.plan.handoff == int(HandOff::COUNTER), others = read.parts == int(Parts::OTHERS);
-  Source source = {b.memory.exchange + value.offset, value.part_stride, ranks, 0, MAX_RANKS, b.plan.handoff == int(HandOff::SENTINEL), false};
+  const bool counted = b.plan.handoff == int(HandOff::COUNTER),
+             others = read.parts == int(Parts::OTHERS);
+  Source source = {b.memory.exchange + value.offset,
+                   value.part_stride,
+                   ranks,
+                   0,
+                   MAX_RANKS,
+                   b.plan.handoff == int(HandOff::SENTINEL),
+                   false};
   if (read.parts == int(Parts::OWN)) source.first = own, source.parts = 1;
   if (others) source.hole = own, source.parts = ranks - 1;
-  const u32 target = u32(b.at.step - read.previous_step) * u32(value.arrivals_per_step) + u32(value.arrivals);
-  for (int p = b.core.thread(); p < source.parts && counted && !source.lost; p += b.core.threads()) {
+  const u32 target =
+      u32(b.at.step - read.previous_step) * u32(value.arrivals_per_step) + u32(value.arrivals);
+  for (int p = b.core.thread(); p < source.parts && counted && !source.lost;
+       p += b.core.threads()) {
     const int part = source.part(p);
-    source.lost = !wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)), target, {stage, read.value, part, -1});
+    source.lost = !wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)),
+                                target, {stage, read.value, part, -1});
   }
   if (counted) source.lost = b.core.any(source.lost);
   return source;
 }
 
-// Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block barrier, and tells
-// every thread the same: a thread that left alone would keep the others at the next barrier forever.
-__device__ __forceinline__ bool gather(Block& b, int stage, const Read& read, const Source& source, int lo, int hi, float* out) {
+// Elements lo..hi-1 of a read into out[0..], all threads of the block together. Ends with a block
+// barrier, and tells every thread the same: a thread that left alone would keep the others at the
+// next barrier forever.
+__device__ __forceinline__ bool gather(Block& b, int stage, const Read& read, const Source& source,
+                                       int lo, int hi, float* out) {
   Patience patience;
   const bool good = b.core.gather(source, lo, hi, out, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});
@@ -124,15 +148,17 @@ __device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& re
   int done = 0;
   for (int i = row.first; i < row.first + row.count && good; ++i) {
     const Span span = b.plan.spans_at(i);
-    auto stall = [&](int part, int element) { return keep_waiting(b, patience, {stage, read.value, part, element}); };
+    auto stall = [&](int part, int element) {
+      return keep_waiting(b, patience, {stage, read.value, part, element});
+    };
     good = b.core.gather(source, span.lo, span.hi, out + done, stall, done);
     done += span.hi - span.lo;
   }
   return !b.core.any(!good);
 }
 
-// A whole value into a vector of the block. No barrier: a thread that gave up leaves a note that all threads see after the
-// next one.
+// A whole value into a vector of the block. No barrier: a thread that gave up leaves a note that
+// all threads see after the next one.
 template <class Vector>
 __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
   if (skipped(b, read.previous_step)) return true;
@@ -144,11 +170,13 @@ __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& r
   }));
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
-// Each block sets what it owns, in every part of its own rank's memory, back to the sentinel: fill(first word, count).
+// Each block sets what it owns, in every part of its own rank's memory, back to the sentinel:
+// fill(first word, count).
 template <class Fill>
-__device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, Fill fill) {
+__device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory, int block,
+                                      int step, const Stage& stage, Fill fill) {
   for (int i = stage.first_reset; i < stage.first_reset + stage.resets; ++i) {
     const Reset& reset = plan.resets_at(i);
     if (reset.previous_step && step == 0) continue;
@@ -159,8 +187,8 @@ __device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory
   }
 }
 
-// All reads have succeeded: from here on the block owes nothing to others' pace. What it publishes next may be seen
-// only after its resets: `cleared` waits for them where a keeper makes them.
+// All reads have succeeded: from here on the block owes nothing to others' pace. What it publishes
+// next may be seen only after its resets: `cleared` waits for them where a keeper makes them.
 __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   if constexpr (TRACE) {
     b.core.barrier();
@@ -168,7 +196,8 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   }
   b.core.begin();
   if constexpr (!Core::KEEPER) {
-    reset(b.plan, b.memory, b.block, b.at.step, stage, [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
+    reset(b.plan, b.memory, b.block, b.at.step, stage,
+          [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
     if (stage.resets) publish_fence();
   }
 }
@@ -176,7 +205,8 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
 // Does the keeper sum the late parts while consumers are in other stages? It polls, so only where
 // hand-offs are sentinels.
 __device__ __forceinline__ bool keeper_sums(const Plan& plan) {
-  return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) && plan.kinds >> int(StageKind::REDUCE) & 1;
+  return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) &&
+         plan.kinds >> int(StageKind::REDUCE) & 1;
 }
 
 // The stage that a block's consumers run next: they pass by what the keeper does, without a look
@@ -203,12 +233,16 @@ __device__ __forceinline__ Output output_of(const Block& b, const Stage& stage) 
 }
 
 // No NaN may look like the sentinel.
-__device__ __forceinline__ float unlike_sentinel(float value) { return value == value ? value : bits_as<float>(PUBLISHED_NAN); }
+__device__ __forceinline__ float unlike_sentinel(float value) {
+  return value == value ? value : bits_as<float>(PUBLISHED_NAN);
+}
 
-__device__ __forceinline__ void publish(const Block& b, const Output& out, int element, float value) {
+__device__ __forceinline__ void publish(const Block& b, const Output& out, int element,
+                                        float value) {
   const float safe = unlike_sentinel(value);
   store_shared(out.own + element, safe);
-  for (int i = 1; i <= out.others; ++i) {  // each rank starts with its next neighbour, so that no link is hit by all
+  // each rank starts with its next neighbour, so that no link is hit by all
+  for (int i = 1; i <= out.others; ++i) {
     const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;
     store_shared(out.launch->ranks[rank].exchange + out.at + element, safe);
   }
@@ -227,17 +261,21 @@ __device__ __forceinline__ bool finish(Block& b, int index, const Stage& stage) 
       const Output out = output_of(b, stage);
       const Span own = b.plan.owned_of(out.value->owned, b.block);
       for (int rank = 0; rank < b.plan.ranks && own.lo < own.hi; ++rank)
-        if (rank == b.rank || out.others) arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
+        if (rank == b.rank || out.others)
+          arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
     }
     if (barrier) {
       b.at.grid_local += u32(b.plan.blocks);
       arrive(counter_of(b.memory, b.plan.grid_counter));
       if (stage.pushes) {
         b.at.grid_all += u32(b.plan.blocks) * u32(b.plan.ranks);
-        for (int rank = 0; rank < b.plan.ranks; ++rank) arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1));
-        good = wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all, {index, -1, -1, -1});
+        for (int rank = 0; rank < b.plan.ranks; ++rank)
+          arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1));
+        good = wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all,
+                            {index, -1, -1, -1});
       }
-      good = good && wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local, {index, -1, -1, -1});
+      good = good && wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local,
+                                  {index, -1, -1, -1});
     }
   }
   return !b.core.any(!good);

@@ -23,17 +23,22 @@ __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
 // RMSNorm of one head on the chip by one warp.
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
-  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) squares += head[d] * head[d];
+  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
+    squares += head[d] * head[d];
   const float scale = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
-  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) head[d] *= scale * weight[d];
+  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
+    head[d] *= scale * weight[d];
   b.core.warp_sync();
 }
 
-// Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i + 1) when interleaved.
-__device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns, float scale) {
+// Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i +
+// 1) when interleaved.
+__device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns,
+                                            float scale) {
   const int step = b.plan.interleaved ? 2 : 1, apart = b.plan.interleaved ? 1 : HALF;
-  for (int i = b.core.lane(); i < HALF; i += b.core.lanes()) {
-    const float x = head[i * step], y = head[i * step + apart], cosine = turns[i], sine = turns[HALF + i];
+  for (int i = b.core.warp_thread(); i < HALF; i += b.core.warp_threads()) {
+    const float x = head[i * step], y = head[i * step + apart], cosine = turns[i],
+                sine = turns[HALF + i];
     head[i * step] = (x * cosine - y * sine) * scale;
     head[i * step + apart] = (y * cosine + x * sine) * scale;
   }
@@ -42,27 +47,38 @@ __device__ __forceinline__ void rotate_head(Block& b, float* head, const float* 
 
 // A key or value head as it will be cached, by one warp.
 __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) {
-  for (int d = b.core.lane(); d < HEAD_DIM; d += b.core.lanes()) store_element<KV>(to + d * type_bytes(KV), head[d]);
+  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
+    store_element<KV>(to + d * type_bytes(KV), head[d]);
 }
 
-// Where a lane keeps a head while it is awaited, normed and turned: pairs that are turned together.
-constexpr int PAIRS = HALF ? (HALF + Core::lanes() - 1) / Core::lanes() : 1;  // a probe may have no heads
+// Where a thread keeps a head while it is awaited, normed and turned: pairs that are turned
+// together.
+// a probe may have no heads
+constexpr int PAIRS = HALF ? (HALF + Core::warp_threads() - 1) / Core::warp_threads() : 1;
 
 struct Pairs {
-  Run<1> x[PAIRS], y[PAIRS];
+  Pack<1> x[PAIRS], y[PAIRS];
 
-  __device__ __forceinline__ static int number(const Block& b, int k) { return b.core.lane() + k * b.core.lanes(); }
-  __device__ __forceinline__ static bool here(const Block& b, int k) { return HALF % Core::lanes() == 0 || number(b, k) < HALF; }
-  __device__ __forceinline__ static int first(const Block& b, int k) { return b.plan.interleaved ? 2 * number(b, k) : number(b, k); }
-  __device__ __forceinline__ static int second(const Block& b, int k) { return first(b, k) + (b.plan.interleaved ? 1 : HALF); }
+  __device__ __forceinline__ static int number(const Block& b, int k) {
+    return b.core.warp_thread() + k * b.core.warp_threads();
+  }
+  __device__ __forceinline__ static bool here(const Block& b, int k) {
+    return HALF % Core::warp_threads() == 0 || number(b, k) < HALF;
+  }
+  __device__ __forceinline__ static int first(const Block& b, int k) {
+    return b.plan.interleaved ? 2 * number(b, k) : number(b, k);
+  }
+  __device__ __forceinline__ static int second(const Block& b, int k) {
+    return first(b, k) + (b.plan.interleaved ? 1 : HALF);
+  }
 
   // From exchange memory or constants: asked for at once, in the order of the program.
   __device__ __forceinline__ void load(const Block& b, const float* at) {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {
       if (!here(b, k)) continue;
-      x[k] = load_run<1, 4>(at + first(b, k));
-      y[k] = load_run<1, 4>(at + second(b, k));
+      x[k] = load_pack<1, 4>(at + first(b, k));
+      y[k] = load_pack<1, 4>(at + second(b, k));
     }
   }
   __device__ __forceinline__ bool late(const Block& b) const {
@@ -99,7 +115,8 @@ struct Pairs {
   __device__ __forceinline__ void rotate(const Pairs& turn, float scale) {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {
-      const float along = x[k].at[0], across = y[k].at[0], cosine = turn.x[k].at[0], sine = turn.y[k].at[0];
+      const float along = x[k].at[0], across = y[k].at[0], cosine = turn.x[k].at[0],
+                  sine = turn.y[k].at[0];
       x[k].at[0] = (along * cosine - across * sine) * scale;
       y[k].at[0] = (across * cosine + along * sine) * scale;
     }
@@ -125,13 +142,15 @@ __device__ __forceinline__ void put_query(const Core&, float* head, int d, float
   }
 }
 
-// RMSNorm's factors of all heads of q as one vector, and of k: the stage's second read has them all.
+// RMSNorm's factors of all heads of q as one vector, and of k: the stage's second read has them
+// all.
 struct Together {
   float query, key;
   int first;  // kv head of the block's items: each head has its own weights
 };
 
-__device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& stage, Together& by) {
+__device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& stage,
+                                              Together& by) {
   const Read& read = b.plan.reads_at(stage.first_read + 1);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
@@ -141,10 +160,10 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
   bool good = true;
   TWIN_ONCE
   for (int i = b.core.thread(); i < queries + keys && good; i += b.core.threads()) {
-    Run<1> x = load_run<1, 4>(source.at(0) + i);
+    Pack<1> x = load_pack<1, 4>(source.at(0) + i);
     while (good && source.polled && missing(x)) {
       good = keep_waiting(b, patience, {index, read.value, 0, i});
-      x = load_run<1, 4>(source.at(0) + i);
+      x = load_pack<1, 4>(source.at(0) + i);
     }
     (i < queries ? query : key) += x.at[0] * x.at[0];
   }
@@ -155,35 +174,41 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
   return !b.core.gave_up();
 }
 
-// The queries, keys and values of a block's items, each head by one warp, which awaits it, norms and turns it: queries into
-// `heads`, keys and values as they are cached into `fresh`, [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
-__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads, int position, float* heads, u8* fresh) {
+// The queries, keys and values of a block's items, each head by one warp, which awaits it, norms
+// and turns it: queries into `heads`, keys and values as they are cached into `fresh`,
+// [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
+__device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads,
+                                              int position, float* heads, u8* fresh) {
   Together by = {};
   if constexpr (Family::QK_NORMED_TOGETHER)
     if (!norm_together(b, index, stage, by)) return false;
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
-  const SpanRow row = b.plan.rows_at(read.spans + b.block);  // of whole heads: queries, keys, values
-  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)), *const from = source.at(0);
+  // of whole heads: queries, keys, values
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)),
+              *const from = source.at(0);
   const float* const cosine = b.memory.constants + rope_of(b.plan, stage) + long(position) * HALF;
   const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   Pairs turn;
   TWIN_UNROLL
   for (int k = 0; k < PAIRS; ++k) {
     if (!Pairs::here(b, k)) continue;
-    turn.x[k] = load_run<1, 4>(cosine + Pairs::number(b, k));
-    turn.y[k] = load_run<1, 4>(sine + Pairs::number(b, k));
+    turn.x[k] = load_pack<1, 4>(cosine + Pairs::number(b, k));
+    turn.y[k] = load_pack<1, 4>(sine + Pairs::number(b, k));
   }
   Patience patience;
   bool good = true;
   TWIN_ONCE
   for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
-    const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1), normed = stage.q_norm >= 0 && !value;
+    const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1),
+               normed = stage.q_norm >= 0 && !value;
     Pairs weight, head;
     if constexpr (Family::QK_NORMED_TOGETHER) {
       const int one = query ? by.first * GROUP + h : by.first + h - kv_heads * GROUP;
-      if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm) + one * HEAD_DIM);
+      if (normed)
+        weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm) + one * HEAD_DIM);
     } else {
       if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
     }
@@ -199,7 +224,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
       head.load(b, from + at);
       if (!source.polled || !head.late(b)) break;
       good = keep_waiting(b, patience, {index, read.value, 0, at});
-      if (!good) break;  // on to where all lanes of the warp meet
+      if (!good) break;  // on to where all threads of the warp meet
     }
     if constexpr (Family::QK_NORMED_TOGETHER) {
       if (normed) head.weigh(weight, query ? by.query : by.key);
@@ -208,10 +233,12 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     }
     if (!value) head.rotate(turn, query ? scale : 1.0f);
     if (query) {
-      head.each(b, [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });
+      head.each(b,
+                [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });
     } else {
       u8* const to = fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * ROW;
-      head.each(b, [&](int d, float element) { store_element<KV>(to + d * type_bytes(KV), element); });
+      head.each(b,
+                [&](int d, float element) { store_element<KV>(to + d * type_bytes(KV), element); });
     }
   }
   return b.core.agree(good);

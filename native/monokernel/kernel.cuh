@@ -6,8 +6,11 @@
 
 namespace twin {
 
-// Does the plan have such stages? Known when a device's kernel is compiled, which then has no code for others.
-__device__ __forceinline__ bool has(const Block& b, StageKind kind) { return b.plan.kinds >> int(kind) & 1; }
+// Does the plan have such stages? Known when a device's kernel is compiled, which then has no code
+// for others.
+__device__ __forceinline__ bool has(const Block& b, StageKind kind) {
+  return b.plan.kinds >> int(kind) & 1;
+}
 
 __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage) {
   switch (StageKind(stage.kind)) {
@@ -39,14 +42,15 @@ __device__ __forceinline__ bool run_stage(Block& b, int index) {
   return done;
 }
 
-// False: the run is over.
+// False: the generation is over.
 __device__ __forceinline__ bool end_step(Block& b) {
   const Request& wanted = b.launch.request;
   bool ended = false;
   b.core.barrier();
   if (b.core.thread() == 0) {
     if (b.plan.probe) {
-      const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks), me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
+      const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks),
+                me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
       wanted.block_stamps[u64(b.at.step) * blocks + me] = now_ns();
       wanted.checksums[me] = b.at.checksum;
     }

@@ -1,5 +1,6 @@
-// Prompt passes: the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value cache. The prompt's
-// last token is an ordinary step. All blocks of all ranks meet after every stage, so nothing is polled or reset.
+// Prompt passes: the weights of all layers once for up to `prompt_chunk` tokens, to fill the
+// key-value cache. The prompt's last token is an ordinary step. All blocks of all ranks meet after
+// every stage, so nothing is polled or reset.
 #pragma once
 
 #include "attention.cuh"
@@ -8,66 +9,79 @@ namespace twin {
 
 struct Pass {
   int number;
-  int first;     // position of the chunk's first token
+  int first;  // position of the chunk's first token
   int tokens;
   u32 arrivals;  // at the barrier, that this block has waited for
 };
 
 // What a pass keeps of a value on this rank: rows of tokens.
-__device__ __forceinline__ float* pass_row(const RankMemory& memory, const Value& value, int token, int columns) {
+__device__ __forceinline__ float* pass_row(const RankMemory& memory, const Value& value, int token,
+                                           int columns) {
   return memory.prompt + value.prompt + long(token) * columns;
 }
 
-// A full barrier of all ranks: one counter a GPU, in the memory of its first rank. The arrival releases what all threads
-// wrote before the block barrier, and the last poll acquires it.
+// A full barrier of all ranks: one counter a GPU, in the memory of its first rank. The arrival
+// releases what all threads wrote before the block barrier, and the last poll acquires it.
 __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
   pass.arrivals += u32(b.plan.blocks) * u32(b.plan.ranks);
   bool good = true;
   b.core.barrier();
   if (b.core.thread() == 0) {
-    for (int rank = 0; rank < b.plan.ranks; rank += b.plan.ranks_per_gpu) arrive(counter_of(b.launch.ranks[rank], b.plan.prompt_counter));
+    for (int rank = 0; rank < b.plan.ranks; rank += b.plan.ranks_per_gpu)
+      arrive(counter_of(b.launch.ranks[rank], b.plan.prompt_counter));
     b.core.published();
     const RankMemory& near = b.launch.ranks[b.rank / b.plan.ranks_per_gpu * b.plan.ranks_per_gpu];
-    good = wait_counter(b, counter_of(near, b.plan.prompt_counter), pass.arrivals, {index, facts::PASS_BARRIER, pass.number, -1});
+    good = wait_counter(b, counter_of(near, b.plan.prompt_counter), pass.arrivals,
+                        {index, facts::PASS_BARRIER, pass.number, -1});
   }
   return !b.core.any(!good);
 }
 
-// ---- residual and norm, whole tokens by one block each -------------------------------------------------------------
+// ---- residual and norm, whole tokens by one block each ------------------------------------------
 
-constexpr int NORM_RUN = 8;  // neighbours of a token that a thread sums at once
-static_assert(NORM_RUN == Chunk::RUN, "activations are stored as many at a time");
+constexpr int NORM_PACK = 8;  // neighbours of a token that a thread sums at once
+static_assert(NORM_PACK == Chunk::PACK, "activations are stored as many at a time");
 
 // x += scale * each of the read's parts, in rank order.
-__device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at, Run<NORM_RUN>& x) {
-  constexpr int AT_ONCE = 2;  // their loads are under way together; more cost registers that a step needs
+__device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at,
+                                         Pack<NORM_PACK>& x) {
+  // their loads are under way together; more cost registers that a step needs
+  constexpr int AT_ONCE = 2;
   const Value& value = b.plan.values_at(read.value);
-  const bool own = read.pass_parts == int(Parts::OWN), others = read.pass_parts == int(Parts::OTHERS);
+  const bool own = read.pass_parts == int(Parts::OWN),
+             others = read.pass_parts == int(Parts::OTHERS);
   const int count = own ? 1 : b.plan.ranks - others, first = own ? b.rank : 0;
   TWIN_ONCE
   for (int p = 0; p < count; p += AT_ONCE) {
-    Run<NORM_RUN> got[AT_ONCE];
+    Pack<NORM_PACK> got[AT_ONCE];
     TWIN_UNROLL
     for (int j = 0; j < AT_ONCE; ++j) {
       const int rank = first + p + j + (others && p + j >= b.rank);
-      if (p + j < count) got[j] = load_run<NORM_RUN, 16>(pass_row(b.launch.ranks[rank], value, token, b.plan.hidden) + at);
+      if (p + j < count)
+        got[j] = load_pack<NORM_PACK, 16>(
+            pass_row(b.launch.ranks[rank], value, token, b.plan.hidden) + at);
     }
     TWIN_UNROLL
     for (int j = 0; j < AT_ONCE; ++j)
       TWIN_UNROLL
-      for (int i = 0; i < NORM_RUN; ++i)
+      for (int i = 0; i < NORM_PACK; ++i)
         if (p + j < count) x.at[i] += read.scale * got[j].at[i];
   }
 }
 
-// The residual of this block's tokens after the stage's reads, and its norm as the stage's input. The block's warps divide its
-// tokens among them; `sums` on the chip holds a sum of squares of each warp.
-__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass, float* sums) {
-  const int hidden = b.plan.hidden, warps = b.core.warps(), tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
+// The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
+// The block's warps divide its tokens among them; `sums` on the chip holds a sum of squares of each
+// warp.
+__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass,
+                                           float* sums) {
+  const int hidden = b.plan.hidden, warps = b.core.warps(),
+            tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
-  const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;  // tokens at once, warps of each
-  const int team = b.core.warp() / group, step = group * b.core.lanes() * NORM_RUN;
-  const int start = (b.core.warp() % group * b.core.lanes() + b.core.lane()) * NORM_RUN;
+  // tokens at once, warps of each
+  const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;
+  const int team = b.core.warp() / group, step = group * b.core.warp_threads() * NORM_PACK;
+  const int start =
+      (b.core.warp() % group * b.core.warp_threads() + b.core.warp_thread()) * NORM_PACK;
   TWIN_ONCE
   for (int done = 0; done < tokens; done += together) {
     const int token = b.block + (done + team) * b.plan.blocks;
@@ -78,54 +92,58 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     float squares = 0;
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
-      Run<NORM_RUN> x;
+      Pack<NORM_PACK> x;
       if (stage.reads == 0) {
         TWIN_UNROLL
-        for (int j = 0; j < NORM_RUN; ++j) x.at[j] = embedded(load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT)));
+        for (int j = 0; j < NORM_PACK; ++j)
+          x.at[j] = embedded(load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT)));
       } else {
-        x = load_run<NORM_RUN, 16>(residual + i);
+        x = load_pack<NORM_PACK, 16>(residual + i);
       }
       TWIN_ONCE
-      for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r) add_read(b, b.plan.reads_at(r), token, i, x);
+      for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
+        add_read(b, b.plan.reads_at(r), token, i, x);
       TWIN_UNROLL
-      for (int j = 0; j < NORM_RUN; ++j) {
+      for (int j = 0; j < NORM_PACK; ++j) {
         squares += x.at[j] * x.at[j];
         store_shared(residual + i + j, x.at[j]);
       }
     }
     squares = b.core.warp_sum(squares);
-    if (b.core.lane() == 0) sums[b.core.warp()] = squares;
+    if (b.core.warp_thread() == 0) sums[b.core.warp()] = squares;
     b.core.barrier();
     float total = 0;
     for (int w = 0; w < group && end; ++w) total += sums[team * group + w];
     const float scale = 1.0f / square_root(total / float(hidden) + b.plan.norm_eps);
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
-      Run<NORM_RUN> x = load_run<NORM_RUN, 16>(residual + i);
+      Pack<NORM_PACK> x = load_pack<NORM_PACK, 16>(residual + i);
       TWIN_UNROLL
-      for (int j = 0; j < NORM_RUN; ++j) x.at[j] *= scale * weight[i + j];
-      Chunk::store_run(b.memory.prompt + b.plan.prompt_normed, hidden, token, i, x);
+      for (int j = 0; j < NORM_PACK; ++j) x.at[j] *= scale * weight[i + j];
+      Chunk::store_pack(b.memory.prompt + b.plan.prompt_normed, hidden, token, i, x);
     }
     b.core.barrier();
   }
 }
 
-// ---- attention, units of (kv head, token) ----------------------------------------------------------------------------
+// ---- attention, tasks of (kv head, token) -------------------------------------------------------
 
-// Neighbouring units of a block that share a kv head.
-struct Units {
+// Neighbouring tasks of a block that share a kv head.
+struct Tasks {
   int head;
   int begin, end;  // tokens of the chunk
-  int oldest;      // first token whose key and value they need: all before are seen, unless they only append
+  // first token whose key and value they need: all before are seen, unless they only append
+  int oldest;
 };
 
 // On the chip while a block attends; attention_bytes in twin/kernel/prompt.py counts the same.
 struct Attending {
-  static constexpr int PITCH = 2 * ROW + 64;  // bytes of a position's key and value; neighbours begin in other banks
+  // bytes of a position's key and value; neighbours begin in other banks
+  static constexpr int PITCH = 2 * ROW + 64;
   static constexpr int TILE = 64 / type_bytes(KV);  // cached positions that come together
-  static constexpr int TILES = 4;                    // one in use, the others under way
+  static constexpr int TILES = 4;                   // one in use, the others under way
 
-  float* heads;   // [2 * tokens + queries][HEAD_DIM] keys, values, queries of the units
+  float* heads;   // [2 * tokens + queries][HEAD_DIM] keys, values, queries of the tasks
   float* turns;   // [tokens][cosines, sines][HALF]
   u8* fresh;      // [tokens][PITCH] the chunk's keys and values as cached
   u8* tiles;      // [TILES][TILE][PITCH] cached ones, on their way and there
@@ -133,9 +151,10 @@ struct Attending {
 
   __device__ static constexpr int up(int floats) { return (floats + 31) / 32 * 32; }
   __device__ Attending(const Plan& plan, float* chip) {
-    const int chunk = plan.prompt_chunk, units = (plan.kv_heads * chunk + plan.blocks - 1) / plan.blocks;
+    const int chunk = plan.prompt_chunk,
+              tasks = (plan.kv_heads * chunk + plan.blocks - 1) / plan.blocks;
     heads = chip;
-    turns = heads + up((2 * chunk + least(units, chunk) * GROUP) * HEAD_DIM);
+    turns = heads + up((2 * chunk + least(tasks, chunk) * GROUP) * HEAD_DIM);
     fresh = reinterpret_cast<u8*>(turns + up(chunk * HEAD_DIM));
     tiles = fresh + 4 * up(chunk * PITCH / 4);
     merged = reinterpret_cast<float*>(tiles + 4 * up(TILES * TILE * PITCH / 4));
@@ -151,54 +170,62 @@ static_assert(Attending::TILES == facts::PASS_TILES, "TILES in twin/kernel/promp
 static_assert(Attending::up(1) == facts::LINE_FLOATS,
               "LINE_FLOATS in twin/kernel/prompt.py is another");
 
-// Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is [splits][k, v][item_positions][HEAD_DIM] of
-// the kv head.
+// Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is
+// [splits][k, v][item_positions][HEAD_DIM] of the kv head.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
-  const int page = position / plan.page, split = page % plan.splits, slot = page / plan.splits * plan.page + position % plan.page;
-  return cache + (u64(split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW + twisted(slot, byte % ROW);
+  const int page = position / plan.page, split = page % plan.splits,
+            slot = page / plan.splits * plan.page + position % plan.page;
+  return cache + (u64(split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW +
+         twisted(slot, byte % ROW);
 }
 
-// Numbers that a thread copies onto the chip at once, and how many such loads it has under way: each wait for one is a
-// second-level cache's latency.
-constexpr int COPY_RUN = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
+// Numbers that a thread copies onto the chip at once, and how many such loads it has under way:
+// each wait for one is a second-level cache's latency.
+constexpr int COPY_PACK = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
 
-// at(i) for i in 0, COPY_RUN, .. below `count`: where COPY_RUN neighbours lie. They go to `to`.
+// at(i) for i in 0, COPY_PACK, .. below `count`: where COPY_PACK neighbours lie. They go to `to`.
 template <class At>
 __device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at) {
-  const int step = b.core.threads() * COPY_RUN;
+  const int step = b.core.threads() * COPY_PACK;
   TWIN_ONCE
-  for (int i = b.core.thread() * COPY_RUN; i < count; i += step * COPIES) {
-    Run<COPY_RUN> got[COPIES];
+  for (int i = b.core.thread() * COPY_PACK; i < count; i += step * COPIES) {
+    Pack<COPY_PACK> got[COPIES];
     TWIN_UNROLL
     for (int k = 0; k < COPIES; ++k)
-      if (i + k * step < count) got[k] = load_run<COPY_RUN, 4 * COPY_RUN>(at(i + k * step));
+      if (i + k * step < count) got[k] = load_pack<COPY_PACK, 4 * COPY_PACK>(at(i + k * step));
     TWIN_UNROLL
     for (int k = 0; k < COPIES; ++k)
       TWIN_UNROLL
-      for (int j = 0; j < COPY_RUN; ++j)
+      for (int j = 0; j < COPY_PACK; ++j)
         if (i + k * step < count) to[i + k * step + j] = got[k].at[j];
   }
 }
 
-// The units' queries, normed and turned, and the keys and values that they see of the chunk, as they are cached.
-__device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, int queries,
+// The tasks' queries, normed and turned, and the keys and values that they see of the chunk, as
+// they are cached.
+__device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, const Pass& pass,
+                                              const Tasks& tasks, int queries,
                                               const Attending& chip) {
   const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
-  const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM, width = from.elements;
-  const int keys = units.end - units.oldest, count = 2 * keys + queries;
+  const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM,
+            width = from.elements;
+  const int keys = tasks.end - tasks.oldest, count = 2 * keys + queries;
   const float* const published = pass_row(b.memory, from, 0, 0);
   const float* const angles = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
   copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
-    const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;  // a key, a value, a query
-    const int row = group == 2 ? units.begin + query / GROUP : units.oldest + h - group * keys;
-    const int at = group == 2 ? (units.head * GROUP + query % GROUP) * HEAD_DIM : query_floats + group * key_floats + units.head * HEAD_DIM;
+    // a key, a value, a query
+    const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;
+    const int row = group == 2 ? tasks.begin + query / GROUP : tasks.oldest + h - group * keys;
+    const int at = group == 2 ? (tasks.head * GROUP + query % GROUP) * HEAD_DIM
+                              : query_floats + group * key_floats + tasks.head * HEAD_DIM;
     return published + long(row) * width + at + i % HEAD_DIM;
   });
   copy_runs(b, keys * HEAD_DIM, chip.turns, [&](int i) {
     const int at = i % HEAD_DIM;
-    return angles + (at < HALF ? 0 : sines - HALF) + long(pass.first + units.oldest + i / HEAD_DIM) * HALF + at;
+    return angles + (at < HALF ? 0 : sines - HALF) +
+           long(pass.first + tasks.oldest + i / HEAD_DIM) * HALF + at;
   });
   b.core.barrier();
   TWIN_ONCE
@@ -206,33 +233,40 @@ __device__ __forceinline__ void prepare_units(Block& b, const Stage& stage, cons
     const bool key = h < keys, query = h >= 2 * keys;
     float* at = chip.heads + h * HEAD_DIM;
     if (key || query) {
-      const int norm = query ? stage.q_norm : stage.k_norm, token = query ? units.begin - units.oldest + (h - 2 * keys) / GROUP : h;
+      const int norm = query ? stage.q_norm : stage.k_norm,
+                token = query ? tasks.begin - tasks.oldest + (h - 2 * keys) / GROUP : h;
       if (norm >= 0) norm_head(b, at, b.memory.constants + norm);
       rotate_head(b, at, chip.turns + token * HEAD_DIM, query ? scale : 1.0f);
     }
-    if (!query) store_head(b, at, chip.fresh + (units.oldest + (key ? h : h - keys)) * Attending::PITCH + (key ? 0 : ROW));
+    if (!query)
+      store_head(
+          b, at,
+          chip.fresh + (tasks.oldest + (key ? h : h - keys)) * Attending::PITCH + (key ? 0 : ROW));
   }
   b.core.barrier();
 }
 
-// What a lane looks at together; on the chip a position costs no wait, so that registers are the limit.
+// What a thread looks at together; on the chip a position costs no wait, so that registers are the
+// limit.
 struct Near {
   static constexpr int POSITIONS = Core::POSITIONS < 4 ? 4 : Core::POSITIONS;
   Core::Piece key[POSITIONS], value[POSITIONS];
   bool held[POSITIONS];
 };
 
-// Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the query heads of a warp that
-// sees from..to-1. `share` warps take them in turn.
-__device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial, const float* queries, int heads, const u8* rows, int first, int count,
-                                          int from, int to, int share) {
-  const int unit = b.core.lane() / Core::POSITION_LANES, end = least(count, to - first);
+// Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the
+// query heads of a warp that sees from..to-1. `share` warps take them in turn.
+__device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial,
+                                          const float* queries, int heads, const u8* rows,
+                                          int first, int count, int from, int to, int share) {
+  const int scanner = b.core.warp_thread() / Core::POSITION_THREADS, end = least(count, to - first);
   TWIN_ONCE
-  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * UNITS; p < end; p += share * UNITS * Near::POSITIONS) {
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SCANNERS; p < end;
+       p += share * SCANNERS * Near::POSITIONS) {
     Near seen;
     TWIN_UNROLL
     for (int k = 0; k < Near::POSITIONS; ++k) {
-      const int at = p + unit + k * share * UNITS;
+      const int at = p + scanner + k * share * SCANNERS;
       seen.held[k] = at < end;
       if (at < end) {
         Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);
@@ -245,28 +279,42 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partia
   }
 }
 
-// Softmax of the units' query heads over what each sees. Cached keys and values come onto the chip tiles ahead, once for all
-// warps; each warp takes a token's HEADS query heads, or shares their positions with others.
-__device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const Pass& pass, const Units& units, u8* cache,
-                                             const Attending& chip, float* out) {
-  constexpr int HEADS = Core::HEADS, TILE = Attending::TILE, TILES = Attending::TILES, PITCH = Attending::PITCH;
+// Softmax of the tasks' query heads over what each sees. Cached keys and values come onto the chip
+// tiles ahead, once for all warps; each warp takes a token's HEADS query heads, or shares their
+// positions with others.
+__device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const Pass& pass,
+                                             const Tasks& tasks, u8* cache, const Attending& chip,
+                                             float* out) {
+  constexpr int HEADS = Core::HEADS, TILE = Attending::TILE, TILES = Attending::TILES,
+                PITCH = Attending::PITCH;
   constexpr int COPY = Chunk::COPY_BYTES, COPIED = 2 * ROW / COPY;  // of a position
-  const int sets = (units.end - units.begin) * HeadSets<HEADS>::COUNT, warps = b.core.warps(), columns = b.plan.heads * HEAD_DIM;
+  const int sets = (tasks.end - tasks.begin) * HeadSets<HEADS>::COUNT, warps = b.core.warps(),
+            columns = b.plan.heads * HEAD_DIM;
   TWIN_ONCE
   for (int done = 0; done < sets; done += warps) {
-    const int together = least(warps, sets - done), share = warps / together, mine = b.core.warp() / share;
-    const int set = done + least(mine, together - 1), token = units.begin + set / HeadSets<HEADS>::COUNT, head = set % HeadSets<HEADS>::COUNT * HEADS;
-    const float* queries = chip.heads + (2 * (units.end - units.oldest) + (token - units.begin) * GROUP + head) * HEAD_DIM;
-    auto oldest = [&](int of) { return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window : 0; };
-    const int heads = least(HEADS, GROUP - head), from = oldest(token), to = mine < together ? pass.first + token + 1 : 0;
-    const int begin = oldest(units.begin + done / HeadSets<HEADS>::COUNT);
+    const int together = least(warps, sets - done), share = warps / together,
+              mine = b.core.warp() / share;
+    const int set = done + least(mine, together - 1),
+              token = tasks.begin + set / HeadSets<HEADS>::COUNT,
+              head = set % HeadSets<HEADS>::COUNT * HEADS;
+    const float* queries =
+        chip.heads +
+        (2 * (tasks.end - tasks.oldest) + (token - tasks.begin) * GROUP + head) * HEAD_DIM;
+    auto oldest = [&](int of) {
+      return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window
+                                                                : 0;
+    };
+    const int heads = least(HEADS, GROUP - head), from = oldest(token),
+              to = mine < together ? pass.first + token + 1 : 0;
+    const int begin = oldest(tasks.begin + done / HeadSets<HEADS>::COUNT);
     auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
     auto ask = [&](int tile) {
       const int first = begin + tile * TILE;
       TWIN_ONCE
       TWIN_EACH(i, least(TILE, pass.first - first) * COPIED) {
         const int position = i / COPIED, at = i % COPIED * COPY;
-        Chunk::copy(place(tile) + position * PITCH + at, cached(b.plan, cache, first + position, at));
+        Chunk::copy(place(tile) + position * PITCH + at,
+                    cached(b.plan, cache, first + position, at));
       }
       Chunk::sent();
     };
@@ -280,9 +328,10 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
       Chunk::arrived<TILES - 2>();
       b.core.barrier();
       ask(tile + TILES - 1);  // in the place of the one before, which all have used
-      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, pass.first - first), from, to, share);
+      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, pass.first - first),
+                from, to, share);
     }
-    scan_rows(b, partial, queries, heads, chip.fresh, pass.first, units.end, from, to, share);
+    scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
     partial.meet(b);
     partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL);
     b.core.barrier();
@@ -290,79 +339,100 @@ __device__ __forceinline__ void attend_units(Block& b, const Stage& stage, const
     TWIN_EACH(i, together * HEADS * HEAD_DIM) {
       const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
       const int query = (done + one) % HeadSets<HEADS>::COUNT * HEADS + h;
-      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;  // of the set's first warp
+      // of the set's first warp
+      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;
       if (query >= GROUP) continue;
       float top = LOWEST, sum = 0, total = 0;
-      for (int w = 0; w < share; ++w) top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
+      for (int w = 0; w < share; ++w)
+        top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
       for (int w = 0; w < share; ++w) {
         const float weight = softmax_weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
         sum += weight * row[w * HEADS * PARTIAL + d];
         total += weight * row[w * HEADS * PARTIAL + HEAD_DIM + 1];
       }
-      Chunk::store(out, columns, units.begin + (done + one) / HeadSets<HEADS>::COUNT, (units.head * GROUP + query) * HEAD_DIM + d, sum / total);
+      Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<HEADS>::COUNT,
+                   (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
     }
     b.core.barrier();
   }
 }
 
-// Each unit appends its token's key and value, and attends to all that came before. The last layer only appends. A block takes
-// neighbouring units, so that most of them share what is prepared.
-__device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass, bool last, float* memory) {
+// Each task appends its token's key and value, and attends to all that came before. The last layer
+// only appends. A block takes neighbouring tasks, so that most of them share what is prepared.
+__device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass,
+                                             bool last, float* memory) {
   const Attending chip(b.plan, memory);
   const int all = b.plan.kv_heads * pass.tokens;
   const int end = int(long(b.block + 1) * all / b.plan.blocks);
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
   TWIN_ONCE
-  for (int unit = int(long(b.block) * all / b.plan.blocks); unit < end;) {
-    const int head = unit / pass.tokens, token = unit % pass.tokens, stop = least(pass.tokens, token + end - unit);
-    const Units units = {head, token, stop, last ? token : 0};
-    u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + head * b.plan.splits) * item_bytes;
-    prepare_units(b, stage, pass, units, last ? 0 : (stop - token) * GROUP, chip);
+  for (int task = int(long(b.block) * all / b.plan.blocks); task < end;) {
+    const int head = task / pass.tokens, token = task % pass.tokens,
+              stop = least(pass.tokens, token + end - task);
+    const Tasks tasks = {head, token, stop, last ? token : 0};
+    u8* const cache =
+        b.memory.kv + (u64(stage.kv) * b.plan.kv_items + head * b.plan.splits) * item_bytes;
+    prepare_tasks(b, stage, pass, tasks, last ? 0 : (stop - token) * GROUP, chip);
     TWIN_ONCE
     TWIN_EACH(i, (stop - token) * ROW) {
       const int of = token + i / ROW, at = i % ROW * 2;  // bytes of the token's key and value
       const u8* row = chip.fresh + of * Attending::PITCH + at;
-      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at)) = *reinterpret_cast<const u16*>(row);
+      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at)) =
+          *reinterpret_cast<const u16*>(row);
     }
-    if (!last) attend_units(b, stage, pass, units, cache, chip, b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
+    if (!last)
+      attend_tasks(b, stage, pass, tasks, cache, chip,
+                   b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
     b.core.barrier();
-    unit += stop - token;
+    task += stop - token;
   }
 }
 
-// ---- the same on tensor cores: all heads of the chunk are prepared first, then blocks take rows of queries -------------
+// ---- the same on tensor cores: all heads of the chunk are prepared first, then blocks take rows
+// of queries
 
 constexpr int HEADS_AT_ONCE = 4;  // of a token, by a warp: their loads are under way together
 
 // Queries as the tensor cores take them, [tokens][heads][HEAD_DIM].
 __device__ __forceinline__ u8* pass_query(const Block& b, int token, int head) {
-  return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_queries) + (long(token) * b.plan.heads + head) * ROW;
+  return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_queries) +
+         (long(token) * b.plan.heads + head) * ROW;
 }
 
-// All heads of the chunk, normed and turned: keys and values into the cache, queries for attend_rows. The last layer only appends.
-__device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, const Pass& pass, bool last) {
+// All heads of the chunk, normed and turned: keys and values into the cache, queries for
+// attend_rows. The last layer only appends.
+__device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, const Pass& pass,
+                                              bool last) {
   const Value& published = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
   const float* const rows = pass_row(b.memory, published, 0, 0);
   const float* const cosines = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const int queries = b.plan.heads, keys = queries + b.plan.kv_heads, all = keys + b.plan.kv_heads, begin = last ? queries : 0;
-  const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE, together = b.plan.blocks * b.core.warps();
+  const int queries = b.plan.heads, keys = queries + b.plan.kv_heads, all = keys + b.plan.kv_heads,
+            begin = last ? queries : 0;
+  const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE,
+            together = b.plan.blocks * b.core.warps();
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
   Pairs query_norm, key_norm;
-  if (stage.q_norm >= 0) query_norm.load(b, b.memory.constants + stage.q_norm), key_norm.load(b, b.memory.constants + stage.k_norm);
+  if (stage.q_norm >= 0)
+    query_norm.load(b, b.memory.constants + stage.q_norm),
+        key_norm.load(b, b.memory.constants + stage.k_norm);
   TWIN_ONCE
-  for (int set = b.block * b.core.warps() + b.core.warp(); set < pass.tokens * sets; set += together) {
-    const int token = set / sets, first = begin + set % sets * HEADS_AT_ONCE, position = pass.first + token;
+  for (int set = b.block * b.core.warps() + b.core.warp(); set < pass.tokens * sets;
+       set += together) {
+    const int token = set / sets, first = begin + set % sets * HEADS_AT_ONCE,
+              position = pass.first + token;
     const float* const cosine = cosines + long(position) * HALF;
     Pairs turn, head[HEADS_AT_ONCE];
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {
       if (!Pairs::here(b, k)) continue;
-      turn.x[k] = load_run<1, 4>(cosine + Pairs::number(b, k));
-      turn.y[k] = load_run<1, 4>(cosine + sines + Pairs::number(b, k));
+      turn.x[k] = load_pack<1, 4>(cosine + Pairs::number(b, k));
+      turn.y[k] = load_pack<1, 4>(cosine + sines + Pairs::number(b, k));
     }
     TWIN_UNROLL
-    for (int i = 0; i < HEADS_AT_ONCE; ++i) head[i].load(b, rows + long(token) * published.elements + least(first + i, all - 1) * HEAD_DIM);
+    for (int i = 0; i < HEADS_AT_ONCE; ++i)
+      head[i].load(b,
+                   rows + long(token) * published.elements + least(first + i, all - 1) * HEAD_DIM);
     TWIN_UNROLL
     for (int i = 0; i < HEADS_AT_ONCE; ++i) {
       const int h = first + i;
@@ -372,11 +442,15 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
         head[i].rotate(turn, 1.0f);
       }
       const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
-      u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
+      u8* const cache =
+          b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
       u8* const query = pass_query(b, token, h < queries ? h : 0);
       head[i].each(b, [&](int d, float element) {
         const int byte = d * type_bytes(KV);
-        store_element<KV>(h < queries ? query + byte : cached(b.plan, cache, position, h < keys ? byte : ROW + byte), element);
+        store_element<KV>(h < queries
+                              ? query + byte
+                              : cached(b.plan, cache, position, h < keys ? byte : ROW + byte),
+                          element);
       });
     }
   }
@@ -384,34 +458,52 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
 
 // Rows of queries that share a KV head, over what each of them sees of the cache.
 template <class C>
-__device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stage& stage, const Pass& pass, float* out) {
+__device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stage& stage,
+                                            const Pass& pass, float* out) {
   using Scan = typename C::Scan;
   const u32 tiles = chunk.tiles();
-  const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS, columns = b.plan.heads * HEAD_DIM;
+  const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS,
+            columns = b.plan.heads * HEAD_DIM;
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
-  const float scale = 1.44269504f * (Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)));  // of powers of two
+  // of powers of two
+  const float scale =
+      1.44269504f * (Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)));
   TWIN_ONCE
   for (int set = b.block; set < sets * b.plan.kv_heads; set += b.plan.blocks) {
-    const int kv = set / sets, first_token = set % sets * Scan::TOKENS, end_token = least(pass.tokens, first_token + Scan::TOKENS);
-    const u8* const cache = b.memory.kv + (u64(stage.kv) * b.plan.kv_items + kv * b.plan.splits) * item_bytes;
-    const auto oldest = [&](int token) { return stage.window && pass.first + token + 1 > stage.window ? pass.first + token + 1 - stage.window : 0; };
+    const int kv = set / sets, first_token = set % sets * Scan::TOKENS,
+              end_token = least(pass.tokens, first_token + Scan::TOKENS);
+    const u8* const cache =
+        b.memory.kv + (u64(stage.kv) * b.plan.kv_items + kv * b.plan.splits) * item_bytes;
+    const auto oldest = [&](int token) {
+      return stage.window && pass.first + token + 1 > stage.window
+                 ? pass.first + token + 1 - stage.window
+                 : 0;
+    };
     const int begin = oldest(first_token) / Scan::TILE * Scan::TILE, end = pass.first + end_token;
     int token[2], head[2], from[2], to[2];
     TWIN_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const int row = b.core.warp() * 16 + b.core.lane() / 4 + 8 * i;
+      const int row = b.core.warp() * 16 + b.core.warp_thread() / 4 + 8 * i;
       token[i] = first_token + row / GROUP, head[i] = kv * GROUP + row % GROUP;
       if (row >= Scan::TOKENS * GROUP || token[i] >= pass.tokens) token[i] = -1;
       from[i] = oldest(token[i] < 0 ? first_token : token[i]);
       to[i] = pass.first + (token[i] < 0 ? first_token : token[i]) + 1;
     }
-    Scan scan(b.core.lane(), [&](int i) { return static_cast<const u8*>(pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads)); });
-    const int near = least(pass.first + first_token + b.core.warp() * 16 / GROUP, end - 1);  // of the warp's first token
+    Scan scan(b.core.warp_thread(), [&](int i) {
+      return static_cast<const u8*>(
+          pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads));
+    });
+    // of the warp's first token
+    const int near = least(pass.first + first_token + b.core.warp() * 16 / GROUP, end - 1);
     const int far = least(pass.first + first_token + (b.core.warp() * 16 + 15) / GROUP, end - 1);
-    const auto where = [&](int position, int byte) { return static_cast<const u8*>(cached(b.plan, const_cast<u8*>(cache), position, byte)); };
+    const auto where = [&](int position, int byte) {
+      return static_cast<const u8*>(cached(b.plan, const_cast<u8*>(cache), position, byte));
+    };
     const auto ask = [&](int tile) {
       const int first = begin + tile * Scan::TILE;
-      if (first < end) Scan::ask(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, end, b.core.thread(), where);
+      if (first < end)
+        Scan::ask(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, end, b.core.thread(),
+                  where);
       C::sent();
     };
     TWIN_ONCE
@@ -421,23 +513,27 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
     for (int first = begin; first < end; first += Scan::TILE, ++tile) {
       C::template arrived<Scan::TILES - 2>();
       b.core.barrier();
-      b.core.forget();  // where copies go is found again
+      b.core.forget();              // where copies go is found again
       ask(tile + Scan::TILES - 1);  // in the place of the one before, which all have used
-      const bool all = first + Scan::TILE <= near + 1 && (!stage.window || first > far - stage.window);
-      if (first <= far) scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
+      const bool all =
+          first + Scan::TILE <= near + 1 && (!stage.window || first > far - stage.window);
+      if (first <= far)
+        scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
     }
     scan.close([&](int i, int column, float value, float next) {
-      if (token[i] >= 0) C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
+      if (token[i] >= 0)
+        C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
     });
     b.core.barrier();
   }
 }
 
-// ---- a pass ------------------------------------------------------------------------------------------------------------
+// ---- a pass -------------------------------------------------------------------------------------
 
-// Both halves of a pass's attention; false: the run is over.
+// Both halves of a pass's attention; false: the generation is over.
 template <class C, class Ready>
-__device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& stage, const Pass& pass, bool last, Ready ready) {
+__device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& stage,
+                                               const Pass& pass, bool last, Ready ready) {
   if constexpr (C::TENSOR_PASS) {
     prepare_chunk(b, stage, pass, last);
     if (last) return true;
@@ -451,22 +547,30 @@ __device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& 
 
 // `ready` waits until the stage's input is there; false ends the pass.
 template <class Ready>
-__device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage, const Pass& pass, Ready ready) {
+__device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage,
+                                               const Pass& pass, Ready ready) {
   const Value& value = b.plan.values_at(stage.publishes);
   const StageKind kind = StageKind(stage.kind);
   const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
-  const float* x = b.memory.prompt + (normed ? b.plan.prompt_normed : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
-  float* const out = pass_row(b.memory, value, 0, 0);  // looked up here: an emitted sum must not wait for a table
+  const float* x =
+      b.memory.prompt + (normed ? b.plan.prompt_normed
+                                : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
+  // looked up here: an emitted sum must not wait for a table
+  float* const out = pass_row(b.memory, value, 0, 0);
   const int width = value.elements;
   if (kind == StageKind::GATE_UP) {
-    return chunk.multiply<2>(b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-      Chunk::store(out, width, token, i, gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
-    });
+    return chunk.multiply<2>(
+        b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
+          Chunk::store(out, width, token, i,
+                       gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
+        });
   }
-  const float* bias = kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
-  return chunk.multiply<1>(b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
-    store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
-  });
+  const float* bias =
+      kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
+  return chunk.multiply<1>(
+      b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
+        store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
+      });
 }
 
 // Each stage meets all blocks before it reads what they made.
@@ -480,7 +584,9 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     TWIN_KEEP(pass.first);
     TWIN_KEEP(pass.tokens);
     auto ready = [&] { return meet(b, index, pass); };
-    if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE) continue;  // parts are read where they lie
+    // parts are read where they lie
+    if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE)
+      continue;
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
       if (!ready()) return false;
@@ -497,7 +603,7 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
   return true;
 }
 
-// All passes of the request. False: the run is over.
+// All passes of the request. False: the generation is over.
 __device__ __forceinline__ bool read_prompt(Block& b) {
   const Request& wanted = b.launch.request;
   Chunk chunk(b);
@@ -506,8 +612,10 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
     pass.tokens = least(b.plan.prompt_chunk, wanted.read - pass.first);
     if (!read_chunk(b, chunk, pass)) return false;
     b.core.ring.rewind();
-    if (b.rank == 0 && b.block == 0 && b.core.thread() == 0) wanted.pass_stamps[pass.number] = now_ns();
-    if (b.core.any(b.core.thread() == 0 && load_host(wanted.abort))) return false;  // barriers are too short to look there
+    if (b.rank == 0 && b.block == 0 && b.core.thread() == 0)
+      wanted.pass_stamps[pass.number] = now_ns();
+    // barriers are too short to look there
+    if (b.core.any(b.core.thread() == 0 && load_host(wanted.abort))) return false;
   }
   if (!meet(b, b.plan.prompt_stages - 1, pass)) return false;  // keys and values are there
   chunk.finish(b);

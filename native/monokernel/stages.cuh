@@ -11,12 +11,16 @@ __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
   return wanted.every_position || step >= wanted.forced - 1;
 }
 
-__device__ __forceinline__ const float* constants(const Block& b, int at) { return at < 0 ? nullptr : b.memory.constants + at; }
+__device__ __forceinline__ const float* constants(const Block& b, int at) {
+  return at < 0 ? nullptr : b.memory.constants + at;
+}
 
 // RMSNorm's factor of a vector, from its sum of squares.
-__device__ __forceinline__ float norm_factor(const Block& b, float squares) { return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps); }
+__device__ __forceinline__ float norm_factor(const Block& b, float squares) {
+  return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps);
+}
 
-// The norm of what a module adds to the residual stream.
+// The norm of what a module adds to the residual.
 template <class Stage>
 __device__ __forceinline__ void norm_added(Block& b, const Stage& stage, Core::Hidden& sum) {
   if constexpr (Family::NORMS_AFTER) {
@@ -27,9 +31,11 @@ __device__ __forceinline__ void norm_added(Block& b, const Stage& stage, Core::H
   }
 }
 
-// residual += reads, each the sum of its parts in rank order. The last read comes first: delayed parts have long been there.
-// Where lanes' streams meet before the norm, their sum takes the stream's place. `sum` is for what is read.
-__device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage, Core::Hidden& sum) {
+// residual += reads, each the sum of its parts in rank order. The last read comes first: delayed
+// parts have long been there. Where lanes' residuals meet before the norm, their sum takes the
+// residual's place. `sum` is for what is read.
+__device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage,
+                                              Core::Hidden& sum) {
   TWIN_ONCE
   for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);
@@ -43,15 +49,20 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
   return true;
 }
 
-// What is added to a block's rows. A thread has that of its first row before the stage's inputs are there; the others are looked up.
+// What is added to a block's rows. A thread has that of its first row before the stage's inputs are
+// there; the others are looked up.
 struct Bias {
   const float* rows;  // null: none
   int first;
   float own;
 
   __device__ __forceinline__ Bias(const Block& b, const Stage& stage, Span owned)
-      : rows(b.plan.biased ? constants(b, stage.bias) : nullptr), first(owned.lo + b.core.thread()), own(rows && first < owned.hi ? rows[first] : 0.0f) {}
-  __device__ __forceinline__ float of(int row) const { return !rows ? 0.0f : row == first ? own : rows[row]; }
+      : rows(b.plan.biased ? constants(b, stage.bias) : nullptr),
+        first(owned.lo + b.core.thread()),
+        own(rows && first < owned.hi ? rows[first] : 0.0f) {}
+  __device__ __forceinline__ float of(int row) const {
+    return !rows ? 0.0f : row == first ? own : rows[row];
+  }
 };
 
 // What an LM head publishes that is not computed.
@@ -64,14 +75,16 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   return true;
 }
 
-// Lanes of one device begin a step one after the other: the stream then pauses for some of them, not for all.
+// Lanes of one device begin a step one after the other: the stream then pauses for some of them,
+// not for all.
 __device__ __forceinline__ void stagger(Block& b) {
   if (b.plan.stagger_ns == 0) return;
-  const u64 start = now_ns() + u64(b.rank % b.plan.ranks_per_gpu % b.plan.staggered * b.plan.stagger_ns);
+  const u64 start =
+      now_ns() + u64(b.rank % b.plan.ranks_per_gpu % b.plan.staggered * b.plan.stagger_ns);
   while (now_ns() < start) b.core.relax(1);
 }
 
-// ---- the layer ---------------------------------------------------------------------------------------------
+// ---- the layer ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   const Request& wanted = b.launch.request;
@@ -83,8 +96,10 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   bool stop = false;
   for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= wanted.stop[i] == token;
   Core::Hidden residual = b.residual.open(b.core);
-  residual.load_row(b.core, b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
-  if constexpr (Family::EMBEDDING != 1.0f) residual.each(b.core, [](int, float& value) { value = embedded(value); });
+  residual.load_row(b.core,
+                    b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
+  if constexpr (Family::EMBEDDING != 1.0f)
+    residual.each(b.core, [](int, float& value) { value = embedded(value); });
   b.residual.close(b.core, residual);
   b.core.barrier();
   if (b.core.thread() == 0) {
@@ -96,32 +111,44 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   return true;
 }
 
-// The stages that norm the residual stream and multiply it: QKV, GATE_UP and LM_HEAD are one piece of code on a device.
+// The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD are one piece of code
+// on a device.
 __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& stage) {
-  const bool head = stage.kind == int(StageKind::LM_HEAD), gated = stage.kind == int(StageKind::GATE_UP);
-  const bool meeting = b.plan.mean_of > 1 && head;  // lanes met: the input is their sum, normed before
+  const bool head = stage.kind == int(StageKind::LM_HEAD),
+             gated = stage.kind == int(StageKind::GATE_UP);
+  // lanes met: the input is their sum, normed before
+  const bool meeting = b.plan.mean_of > 1 && head;
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
   auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
-  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));  // behind it: its fence would wait for them
+  // behind it: its fence would wait for them
+  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
-  if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x) : !read_residual(b, index, stage, x)) return false;
+  if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x)
+              : !read_residual(b, index, stage, x))
+    return false;
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
   const Core::Hidden residual = b.residual.open(b.core);
-  const auto squares = residual.begin_squares(b.core);  // known to all warps when their sums are: the norm's factor comes last
+  // known to all warps when their sums are: the norm's factor comes last
+  const auto squares = residual.begin_squares(b.core);
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
   } else {
     x.scaled(b.core, residual, 1.0f, weight);
   }
   const int first = b.rank * b.plan.shard_vocab;
-  float* kept = head && b.launch.request.logits ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab) : nullptr;
+  float* kept = head && b.launch.request.logits
+                    ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab)
+                    : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
-  const bool layer = !head, &unnormed = Family::NORMS_BEFORE ? meeting : layer;  // such families have no lanes to meet
-  const auto factor = [&] { return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares)); };
+  // such families have no lanes to meet
+  const bool layer = !head, &unnormed = Family::NORMS_BEFORE ? meeting : layer;
+  const auto factor = [&] {
+    return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares));
+  };
   const bool done = multiply(b, stage, work, x, ahead, factor, [&](int row, float sum, float up) {
     if (head) {
       sum = capped_logit(sum);
@@ -150,14 +177,17 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
 }
 
 __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
-  float* merged = b.scratch;                                          // [PARTIALS][PARTIAL]
-  float* heads = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;  // queries of the block's items
+  float* merged = b.scratch;  // [PARTIALS][PARTIAL]
+  // queries of the block's items
+  float* heads = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;
   const Span items = b.plan.owned_of(stage.items, b.block);
   const int position = position_of(b), splits = b.plan.splits;
-  const bool any = items.lo < items.hi, probe = b.plan.probe;  // a probe has no queries, and publishes nothing
+  // a probe has no queries, and publishes nothing
+  const bool any = items.lo < items.hi, probe = b.plan.probe;
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
   const int kv_heads = !probe && any ? (items.hi - 1) / splits + 1 - first : 1;
-  u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);  // [kv_heads][k, v][HEAD_DIM] as they are cached
+  // [kv_heads][k, v][HEAD_DIM] as they are cached
+  u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);
   Scan scan;
   if (any) {
     if constexpr (!Core::CACHE_IN_RING) {  // older positions need no hand-off
@@ -167,9 +197,12 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     b.core.barrier();  // the stage before may still read the scratch
     if (!probe && !prepare_heads(b, index, stage, kv_heads, position, heads, fresh)) return false;
   }
-  if (probe) TWIN_EACH(i, GROUP * HEAD_DIM) put_query(b.core, heads + i / HEAD_DIM * HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
+  if (probe)
+    TWIN_EACH(i, GROUP * HEAD_DIM)
+      put_query(b.core, heads + i / HEAD_DIM * HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
   begin(b, index, stage);
-  if (Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);  // blocks without items, too: what they have in its place would be kept
+  // blocks without items, too: what they have in its place would be kept
+  if (Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);
   if (any) b.core.barrier();
   if (any && b.core.gave_up()) return false;
   for (int i = items.lo; i < items.hi; ++i) {
@@ -179,10 +212,13 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       const Output out = output_of(b, stage);
-      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { publish(b, out, i * Outputs::WORDS + at, value); });
+      scan.attend(b, queries, i == items.lo, merged,
+                  [&](int at, float value) { publish(b, out, i * Outputs::WORDS + at, value); });
     } else {
       float sum = 0;
-      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) { sum += at < Outputs::ENDS ? Outputs::element(value, 0) : 0.0f; });
+      scan.attend(b, queries, i == items.lo, merged, [&](int at, float value) {
+        sum += at < Outputs::ENDS ? Outputs::element(value, 0) : 0.0f;
+      });
       if (b.core.thread() == 0) b.at.checksum += sum;
     }
   }
@@ -196,7 +232,8 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
   auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
   if (!combine(b, index, stage, x)) return false;
   begin(b, index, stage);
-  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  return multiply(b, stage, work, x, ahead, unscaled,
+                  [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
@@ -205,8 +242,10 @@ __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
-  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};  // not before: the vector takes the registers
-  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  // not before: the vector takes the registers
+  const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
+  return multiply(b, stage, work, x, ahead, unscaled,
+                  [&](int row, float sum, float) { publish(b, work.out, row, sum); });
 }
 
 // Between kernels only: hands this rank's part to all ranks, as a library's all-gather would.
@@ -226,8 +265,8 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
   return true;
 }
 
-// The other ranks' parts of what this block owns of a module's output, for all blocks of the rank. Consumers come here only where no
-// keeper makes such sums (`keeper_sums`).
+// The other ranks' parts of what this block owns of a module's output, for all blocks of the rank.
+// Consumers come here only where no keeper makes such sums (`keeper_sums`).
 __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
   if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
   begin(b, index, stage);
@@ -239,7 +278,7 @@ __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage&
   return true;
 }
 
-// ---- the end of the step -----------------------------------------------------------------------------------
+// ---- the end of the step ------------------------------------------------------------------------
 
 __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stage) {
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
@@ -249,7 +288,9 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   const Core::Hidden residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
-  x.scaled(b.core, residual, stage.norm >= 0 ? norm_factor(b, Core::Hidden::end_squares(b.core, squares)) : 1.0f, weight);
+  x.scaled(b.core, residual,
+           stage.norm >= 0 ? norm_factor(b, Core::Hidden::end_squares(b.core, squares)) : 1.0f,
+           weight);
   const Output out = output_of(b, stage);
   const Span own = b.plan.owned_of(out.value->owned, b.block);
   x.each(b.core, [&](int i, float& value) {
@@ -291,10 +332,13 @@ __device__ __forceinline__ void deliver(const Launch& launch, int step, int toke
     if (wanted.stop[i] == token) claim(&c.status, int(Status::RUNNING), int(Status::STOP));
 }
 
-__device__ __forceinline__ bool delivers(const Plan& plan, int rank, int block) { return rank == 0 && block == 0 && !plan.probe; }
+__device__ __forceinline__ bool delivers(const Plan& plan, int rank, int block) {
+  return rank == 0 && block == 0 && !plan.probe;
+}
 
 // The best of all blocks' candidates, two words each.
-__device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& read, Candidate& best) {
+__device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& read,
+                                               Candidate& best) {
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const int each = b.plan.values_at(read.value).elements / 2;
@@ -303,10 +347,10 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
   bool good = true;
   for (int i = b.core.thread(); i < each * source.parts && good; i += b.core.threads()) {
     const float* at = source.at(i / each) + i % each * 2;
-    Run<2> seen = load_run<2, 8>(at);
+    Pack<2> seen = load_pack<2, 8>(at);
     while (good && source.polled && missing(seen)) {
       good = keep_waiting(b, patience, {index, read.value, source.part(i / each), i % each * 2});
-      seen = load_run<2, 8>(at);
+      seen = load_pack<2, 8>(at);
     }
     const Candidate other = {seen.at[0], int(seen.at[1])};
     if (wins(other, mine)) mine = other;
@@ -319,9 +363,12 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
 __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) {
   const Request& wanted = b.launch.request;
   const Read& read = b.plan.reads_at(stage.first_read);
-  const bool chooses = !b.plan.full || b.block == 0, counts = b.plan.probe || head_needed(wanted, b.at.step);
+  const bool chooses = !b.plan.full || b.block == 0,
+             counts = b.plan.probe || head_needed(wanted, b.at.step);
   Candidate best = {};
-  if (chooses && !(b.plan.full ? gather_parts(b, index, read, b.memory.probabilities) : best_candidate(b, index, read, best))) return false;
+  if (chooses && !(b.plan.full ? gather_parts(b, index, read, b.memory.probabilities)
+                               : best_candidate(b, index, read, best)))
+    return false;
   begin(b, index, stage);
   if (!chooses) return true;
   int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;
@@ -341,12 +388,13 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   }
   b.at.token = b.at.chosen = token;
   if (stage.publishes >= 0) publish(b, output_of(b, stage), 0, float(token));
-  const bool later = Core::KEEPER && b.plan.resident;  // the keeper delivers while the next step has begun
+  // the keeper delivers while the next step has begun
+  const bool later = Core::KEEPER && b.plan.resident;
   if (!later && delivers(b.plan, b.rank, b.block)) deliver(b.launch, b.at.step, token);
   return true;
 }
 
-// ---- probes ------------------------------------------------------------------------------------------------
+// ---- probes -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) {
   begin(b, index, stage);
@@ -355,7 +403,8 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   float sum = 0;
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
   auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, true);
-  const bool done = multiply(b, stage, work, x, ahead, unscaled, [&](int, float total, float) { sum += total; });
+  const bool done =
+      multiply(b, stage, work, x, ahead, unscaled, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;
   return done;
 }
@@ -375,7 +424,8 @@ __device__ __forceinline__ bool exchange(Block& b, int index, const Stage& stage
   b.core.cleared();
   TWIN_EACH(i, own.hi - own.lo) {
     const int e = own.lo + i, next = e + 1 < n ? e + 1 : 0;
-    publish(b, out, e, 0.5f * (n ? from[next] : 0.0f) + float((u32(e) * 2654435761u) >> 8) * 0x1p-24f);
+    publish(b, out, e,
+            0.5f * (n ? from[next] : 0.0f) + float((u32(e) * 2654435761u) >> 8) * 0x1p-24f);
   }
   return true;
 }

@@ -3,12 +3,13 @@
 // No toolkit header is included, so NVRTC alone can compile the kernel.
 #pragma once
 
-#define TWIN_TABLE __constant__ static const  // a cache of its own: a look-up past the first-level cache waits behind the weights under way
+// a cache of its own: a look-up past the first-level cache waits behind the weights under way
+#define TWIN_TABLE __constant__ static const
 #define TWIN_LARGE_TABLE __device__ static const
-#define TWIN_UNROLL _Pragma("unroll")  // of loops over registers
+#define TWIN_UNROLL _Pragma("unroll")    // of loops over registers
 #define TWIN_KEEP(x) twin::keep_here(x)  // looked up here, not where it is used
-#define TWIN_HOLDS(what)                 // the host's builds check it, and the validator before them
-#define TWIN_ONCE _Pragma("unroll 1")  // of loops whose copies would need too many
+#define TWIN_HOLDS(what)                 // the host's builds check it, and the proof before them
+#define TWIN_ONCE _Pragma("unroll 1")    // of loops whose copies would need too many
 
 #include "plan.h"
 #include "source.h"
@@ -17,13 +18,19 @@ namespace twin {
 
 constexpr int CONSUMER_WARPS = Plan::consumer_warps;
 constexpr int CONSUMERS = 32 * CONSUMER_WARPS;
-constexpr int KEEPER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;  // one of its threads needs 300 cycles a tile
-constexpr int THREADS = CONSUMERS + 128;  // helpers: a warp group of its own, so that registers can be moved to the others
-constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // of each thread until the groups trade them; never more than the block was given
-constexpr int HELPER_REGISTERS = 56, CONSUMER_REGISTERS = (LAUNCH_REGISTERS * THREADS - 128 * HELPER_REGISTERS) / CONSUMERS / 8 * 8;
-constexpr int SHARED_BYTES = 227 * 1024;               // most dynamic shared memory of a block
-constexpr int CONSUMER_BARRIER = 1;                    // barrier 0 is __syncthreads
-constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;  // other GPUs write this one's exchange memory
+// one of its threads needs 300 cycles a tile
+constexpr int KEEPER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;
+// side warps: a warp group of its own, so that registers can be moved to the others
+constexpr int THREADS = CONSUMERS + 128;
+// of each thread until the groups trade them; never more than the block was given
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+constexpr int SIDE_REGISTERS = 56,
+              CONSUMER_REGISTERS =
+                  (LAUNCH_REGISTERS * THREADS - 128 * SIDE_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr int SHARED_BYTES = 227 * 1024;  // most dynamic shared memory of a block
+constexpr int CONSUMER_BARRIER = 1;       // barrier 0 is __syncthreads
+// other GPUs write this one's exchange memory
+constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;
 
 __device__ __forceinline__ void keep_here(int& x) { asm volatile("" : "+r"(x)); }
 template <class T>
@@ -39,7 +46,7 @@ __device__ __forceinline__ To bits_as(From from) {
   return to;
 }
 
-// ---- stored types ------------------------------------------------------------------------------------------
+// ---- stored types -------------------------------------------------------------------------------
 
 __host__ __device__ constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
 
@@ -94,7 +101,8 @@ __device__ __forceinline__ float exp32(float x) { return expf(x); }
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
 
-// ---- exchange memory: relaxed words, past the first-level cache; of the system where peers write them too ------
+// ---- exchange memory: relaxed words, past the first-level cache; of the system where peers write
+// them too
 
 #define TWIN_SCOPED(code, ...)                        \
   if constexpr (PEERS) {                              \
@@ -127,15 +135,15 @@ __device__ __forceinline__ float4 load_quad(const float* at) {
   return v;
 }
 
-__device__ __forceinline__ void store_shared(float* at, float value) {
+__device__ __forceinline__ void store_shared(float* at, float value){
 #define TWIN_CODE(scope) "st.relaxed." scope ".global.f32 [%0], %1;"
-  TWIN_SCOPED(TWIN_CODE, ::"l"(at), "f"(value))
+    TWIN_SCOPED(TWIN_CODE, ::"l"(at), "f"(value))
 #undef TWIN_CODE
 }
 
-__device__ __forceinline__ void arrive(u32* counter) {
+__device__ __forceinline__ void arrive(u32* counter){
 #define TWIN_CODE(scope) "red.release." scope ".global.add.u32 [%0], 1;"
-  TWIN_SCOPED(TWIN_CODE, ::"l"(counter))
+    TWIN_SCOPED(TWIN_CODE, ::"l"(counter))
 #undef TWIN_CODE
 }
 
@@ -148,48 +156,50 @@ __device__ __forceinline__ u32 arrivals(const u32* counter) {
 }
 
 // Earlier writes of this thread, and what it has observed, before its later publications.
-__device__ __forceinline__ void publish_fence() {
+__device__ __forceinline__ void publish_fence(){
 #define TWIN_CODE(scope) "fence.acq_rel." scope ";"
-  TWIN_SCOPED(TWIN_CODE, ::)
+    TWIN_SCOPED(TWIN_CODE, ::)
 #undef TWIN_CODE
 }
 
 // Read once: it leaves the first-level cache to the plan's tables.
 __device__ __forceinline__ float4 load_once(const float* at) {
   float4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(at));
   return v;
 }
 
 template <int N, int ALIGNED>
-__device__ __forceinline__ Run<N> load_run(const float* at) {
-  Run<N> run;
+__device__ __forceinline__ Pack<N> load_pack(const float* at) {
+  Pack<N> pack;
   if constexpr (N % 4 == 0 && ALIGNED >= 16) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
       const float4 v = load_quad(at + i);
-      run.at[i] = v.x, run.at[i + 1] = v.y, run.at[i + 2] = v.z, run.at[i + 3] = v.w;
+      pack.at[i] = v.x, pack.at[i + 1] = v.y, pack.at[i + 2] = v.z, pack.at[i + 3] = v.w;
     }
   } else if constexpr (N % 2 == 0 && ALIGNED >= 8) {
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
       const float2 v = load_pair(at + i);
-      run.at[i] = v.x, run.at[i + 1] = v.y;
+      pack.at[i] = v.x, pack.at[i + 1] = v.y;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) run.at[i] = load_shared(at + i);
+    for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i);
   }
-  return run;
+  return pack;
 }
 
 __device__ __forceinline__ bool missing(float v) { return bits_as<u32>(v) == SENTINEL; }
 
 template <int N>
-__device__ __forceinline__ bool missing(const Run<N>& run) {
+__device__ __forceinline__ bool missing(const Pack<N>& pack) {
   bool any = false;
 #pragma unroll
-  for (int i = 0; i < N; ++i) any |= missing(run.at[i]);
+  for (int i = 0; i < N; ++i) any |= missing(pack.at[i]);
   return any;
 }
 
@@ -202,7 +212,9 @@ __device__ __forceinline__ void store_host(T* at, T value) {
   __threadfence_system();
   *reinterpret_cast<volatile T*>(at) = value;
 }
-__device__ __forceinline__ bool claim(int* at, int expected, int wanted) { return atomicCAS_system(at, expected, wanted) == expected; }
+__device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
+  return atomicCAS_system(at, expected, wanted) == expected;
+}
 
 __device__ __forceinline__ u64 now_ns() {
   u64 time;
@@ -210,10 +222,10 @@ __device__ __forceinline__ u64 now_ns() {
   return time;
 }
 
-// ---- ring --------------------------------------------------------------------------------------------------
+// ---- ring ---------------------------------------------------------------------------------------
 
-// An address in shared memory, from here on a number like any other: computed again for each use it costs a look-up of where
-// the block lies in its cluster, 30 cycles on the way of every tile.
+// An address in shared memory, from here on a number like any other: computed again for each use it
+// costs a look-up of where the block lies in its cluster, 30 cycles on the way of every tile.
 __device__ __forceinline__ u32 shared_address(const void* at) {
   u32 address = u32(__cvta_generic_to_shared(at));
   asm volatile("" : "+r"(address));
@@ -226,33 +238,37 @@ __device__ __forceinline__ void barrier_init(u32 barrier, int count) {
 
 __device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
   u32 passed;
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-               : "=r"(passed)
-               : "r"(barrier), "r"(parity)
-               : "memory");
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
   return passed;
 }
 
 // The same without suspending the thread: for those who look at something else as well.
 __device__ __forceinline__ bool barrier_seen(u32 barrier, u32 parity) {
   u32 passed;
-  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-               : "=r"(passed)
-               : "r"(barrier), "r"(parity)
-               : "memory");
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
   return passed;
 }
 
 __device__ __forceinline__ void barrier_arrive(u32 barrier, int count = 1) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(count) : "memory");
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(barrier),
+               "r"(count)
+               : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  while (!barrier_passed(barrier, parity)) {
-  }
+  while (!barrier_passed(barrier, parity)) {}
 }
 
-// Weights are read once a step: tables, norms, cached keys and values stay in the second-level cache.
+// Weights are read once a step: tables, norms, cached keys and values stay in the second-level
+// cache.
 __device__ __forceinline__ u64 read_once() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -264,22 +280,32 @@ __device__ __forceinline__ u64 read_again() {
   return policy;
 }
 
-// What this thread has read and written in shared memory comes before what bulk copies will write there. An arrival at a barrier
-// does not wait for loads whose results nobody has used yet.
-__device__ __forceinline__ void leave_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread has read and written in shared memory comes before what bulk copies will write
+// there. An arrival at a barrier does not wait for loads whose results nobody has used yet.
+__device__ __forceinline__ void leave_to_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 // The same of the device's memory, of which bulk copies will read.
-__device__ __forceinline__ void leave_cache_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void leave_cache_to_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 // The barrier's phase ends when `bytes` of copies have arrived.
 __device__ __forceinline__ void expect_copies(u32 barrier, int bytes) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
 }
 
 // Starts a copy of `bytes` from global to shared memory, which the barrier expects.
-__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier, u64 policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier), "l"(policy)
-               : "memory");
+__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 barrier,
+                                          u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
 }
 
 }  // namespace twin

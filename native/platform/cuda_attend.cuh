@@ -9,35 +9,40 @@ __device__ __forceinline__ float power_of_two(float x) {
   return value;
 }
 
-// A block takes ROWS query rows of one KV head: all query heads of neighbouring tokens. Each warp has 16 of them, and looks at tiles
-// of positions that come onto the chip once for all warps. A lane keeps rows lane / 4 and 8 more of its warp's.
+// A block takes ROWS query rows of one KV head: all query heads of neighbouring tokens. Each warp
+// has 16 of them, and looks at tiles of positions that come onto the chip once for all warps. A
+// thread keeps rows thread / 4 and 8 more of its warp's.
 struct PassScan {
   static constexpr int TILE = facts::PASS_SCAN_POSITIONS;  // positions that come together
   static constexpr int TILES = facts::PASS_SCAN_TILES;     // one in use, the others under way
   static constexpr int ROWS = 16 * CONSUMER_WARPS, TOKENS = GROUP ? ROWS / GROUP : 1;
-  static constexpr int BYTES = HEAD_DIM * type_bytes(KV), UNITS = BYTES / 16;  // of a key, or a value
-  static constexpr int PITCH = BYTES + 16;  // an odd number of units: eight rows meet in no bank
+  // of a key, or a value
+  static constexpr int BYTES = HEAD_DIM * type_bytes(KV), UNITS = BYTES / 16;
+  static constexpr int PITCH = BYTES + 16;   // an odd number of units: eight rows meet in no bank
   static constexpr int PART = TILE * PITCH;  // a tile's keys; its values follow
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, SETS = TILE / 16;
   static constexpr int bytes = TILES * 2 * PART;
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
-  int lane;
+  int thread;
   u32 query[STEPS][4];
   float output[2 * STEPS][4];
   float most[2], total[2];  // of scores in powers of two
 
-  __device__ __forceinline__ static float apart(float v, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, v, lanes); }
+  __device__ __forceinline__ static float apart(float v, int threads) {
+    return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
+  }
   __device__ __forceinline__ static float larger(float a, float b) { return a > b ? a : b; }
 
-  // row(i): where the query of the lane's row lane / 4 + 8 * i lies, 16-bit numbers.
+  // row(i): where the query of the thread's row thread / 4 + 8 * i lies, 16-bit numbers.
   template <class Row>
-  __device__ __forceinline__ PassScan(int lane, Row row) : lane(lane) {
+  __device__ __forceinline__ PassScan(int thread, Row row) : thread(thread) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const u8* at = row(i % 2) + i / 2 * 16 + lane % 4 * 4;
+      const u8* at = row(i % 2) + i / 2 * 16 + thread % 4 * 4;
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step) query[step][i] = bits_as<u32>(load_shared(reinterpret_cast<const float*>(at + step * 32)));
+      for (int step = 0; step < STEPS; ++step)
+        query[step][i] = bits_as<u32>(load_shared(reinterpret_cast<const float*>(at + step * 32)));
     }
 #pragma unroll
     for (int m = 0; m < 2 * STEPS; ++m)
@@ -47,9 +52,10 @@ struct PassScan {
     total[0] = total[1] = 0.0f;
   }
 
-  // Scores of a tile that lies at `keys`: position 8 * j + 2 * (lane % 4) + i % 2 of row lane / 4 + i / 2 * 8.
+  // Scores of a tile that lies at `keys`: position 8 * j + 2 * (thread % 4) + i % 2 of row thread /
+  // 4 + i / 2 * 8.
   __device__ __forceinline__ void compare(u32 keys, float (&score)[2 * SETS][4]) const {
-    const u32 from = keys + u32((lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16);
+    const u32 from = keys + u32((thread / 16 * 8 + thread % 8) * PITCH + thread / 8 % 2 * 16);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
 #pragma unroll
@@ -62,12 +68,14 @@ struct PassScan {
       }
   }
   __device__ __forceinline__ void add_values(u32 values, const float (&weight)[2 * SETS][4]) {
-    const u32 from = values + u32(lane % 16 * PITCH + lane / 16 * 16);
+    const u32 from = values + u32(thread % 16 * PITCH + thread / 16 * 16);
 #pragma unroll
     for (int set = 0; set < SETS; ++set) {
       u32 w[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = packed<KV>(weight[2 * set + i / 2][i % 2 * 2], weight[2 * set + i / 2][i % 2 * 2 + 1]);
+      for (int i = 0; i < 4; ++i)
+        w[i] =
+            packed<KV>(weight[2 * set + i / 2][i % 2 * 2], weight[2 * set + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
       for (int m = 0; m < STEPS; ++m) {
         u32 value[4];
@@ -77,8 +85,10 @@ struct PassScan {
       }
     }
   }
-  // A tile at `at`, whose first position is `first`; a row sees positions from[i]..to[i]-1. `scale` makes scores powers of two.
-  __device__ __forceinline__ void look(u32 at, int first, const int (&from)[2], const int (&to)[2], bool all, float scale) {
+  // A tile at `at`, whose first position is `first`; a row sees positions from[i]..to[i]-1. `scale`
+  // makes scores powers of two.
+  __device__ __forceinline__ void look(u32 at, int first, const int (&from)[2], const int (&to)[2],
+                                       bool all, float scale) {
     float score[2 * SETS][4] = {};
     compare(at, score);
     if (!all) {
@@ -86,7 +96,7 @@ struct PassScan {
       for (int j = 0; j < 2 * SETS; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int position = first + 8 * j + lane % 4 * 2 + i % 2;
+          const int position = first + 8 * j + thread % 4 * 2 + i % 2;
           if (position < from[i / 2] || position >= to[i / 2]) score[j][i] = -infinity();
         }
     }
@@ -94,14 +104,16 @@ struct PassScan {
     for (int h = 0; h < 2; ++h) {
       float top = score[0][2 * h];
 #pragma unroll
-      for (int j = 0; j < 2 * SETS; ++j) top = larger(top, larger(score[j][2 * h], score[j][2 * h + 1]));
+      for (int j = 0; j < 2 * SETS; ++j)
+        top = larger(top, larger(score[j][2 * h], score[j][2 * h + 1]));
       top = larger(top, apart(top, 1));
       top = larger(top, apart(top, 2));
       top = larger(most[h], top * scale);
       const float shrink = power_of_two(most[h] - top);
       most[h] = top, total[h] *= shrink;
 #pragma unroll
-      for (int m = 0; m < 2 * STEPS; ++m) output[m][2 * h] *= shrink, output[m][2 * h + 1] *= shrink;
+      for (int m = 0; m < 2 * STEPS; ++m)
+        output[m][2 * h] *= shrink, output[m][2 * h + 1] *= shrink;
 #pragma unroll
       for (int j = 0; j < 2 * SETS; ++j)
 #pragma unroll
@@ -112,7 +124,7 @@ struct PassScan {
     }
     add_values(at + PART, score);
   }
-  // put(i, column, two neighbours) of row lane / 4 + 8 * i.
+  // put(i, column, two neighbours) of row thread / 4 + 8 * i.
   template <class Put>
   __device__ __forceinline__ void close(Put put) const {
 #pragma unroll
@@ -121,18 +133,21 @@ struct PassScan {
       sum += apart(sum, 2);
       const float by = 1.0f / sum;
 #pragma unroll
-      for (int m = 0; m < 2 * STEPS; ++m) put(h, 8 * m + lane % 4 * 2, output[m][2 * h] * by, output[m][2 * h + 1] * by);
+      for (int m = 0; m < 2 * STEPS; ++m)
+        put(h, 8 * m + thread % 4 * 2, output[m][2 * h] * by, output[m][2 * h + 1] * by);
     }
   }
 
-  // Positions first..first+TILE-1 on their way to `to`; where(position, byte) is in the cache, keys first. Zeros from `end` on.
+  // Positions first..first+TILE-1 on their way to `to`; where(position, byte) is in the cache, keys
+  // first. Zeros from `end` on.
   template <class Where>
   __device__ __forceinline__ static void ask(u32 to, int first, int end, int thread, Where where) {
 #pragma unroll
     for (int i = thread; i < TILE * 2 * UNITS; i += CONSUMERS) {
       const int position = i / (2 * UNITS), unit = i % (2 * UNITS), value = unit / UNITS;
       const bool there = first + position < end;
-      copy_activations(to + u32(value * PART + position * PITCH + unit % UNITS * 16), where(there ? first + position : first, unit * 16), there);
+      copy_activations(to + u32(value * PART + position * PITCH + unit % UNITS * 16),
+                       where(there ? first + position : first, unit * 16), there);
     }
   }
 };

@@ -1,24 +1,29 @@
-// What prompt passes and scans of the cache ask of the machine: tensor-core products and asynchronous copies. tests/native/chunk.cpp and
-// scan.cpp stand in for it on a CPU.
+// What prompt passes and scans of the cache ask of the machine: tensor-core products and
+// asynchronous copies. tests/native/chunk.cpp and scan.cpp stand in for it on a CPU.
 #pragma once
 
 namespace twin {
 
-// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns may go first.
+// d += a * b for 16 tokens, 8 weight rows and 16 columns. Not volatile: the loads of later columns
+// may go first.
 template <Type T = WEIGHT>
-__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+__device__ __forceinline__ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                             u32 b1) {
   if constexpr (T == Type::BF16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 }
 
-// Four 8 x 8 matrices of 16-bit values, each row at the address of one lane: the fragment of a 16 x 16 matrix.
+// Four 8 x 8 matrices of 16-bit values, each row at the address of one thread: the fragment of a 16
+// x 16 matrix.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -49,15 +54,22 @@ __device__ __forceinline__ u32 packed(float first, float second) {
 
 // 16 bytes on their way to shared memory, or zeros.
 __device__ __forceinline__ void copy_weights(u32 to, const u8* from, bool there, u64 once) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(there ? 16 : 0), "l"(once)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+      "l"(from), "r"(there ? 16 : 0), "l"(once)
+      : "memory");
 }
 __device__ __forceinline__ void copy_activations(u32 to, const u8* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
 }
 
-// A lane's copies since the last time are one group. All but the last LEFT groups have arrived, for this lane.
-__device__ __forceinline__ void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// A thread's copies since the last time are one group. All but the last LEFT groups have arrived,
+// for this thread.
+__device__ __forceinline__ void copies_sent() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int LEFT>
 __device__ __forceinline__ void copies_arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");

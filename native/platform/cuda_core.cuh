@@ -14,42 +14,44 @@ struct Words {  // of exchange memory
 // What warps of a block tell each other, in shared memory.
 struct Signals {
   Words resets[MOST_RESETS];  // the keeper's own
-  u64 go;    // consumers -> keeper: the stage's reads have succeeded
-  u64 done;  // keeper -> consumers: its resets are visible; lies behind `go`
-  u64 met[2][CONSUMER_WARPS];  // one value of each warp; the two take turns, so that one barrier a sum is enough
-  u64 left;  // consumers -> helpers: they are done, and what they wrote may be read
-  u64 passed;  // consumers -> loader: the prompt has been read, the ring may have its memory
-  u16 lost;  // a wait was given up
-  u16 told;  // the host wants the run to end
+  u64 go;                     // consumers -> keeper: the stage's reads have succeeded
+  u64 done;                   // keeper -> consumers: its resets are visible; lies behind `go`
+  // one value of each warp; the two take turns, so that one barrier a sum is enough
+  u64 met[2][CONSUMER_WARPS];
+  u64 left;       // consumers -> side warps: they are done, and what they wrote may be read
+  u64 passed;     // consumers -> loader: the prompt has been read, the ring may have its memory
+  u16 lost;       // a wait was given up
+  u16 told;       // the host wants the generation to end
   int delivered;  // the keeper's own
-  u32 scanned;  // consumers -> loaders: stages of attention that have appended
+  u32 scanned;    // consumers -> loaders: stages of attention that have appended
 };
 
 struct Core {
-  using Hidden = TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team, Plan::hidden_ahead_chunks,
-                            Plan::hidden_ahead_groups>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team, Plan::heads_ahead_chunks,
-                           Plan::heads_ahead_groups>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team, Plan::ffn_ahead_chunks,
-                         Plan::ffn_ahead_groups>;
+  using Hidden =
+      TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
+                 Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups>;
+  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team,
+                           Plan::heads_ahead_chunks, Plan::heads_ahead_groups>;
+  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
+                         Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups>;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
 
   Ring ring;
   Signals& signals;
-  u32 go;      // the address of that signal
-  int me;      // the thread
-  u32 phase;   // twice the stages begun so far, and whose turn it is of `met`
+  u32 go;     // the address of that signal
+  int me;     // the thread
+  u32 phase;  // twice the stages begun so far, and whose turn it is of `met`
 
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
-  static constexpr int SCAN_HEADS = Plan::scan_heads;  // and in a step
+  static constexpr int SCAN_HEADS = Plan::scan_heads;   // and in a step
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
-  static constexpr int POSITION_LANES = CachedPiece::LANES;
-  static constexpr bool KEEPER = true;  // a warp of its own makes the resets
-  static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
-  static constexpr int CACHE_TILE = Plan::cache_tile;  // positions of a tile
+  static constexpr int POSITION_THREADS = CachedPiece::THREADS;
+  static constexpr bool KEEPER = true;                    // a warp of its own makes the resets
+  static constexpr bool CACHE_IN_RING = true;             // loaders bring cached keys and values
+  static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
   // What is computed from it in one stage is not kept in registers for the next ones.
@@ -59,13 +61,17 @@ struct Core {
   __device__ static constexpr int threads() { return CONSUMERS; }
   __device__ int warp() const { return me / 32; }
   __device__ static constexpr int warps() { return CONSUMER_WARPS; }
-  __device__ int lane() const { return me % 32; }
-  __device__ static constexpr int lanes() { return 32; }
-  __device__ static void barrier() { asm volatile("bar.sync %0, %1;" ::"n"(CONSUMER_BARRIER), "n"(CONSUMERS) : "memory"); }
-  __device__ static bool any(bool mine) {  // a barrier that tells every thread whether one of them said yes
+  __device__ int warp_thread() const { return me % 32; }
+  __device__ static constexpr int warp_threads() { return 32; }
+  __device__ static void barrier() {
+    asm volatile("bar.sync %0, %1;" ::"n"(CONSUMER_BARRIER), "n"(CONSUMERS) : "memory");
+  }
+  // a barrier that tells every thread whether one of them said yes
+  __device__ static bool any(bool mine) {
     u32 yes;
     asm volatile(
-        "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"
+        "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, "
+        "0, q; }"
         : "=r"(yes)
         : "r"(u32(mine)), "n"(CONSUMER_BARRIER), "n"(CONSUMERS)
         : "memory");
@@ -73,38 +79,45 @@ struct Core {
   }
   __device__ static void warp_sync() { __syncwarp(); }
 
-  // ---- the keeper ----
+  // ---- the keeper -------------------------------------------------------------------------------
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
     if (phase > 1) cleared();
     phase += 2;
     __syncwarp();
-    if (lane() == 0) barrier_arrive(go);
+    if (warp_thread() == 0) barrier_arrive(go);
   }
-  __device__ __forceinline__ void cleared() const { barrier_wait(go + u32(sizeof(u64)), (phase >> 1 & 1u) ^ 1u); }
+  __device__ __forceinline__ void cleared() const {
+    barrier_wait(go + u32(sizeof(u64)), (phase >> 1 & 1u) ^ 1u);
+  }
   __device__ __forceinline__ bool agree(bool good) {
     if (!good) *const_cast<volatile u16*>(&signals.lost) = 1;
     return true;
   }
-  __device__ __forceinline__ bool gave_up() const { return *const_cast<volatile u16*>(&signals.lost); }
-  __device__ __forceinline__ bool told_to_leave(const int*) const { return *const_cast<volatile u16*>(&signals.told); }
+  __device__ __forceinline__ bool gave_up() const {
+    return *const_cast<volatile u16*>(&signals.lost);
+  }
+  __device__ __forceinline__ bool told_to_leave(const int*) const {
+    return *const_cast<volatile u16*>(&signals.told);
+  }
 
-  // ---- sums ----
+  // ---- sums -------------------------------------------------------------------------------------
 
   template <class T>
-  __device__ static T lane_apart(T v, int apart) {
+  __device__ static T thread_apart(T v, int apart) {
     return __shfl_xor_sync(0xFFFFFFFFu, v, apart);
   }
   template <class T>
-  __device__ static T warp_sum(T v) {  // butterfly: the same order, so the same bits, in every lane
+  // butterfly: the same order, so the same bits, in every thread
+  __device__ static T warp_sum(T v) {
 #pragma unroll
-    for (int apart = 16; apart; apart /= 2) v += lane_apart(v, apart);
+    for (int apart = 16; apart; apart /= 2) v += thread_apart(v, apart);
     return v;
   }
-  __device__ static float unit_sum(float v) {
+  __device__ static float scanner_sum(float v) {
 #pragma unroll
-    for (int apart = POSITION_LANES / 2; apart; apart /= 2) v += lane_apart(v, apart);
+    for (int apart = POSITION_THREADS / 2; apart; apart /= 2) v += thread_apart(v, apart);
     return v;
   }
 
@@ -120,7 +133,7 @@ struct Core {
     T* met = reinterpret_cast<T*>(signals.met[phase & 1u]);
     phase ^= 1;
     v = warp_sum(v);
-    if (lane() == 0) met[warp()] = v;
+    if (warp_thread() == 0) met[warp()] = v;
     return met;
   }
   template <class T>
@@ -135,12 +148,12 @@ struct Core {
   __device__ __forceinline__ Candidate best(Candidate mine, Wins wins) {
 #pragma unroll
     for (int apart = 16; apart; apart /= 2) {
-      const Candidate other = {lane_apart(mine.logit, apart), lane_apart(mine.index, apart)};
+      const Candidate other = {thread_apart(mine.logit, apart), thread_apart(mine.index, apart)};
       if (wins(other, mine)) mine = other;
     }
     Candidate* met = reinterpret_cast<Candidate*>(signals.met[phase & 1u]);
     phase ^= 1;
-    if (lane() == 0) met[warp()] = mine;
+    if (warp_thread() == 0) met[warp()] = mine;
     barrier();
 #pragma unroll
     for (int w = 0; w < CONSUMER_WARPS; ++w)
@@ -156,12 +169,14 @@ struct Core {
     return sum;
   }
 
-  __device__ static void relax(u32) { __nanosleep(100); }  // polls take the stream's place on the way to the second-level cache
+  // polls take the stream's place on the way to the second-level cache
+  __device__ static void relax(u32) { __nanosleep(100); }
   __device__ static void published() {}
 
-  // ---- tiles ----
+  // ---- tiles ------------------------------------------------------------------------------------
 
-  // Where a warp stands in a batch of a stage's rows: its team's tiles, ROWS_AT_ONCE rows of each at a time.
+  // Where a warp stands in a batch of a stage's rows: its team's tiles, ROWS_AT_ONCE rows of each
+  // at a time.
   template <class Vector>
   struct Walk {
     int tile_rows, groups, count, group, row;
@@ -172,17 +187,26 @@ struct Core {
           count(rows),
           group(Vector::row_group(me)),
           row(0) {}
-    __device__ static __forceinline__ int groups_of(const Stage& stage, int rows) { return (rows + stage.tile_rows - 1) * stage.tile_inverse >> 16; }
+    __device__ static __forceinline__ int groups_of(const Stage& stage, int rows) {
+      return (rows + stage.tile_rows - 1) * stage.tile_inverse >> 16;
+    }
     __device__ __forceinline__ bool more() const { return group < groups; }
-    __device__ __forceinline__ u32 tile(int slice) const { return u32(group * Vector::SLICES + slice); }  // from the batch's first
+    // from the batch's first
+    __device__ __forceinline__ u32 tile(int slice) const {
+      return u32(group * Vector::SLICES + slice);
+    }
     __device__ __forceinline__ int first() const { return group * tile_rows + row; }
     __device__ __forceinline__ int left() const {  // rows of the tile, from here on
       const int rows = count - group * tile_rows;
       return (rows < tile_rows ? rows : tile_rows) - row;
     }
-    __device__ __forceinline__ int here() const { return left() < ROWS_AT_ONCE ? left() : ROWS_AT_ONCE; }
-    __device__ __forceinline__ bool last() const { return left() <= ROWS_AT_ONCE; }  // of the tile's pieces
-    __device__ __forceinline__ void next() {  // a second piece only where there is a single column slice
+    __device__ __forceinline__ int here() const {
+      return left() < ROWS_AT_ONCE ? left() : ROWS_AT_ONCE;
+    }
+    // of the tile's pieces
+    __device__ __forceinline__ bool last() const { return left() <= ROWS_AT_ONCE; }
+    // a second piece only where there is a single column slice
+    __device__ __forceinline__ void next() {
       row = last() ? 0 : row + ROWS_AT_ONCE;
       if (row == 0) group += Vector::GROUPS;
     }
@@ -190,62 +214,73 @@ struct Core {
 
   template <class Vector>
   __device__ __forceinline__ Ahead<Vector> take_ahead(const Stage& stage, Span own, bool wanted) {
-    constexpr int CHUNKS = Ahead<Vector>::CHUNKS ? Ahead<Vector>::CHUNKS : 1;  // of a group; no groups where there are none
+    // of a group; no groups where there are none
+    constexpr int PORTIONS = Ahead<Vector>::PORTIONS ? Ahead<Vector>::PORTIONS : 1;
     Ahead<Vector> ahead = {};
     Walk<Vector> at(stage, own.hi - own.lo < stage.batch ? own.hi - own.lo : stage.batch, me);
     bool there = wanted;
 #pragma unroll
     for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
-      u32 left[CHUNKS];  // barriers of the tiles that are used up; 0: not yet
+      u32 left[PORTIONS];  // barriers of the tiles that are used up; 0: not yet
 #pragma unroll
-      for (int c = 0; c < CHUNKS; ++c) {
+      for (int c = 0; c < PORTIONS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + at.tile(slice);
         there = there && at.more() && !Vector::beyond(slice);
-        if (there) ring.acquire(tile);  // else what the slot holds is loaded and not used: a condition would cost registers
-        Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)), there ? at.here() : 1, ahead.words[g][c]);
+        // else what the slot holds is loaded and not used: a condition would cost registers
+        if (there) ring.acquire(tile);
+        Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)),
+                     there ? at.here() : 1, ahead.words[g][c]);
         left[c] = there && at.last() ? ring.empty_of(tile) : 0;
         ahead.held += there;
       }
-      leave_to_copies();  // once a row group; whoever was not there has loaded, too, and what it leaves later is given back
+      // once a row group; whoever was not there has loaded, too, and what it leaves later is given
+      // back
+      leave_to_copies();
       __syncwarp();
 #pragma unroll
-      for (int c = 0; c < CHUNKS; ++c)
+      for (int c = 0; c < PORTIONS; ++c)
         if (left[c]) Ring::leave(left[c], CONSUMER_WARPS / Vector::TEAM);
       if (there) at.next();
     }
     return ahead;
   }
 
-  // A piece of at most ROWS_AT_ONCE rows; `taken(c)`: its weights of chunk c are in `ahead` already.
+  // A piece of at most ROWS_AT_ONCE rows; `taken(c)`: its weights of portion c are in `ahead`
+  // already.
   template <class Vector, class Taken>
-  __device__ __forceinline__ void dot_piece(const Vector& x, const Walk<Vector>& at, u32 base, Packed<Vector::VECTOR> (*ahead)[ROWS_AT_ONCE],
+  __device__ __forceinline__ void dot_piece(const Vector& x, const Walk<Vector>& at, u32 base,
+                                            Packed<Vector::VECTOR> (*ahead)[ROWS_AT_ONCE],
                                             Taken taken, float* to) {
     float sum[ROWS_AT_ONCE] = {};
 #pragma unroll
-    for (int c = 0; c < Vector::CHUNKS; ++c) {
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
       if (Vector::beyond(slice)) break;
       Packed<Vector::VECTOR> fresh[ROWS_AT_ONCE];
-      auto& words = c < Ahead<Vector>::CHUNKS ? ahead[c] : fresh;
+      auto& words = c < Ahead<Vector>::PORTIONS ? ahead[c] : fresh;
       const u32 tile = base + at.tile(slice);
       const bool here = taken(c);
-      if (!here) Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(), words);
+      if (!here)
+        Vector::load(me, c, ring.acquire(tile) + u32(at.row * Vector::stride(me, c)), at.here(),
+                     words);
       x.multiply(c, words, sum);
       if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
     }
     store_sums(sum, at.here(), to + at.first());
   }
 
-  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its tiles in turn. Pieces of one
-  // chunk that were taken ahead have code of their own; of more, what a layer runs would not fit the instruction cache then.
+  // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its
+  // tiles in turn. Pieces of one portion that were taken ahead have code of their own; of more,
+  // what a layer runs would not fit the instruction cache then.
   template <class Vector>
-  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums, int batch, Ahead<Vector>& ahead) {
+  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
+                                            float* sums, int batch, Ahead<Vector>& ahead) {
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
     ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
-    if constexpr (Vector::CHUNKS == 1) {
+    if constexpr (Vector::PORTIONS == 1) {
 #pragma unroll
       for (int g = 0; g < Ahead<Vector>::GROUPS; ++g) {
         if (g >= ahead.held) break;
@@ -256,31 +291,35 @@ struct Core {
     }
 #pragma unroll 1
     for (; at.more(); at.next()) {
-      dot_piece(x, at, base, ahead.words[0], [&](int c) { return c < Ahead<Vector>::CHUNKS && c < ahead.held; }, to);
+      dot_piece(
+          x, at, base, ahead.words[0],
+          [&](int c) { return c < Ahead<Vector>::PORTIONS && c < ahead.held; }, to);
       ahead.held = 0;
     }
   }
 
-  // The lanes' sums of eight rows, each row's in one lane: halves are exchanged, so that 9 shuffles do for 8 rows.
+  // The threads' sums of eight rows, each row's in one thread: halves are exchanged, so that 9
+  // shuffles do for 8 rows.
   __device__ __forceinline__ void store_sums(float (&sum)[ROWS_AT_ONCE], int rows, float* to) {
     static_assert(ROWS_AT_ONCE == 8, "three halvings");
-    const int number = lane();
+    const int number = warp_thread();
 #pragma unroll
     for (int half = 4, apart = 16; half; half /= 2, apart /= 2) {
       const bool upper = number & apart;
 #pragma unroll
-      for (int i = 0; i < half; ++i) {  // of two rows the lower lane gets the first one's sum, the upper the second one's
+      // of two rows the lower thread gets the first one's sum, the upper the second one's
+      for (int i = 0; i < half; ++i) {
         const float keep = upper ? sum[i + half] : sum[i], give = upper ? sum[i] : sum[i + half];
-        sum[i] = keep + lane_apart(give, apart);
+        sum[i] = keep + thread_apart(give, apart);
       }
     }
-    sum[0] += lane_apart(sum[0], 2);
-    sum[0] += lane_apart(sum[0], 1);
+    sum[0] += thread_apart(sum[0], 2);
+    sum[0] += thread_apart(sum[0], 1);
     const int row = (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1);
     if (number % 4 == 0 && row < rows) to[row] = sum[0];
   }
 
-  // ---- cached keys and values ----
+  // ---- cached keys and values -------------------------------------------------------------------
 
   // The next tile is theirs. Each warp asks for it once, and leaves it.
   __device__ __forceinline__ const u8* cache_tile() const {
@@ -291,27 +330,32 @@ struct Core {
     ring.release(ring.tile++, 1);
   }
   __device__ __forceinline__ static void appended() { leave_cache_to_copies(); }
-  // The block has appended what it owes the cache in this stage: what follows in the next step may be copied.
+  // The block has appended what it owes the cache in this stage: what follows in the next step may
+  // be copied.
   __device__ __forceinline__ void scanned() const {
-    if (me == 0) asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(&signals.scanned)) : "memory");
+    if (me == 0)
+      asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(&signals.scanned))
+                   : "memory");
   }
 
-  // ---- exchange ----
+  // ---- exchange ---------------------------------------------------------------------------------
 
-  // Elements lo..hi-1 into memory of the block. Threads from `skip` quads on take neighbouring quads; the loads of all
-  // parts are under way before the first is looked at.
+  // Elements lo..hi-1 into memory of the block. Threads from `skip` quads on take neighbouring
+  // quads; the loads of all parts are under way before the first is looked at.
   template <class Stall>
-  __device__ __forceinline__ bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int skip = 0) {
+  __device__ __forceinline__ bool gather(const Source& source, int lo, int hi, float* out,
+                                         Stall stall, int skip = 0) {
     const bool aligned = lo % 4 == 0 && (u64(out) & 15u) == 0;
-    const int quads = aligned ? (hi - lo) / 4 : 0, mine = (thread() + CONSUMERS - skip / 4 % CONSUMERS) % CONSUMERS;
+    const int quads = aligned ? (hi - lo) / 4 : 0,
+              mine = (thread() + CONSUMERS - skip / 4 % CONSUMERS) % CONSUMERS;
     bool good = true;
     for (int q = mine; q < quads && good; q += CONSUMERS) {
-      Run<4> sum;
+      Pack<4> sum;
       good = source_sum(source, lo + 4 * q, sum, stall);
       *reinterpret_cast<float4*>(out + 4 * q) = float4{sum.at[0], sum.at[1], sum.at[2], sum.at[3]};
     }
     for (int i = lo + 4 * quads + mine; i < hi && good; i += CONSUMERS) {
-      Run<1> sum;
+      Pack<1> sum;
       good = source_sum(source, i, sum, stall);
       out[i - lo] = sum.at[0];
     }

@@ -4,15 +4,19 @@
 
 namespace twin {
 
-// Elements of a lane whose parts are loaded together: 14 of the helpers' 40 registers; 3 spill.
+// Elements of a thread whose parts are loaded together: 14 of the side warps' 40 registers; 3
+// spill.
 constexpr int LATE_AT_ONCE = facts::LATE_AT_ONCE;
-constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;  // of them, parts at once
+// of them, parts at once
+constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks - 1 : 7;
 
-// The other ranks' parts p, p + 1 ... of a lane's next `left` elements at `own`, all under way before the first is looked at. The last part that
-// is not there yet, or -1.
-__device__ __forceinline__ int load_late_parts(const float* own, int stride, int rank, int p, int left, float (&got)[LATE_PARTS][LATE_AT_ONCE]) {
+// The other ranks' parts p, p + 1 ... of a thread's next `left` elements at `own`, all under way
+// before the first is looked at. The last part that is not there yet, or -1.
+__device__ __forceinline__ int load_late_parts(const float* own, int stride, int rank, int p,
+                                               int left, float (&got)[LATE_PARTS][LATE_AT_ONCE]) {
   int me = rank, apart = stride;
-  asm volatile("" : "+r"(me), "+r"(apart));  // addresses are computed here, not carried from loop to loop in scarce registers
+  // addresses are computed here, not carried from loop to loop in scarce registers
+  asm volatile("" : "+r"(me), "+r"(apart));
   const float* part = own + (p + (p > me)) * apart;
   int late = -1;
 #pragma unroll
@@ -31,29 +35,35 @@ __device__ __forceinline__ int load_late_parts(const float* own, int stride, int
   return late;
 }
 
-// The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block owns of a module's output, summed in
-// rank order and published within the rank. False: the wait was given up.
+// The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block
+// owns of a module's output, summed in rank order and published within the rank. False: the wait
+// was given up.
 //
-// Why the order that the validator assumes of a stage holds, although consumers are elsewhere in the plan meanwhile:
-// - What precedes it. The keeper comes here behind `go` of the stage before, so all reads of the block's stages before have succeeded,
-//   and behind its own resets of those stages.
-// - Reads before later resets and publications. The keeper walks the plan in its order, and a sum is stored when all parts of its
-//   element were there. Consumers publish in the stage behind only after `cleared` has seen `done` of that stage, which the keeper
-//   arrives at after this one; so whoever sees that publication may rely on this stage's reads.
-// - Reads before this stage's own publication. Of one element, yes; a chunk's sums may be seen while parts of the next chunk are awaited.
-//   Nobody is misled: those parts' words are reset by their owner, which is this block's keeper itself, later in its order, and whatever
-//   else may happen to them comes after that reset. (The validator refuses sums of elements that the block does not own.)
-// - Consumers' polls in the stage behind may begin before this stage ends. The validator grants them nothing that it learns or does.
-// Consumers never run further: `begin` of the stage after next waits for `done` of the next one.
-__device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMemory& memory, int rank, int block, int step,
-                                              int index) {
+// Why the order that the proof assumes of a stage holds, although consumers are elsewhere in the
+// plan meanwhile:
+// - What precedes it. The keeper comes here behind `go` of the stage before, so all reads of the
+//   block's stages before have succeeded, and behind its own resets of those stages.
+// - Reads before later resets and publications. The keeper walks the plan in its order, and a sum
+//   is stored when all parts of its element were there. Consumers publish in the stage behind only
+//   after `cleared` has seen `done` of that stage, which the keeper arrives at after this one; so
+//   whoever sees that publication may rely on this stage's reads.
+// - Reads before this stage's own publication. Of one element, yes; a portion's sums may be seen
+//   while parts of the next portion are awaited. Nobody is misled: those parts' words are reset by
+//   their owner, which is this block's keeper itself, later in its order, and whatever else may
+//   happen to them comes after that reset. (The proof refuses sums of elements that the block does
+//   not own.)
+// - Consumers' polls in the stage behind may begin before this stage ends. The proof grants them
+//   nothing that it learns or does. Consumers never run further: `begin` of the stage after next
+//   waits for `done` of the next one.
+__device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMemory& memory,
+                                              int rank, int block, int step, int index) {
   const Plan& plan = launch.plan;
   const Stage& stage = plan.stages_at(index);
   const Value& value = plan.values_at(plan.reads_at(stage.first_read).value);
   const Span own = plan.owned_of(value.owned, block);
   const int stride = value.part_stride, out = plan.values_at(stage.publishes).offset - value.offset;
   float* element = memory.exchange + value.offset + own.lo + int(threadIdx.x % 32);
-  int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this lane
+  int left = (own.hi - own.lo - int(threadIdx.x % 32) + 31) / 32;  // elements of this thread
   Patience patience;
 #pragma unroll 1
   for (; left > 0; left -= LATE_AT_ONCE, element += 32 * LATE_AT_ONCE) {
@@ -68,7 +78,8 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
           int again = index;
           TWIN_KEEP(again);  // looked up again, not kept
           const int id = plan.reads_at(plan.stages_at(again).first_read).value;
-          return Waiting{again, id, late + (late >= rank), int(element - memory.exchange) - plan.values_at(id).offset};
+          return Waiting{again, id, late + (late >= rank),
+                         int(element - memory.exchange) - plan.values_at(id).offset};
         };
         ++patience.polls;
         if (!may_wait(launch, rank, block, step, patience, waiting)) return false;
@@ -88,49 +99,57 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
   return true;
 }
 
-__device__ __forceinline__ void erase_words(float* words, int count, int lane) {
-  for (int i = lane; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL));
+__device__ __forceinline__ void erase_words(float* words, int count, int thread) {
+  for (int i = thread; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL));
 }
 
 // Reads the words back: they lie then where all blocks look.
-__device__ __forceinline__ void confirm_words(const float* words, int count, int lane) {
+__device__ __forceinline__ void confirm_words(const float* words, int count, int thread) {
   constexpr int AT_ONCE = 4;
-  for (int i = lane; i < count; i += 32 * AT_ONCE) {
+  for (int i = thread; i < count; i += 32 * AT_ONCE) {
     float seen[AT_ONCE];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i));
+    for (int j = 0; j < AT_ONCE; ++j)
+      seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i));
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
   }
 }
 
-// A stage REDUCE of late parts, by the keeper. Where a wait was given up, the consumers find a note.
-__device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory& memory, int rank, int block, Signals& signals, int step, int index,
-                                          int lane) {
-  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 0);
-  if (!sum_as_keeper(launch, memory, rank, block, step, index)) *const_cast<volatile u16*>(&signals.lost) = 1;
+// A stage REDUCE of late parts, by the keeper. Where a wait was given up, the consumers find a
+// note.
+__device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory& memory, int rank,
+                                          int block, Signals& signals, int step, int index,
+                                          int thread) {
+  if (TRACE && thread == 0) mark(launch, rank, block, step, index, 0);
+  if (!sum_as_keeper(launch, memory, rank, block, step, index))
+    *const_cast<volatile u16*>(&signals.lost) = 1;
   __syncwarp();
-  if (TRACE && lane == 0) mark(launch, rank, block, step, index, 1);
+  if (TRACE && thread == 0) mark(launch, rank, block, step, index, 1);
 }
 
-// The words that a stage will reset into `resets`, as many as it holds; looked up while the consumers wait. How many spans there are.
-__device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, Words* resets,
-                                              int lane) {
+// The words that a stage will reset into `resets`, as many as it holds; looked up while the
+// consumers wait. How many spans there are.
+__device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory& memory, int block,
+                                              int step, const Stage& stage, Words* resets,
+                                              int thread) {
   int spans = 0;
   __syncwarp();
   reset(plan, memory, block, step, stage, [&](float* words, int count) {
-    if (lane == 0 && spans < MOST_RESETS) resets[spans] = {words, count};
+    if (thread == 0 && spans < MOST_RESETS) resets[spans] = {words, count};
     ++spans;
   });
   __syncwarp();
   return spans;
 }
 
-// The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan were looked up in `resets`.
-__device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block, int step, const Stage& stage, const Words* resets,
-                                            int spans, int lane) {
-  auto erase = [&](float* words, int count) { erase_words(words, count, lane); };
-  auto confirm = [&](float* words, int count) { confirm_words(words, count, lane); };
+// The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan
+// were looked up in `resets`.
+__device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block,
+                                            int step, const Stage& stage, const Words* resets,
+                                            int spans, int thread) {
+  auto erase = [&](float* words, int count) { erase_words(words, count, thread); };
+  auto confirm = [&](float* words, int count) { confirm_words(words, count, thread); };
   if (Plan::resident && spans <= MOST_RESETS) {
     for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
     for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
@@ -140,39 +159,46 @@ __device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& 
   }
 }
 
-// The token that the step before `step` chose; `delivered` counts the steps whose token has been handed out.
-__device__ __forceinline__ void hand_out(const Launch& launch, const Progress& progress, int step, int& delivered) {
+// The token that the step before `step` chose; `delivered` counts the steps whose token has been
+// handed out.
+__device__ __forceinline__ void hand_out(const Launch& launch, const Progress& progress, int step,
+                                         int& delivered) {
   int before = step - 1;
-  asm volatile("" : "+r"(before));  // addresses are computed here, not carried from step to step in scarce registers
+  // addresses are computed here, not carried from step to step in scarce registers
+  asm volatile("" : "+r"(before));
   deliver(launch, before, progress.chosen);
   delivered = step;
 }
 
-// The keeper warp: what a stage owes but no other block waits for. It makes the resets once the stage's reads have
-// succeeded, while the consumers compute; hands out tokens; and looks whether the host wants the run to end.
+// The keeper warp: what a stage owes but no other block waits for. It makes the resets once the
+// stage's reads have succeeded, while the consumers compute; hands out tokens; and looks whether
+// the host wants the generation to end.
 //
-// A reset is done when its words, read back past the first-level cache, have been seen: they lie then where all blocks
-// look. A fence would say the same, but waits for the bulk copies under way and empties the first-level cache.
-__device__ void keep_house(const Launch& launch, const RankMemory& memory, int rank, int block, Signals& signals, const Progress& progress,
-                           int first, int last) {
+// A reset is done when its words, read back past the first-level cache, have been seen: they lie
+// then where all blocks look. A fence would say the same, but waits for the bulk copies under way
+// and empties the first-level cache.
+__device__ void keep_house(const Launch& launch, const RankMemory& memory, int rank, int block,
+                           Signals& signals, const Progress& progress, int first, int last) {
   const Plan& plan = launch.plan;
-  int lane = int(threadIdx.x % 32);
-  const bool tells = Plan::resident && lane == 0 && delivers(plan, rank, block);
+  int thread = int(threadIdx.x % 32);
+  const bool tells = Plan::resident && thread == 0 && delivers(plan, rank, block);
   int step = 0;
   int& delivered = signals.delivered;  // steps whose token has been handed out
   u32 stages = 0;
   Words* const resets = signals.resets;
-  const u32 go = shared_address(&signals.go), done = shared_address(&signals.done), left = shared_address(&signals.left);
+  const u32 go = shared_address(&signals.go), done = shared_address(&signals.done),
+            left = shared_address(&signals.left);
   do {
     for (int index = first; index < last; ++index) {
       const Stage& stage = plan.stages_at(index);
-      TWIN_KEEP(lane);  // what is made of these is made again in each stage: registers are scarce
+      TWIN_KEEP(thread);  // what is made of these is made again in each stage: registers are scarce
       TWIN_KEEP(step);
       if (keeper_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
-        sum_stage(launch, memory, rank, block, signals, step, index, lane);
+        sum_stage(launch, memory, rank, block, signals, step, index, thread);
         continue;
       }
-      const int spans = look_up_resets(plan, memory, block, Plan::resident ? step : 1, stage, resets, lane);
+      const int spans =
+          look_up_resets(plan, memory, block, Plan::resident ? step : 1, stage, resets, thread);
       while (!barrier_passed(go, stages & 1u)) {
         if (!barrier_seen(left, 0)) continue;
         if (tells && progress.step > delivered) deliver(launch, progress.step - 1, progress.chosen);
@@ -180,11 +206,12 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       }
       if (!Plan::resident && stages == 0) step = progress.step;
       ++stages;
-      make_resets(plan, memory, block, step, stage, resets, spans, lane);
+      make_resets(plan, memory, block, step, stage, resets, spans, thread);
       __syncwarp();
-      if (lane == 0) barrier_arrive(done);
+      if (thread == 0) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
-      if (lane == 0 && load_host(launch.request.abort)) *const_cast<volatile u16*>(&signals.told) = 1;
+      if (thread == 0 && load_host(launch.request.abort))
+        *const_cast<volatile u16*>(&signals.told) = 1;
       if (tells && step > delivered) hand_out(launch, progress, step, delivered);
     }
     ++step;

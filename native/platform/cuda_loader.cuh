@@ -4,7 +4,7 @@
 
 namespace twin {
 
-// The prompt has been read, without the ring. False: the run has ended.
+// The prompt has been read, without the ring. False: the generation has ended.
 __device__ bool passes_over(const Signals& signals) {
   const u32 passed = shared_address(&signals.passed), left = shared_address(&signals.left);
   while (!barrier_passed(passed, 0))
@@ -12,17 +12,18 @@ __device__ bool passes_over(const Signals& signals) {
   return true;
 }
 
-// What the ring brings of the cache: at each attention stage what the block's items hold, but for the newest key and value.
+// What the ring brings of the cache: at each attention stage what the block's items hold, but for
+// the newest key and value.
 struct CacheStream {
   const Launch& launch;
   const RankMemory& memory;
   const Signals& signals;
   Loader& loader;
   int block;
-  u32 stages = 0;      // of attention, with items of the block, so far
+  u32 stages = 0;  // of attention, with items of the block, so far
   u32 of_a_step = 0;
 
-  // What was appended a step ago has to be there. False: the run is over.
+  // What was appended a step ago has to be there. False: the generation is over.
   __device__ __forceinline__ bool appended() const {
     const u32 scanned = shared_address(&signals.scanned);
     for (;;) {
@@ -44,14 +45,17 @@ struct CacheStream {
       item.open(plan, memory, stage, i, position_at(plan, launch.request, step));
       for (int first = item.from; first < item.cached(); first += Core::CACHE_TILE) {
         const int count = least(Core::CACHE_TILE, item.cached() - first);
-        if (!loader.fill(item.keys + u64(first) * ROW, count * ROW, item.values + u64(first) * ROW, Core::CACHE_TILE * ROW, policy)) return false;
+        if (!loader.fill(item.keys + u64(first) * ROW, count * ROW, item.values + u64(first) * ROW,
+                         Core::CACHE_TILE * ROW, policy))
+          return false;
       }
     }
     return true;
   }
 };
 
-__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block, Loader& loader, const Signals& signals, int step, int first,
+__device__ void load_weights(const Launch& launch, const RankMemory& memory, int block,
+                             Loader& loader, const Signals& signals, int step, int first,
                              int last) {
   const Plan& plan = launch.plan;
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
@@ -66,7 +70,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
     from += u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
-    stream_stages(plan, block, first, last, head_needed(launch.request, step), fill, [&](const Stage& stage) { return cache(stage, step, false); });
+    stream_stages(plan, block, first, last, head_needed(launch.request, step), fill,
+                  [&](const Stage& stage) { return cache(stage, step, false); });
   }
   bool more = Plan::resident;
   for (step = Plan::resident ? 0 : step; more && step < launch.request.steps; ++step) {

@@ -5,25 +5,32 @@ namespace twin {
 
 __host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 16; }
 
-// Shared memory of a block, in bytes from its start. The ring comes first: bulk copies want 128-byte alignment.
+// Shared memory of a block, in bytes from its start. The ring comes first: bulk copies want
+// 128-byte alignment.
 struct Shared {
   static constexpr int input = Plan::ring_slots * Plan::slot_bytes;
-  static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);  // models keep vectors in registers
+  // models keep vectors in registers
+  static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);
   static constexpr int step = scratch + up16(4 * Plan::scratch_floats);
-  static constexpr int barriers = Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
+  static constexpr int barriers =
+      Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
   static constexpr int signals = barriers + 2 * facts::BARRIER_BYTES * int(Ring::BARRIERS);
   static constexpr int progress = signals + up16(int(sizeof(Signals)));
   static constexpr int bytes = progress + up16(int(sizeof(Progress)));
 };
-static_assert(Shared::bytes <= SHARED_BYTES, "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
+static_assert(Shared::bytes <= SHARED_BYTES,
+              "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
 static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
 static_assert(Ring::STEP == facts::BARRIER_BYTES,
               "twin/kernel/layout.py counts the bytes of the ring's barriers");
-static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request), "the launch is shared with Python");
+static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request),
+              "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
-static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full, "the sampler's sums of all threads fit the scratch");
+static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full,
+              "the sampler's sums of all threads fit the scratch");
 
-// Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of their own, of no stages.
+// Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of
+// their own, of no stages.
 __device__ __forceinline__ bool reads_chunks(const Request& wanted, int last) {
   return Plan::prompt_chunk > 1 && wanted.read > 0 && (Plan::resident || last == 0);
 }
@@ -50,7 +57,8 @@ __device__ void keep(Block& b, bool store) {
   float* kept = b.memory.state + u64(b.block) * Plan::state_floats;
   int* words = reinterpret_cast<int*>(&b.at);
   Core::Hidden residual = Plan::hidden ? b.residual.open(b.core) : Core::Hidden::in(nullptr, 0);
-  if (Plan::hidden) residual.each(b.core, [&](int i, float& value) { move(value, kept[i], store); });
+  if (Plan::hidden)
+    residual.each(b.core, [&](int i, float& value) { move(value, kept[i], store); });
   if (Plan::hidden) b.residual.close(b.core, residual);
   TWIN_EACH(i, int(sizeof(Progress) / 4)) {
     int* kept_words = reinterpret_cast<int*>(kept_progress(b.memory, b.block));
@@ -67,7 +75,8 @@ __device__ void keep(Block& b, bool store) {
 namespace twin {
 
 // By one thread, before the others go on.
-__device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals, Progress& progress) {
+__device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals,
+                                            Progress& progress) {
   for (u32 i = 0; i < Ring::BARRIERS; ++i) {
     barrier_init(ring.full_of(i), 1);
     barrier_init(ring.empty_of(i), CONSUMER_WARPS);
@@ -81,7 +90,8 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals, 
   progress = {};
 }
 
-// What the consumers do in a launch: all of it where the plan is resident; else the prompt's passes (`last` is 0), or stages first..last-1.
+// What the consumers do in a launch: all of it where the plan is resident; else the prompt's passes
+// (`last` is 0), or stages first..last-1.
 __device__ __forceinline__ void consume(Block& b, int first, int last) {
   const Launch& launch = b.launch;
   const bool reporter = b.rank == 0 && b.block == 0 && threadIdx.x == 0;
@@ -90,10 +100,12 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
     run(b);
   } else if (last == 0) {
     if (reporter) store_host(&launch.control->started, now_ns());
-    if (!read_prompt(b) && threadIdx.x == 0) kept_progress(b.memory, b.block)->stop = 1;  // launches that are already queued do nothing
+    // launches that are already queued do nothing
+    if (!read_prompt(b) && threadIdx.x == 0) kept_progress(b.memory, b.block)->stop = 1;
   } else {
     keep(b, false);
-    if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0) store_host(&launch.control->started, now_ns());
+    if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0)
+      store_host(&launch.control->started, now_ns());
     bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
     for (int index = first; index < last && going; ++index) going = run_stage(b, index);
     if (going && last == Plan::stage_count) end_step(b);
@@ -103,29 +115,36 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
 
 }  // namespace twin
 
-// One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages first..last-1 of one step;
-// step -1 is the one that the block has reached, so that one graph serves all steps.
+// One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages
+// first..last-1 of one step; step -1 is the one that the block has reached, so that one graph
+// serves all steps.
 extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
-    twin_kernel(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first, int last) {
+    twin_kernel(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first,
+                int last) {
   using namespace twin;
   extern __shared__ __align__(128) u8 shared[];
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
-  // Each group of warps asks for these itself: a value that both hold is spilled for both where the helpers' few registers are full.
+  // Each group of warps asks for these itself: a value that both hold is spilled for both where the
+  // side warps' few registers are full.
   const auto worker = [] {
     int number;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
     return number;
   };
-  const auto ring_here = [&] { return Ring{shared_address(shared), shared_address(shared + Shared::barriers), 0}; };
+  const auto ring_here = [&] {
+    return Ring{shared_address(shared), shared_address(shared + Shared::barriers), 0};
+  };
   if (threadIdx.x == 0) begin_block(ring_here(), signals, progress);
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(HELPER_REGISTERS));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
     const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;
     const RankMemory& memory = launch.ranks[rank];
-    if (threadIdx.x / 32 == KEEPER_WARP) keep_house(launch, memory, rank, block, signals, progress, first, last);
-    if (threadIdx.x >= 32 * LOADER_WARP && threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
+    if (threadIdx.x / 32 == KEEPER_WARP)
+      keep_house(launch, memory, rank, block, signals, progress, first, last);
+    if (threadIdx.x >= 32 * LOADER_WARP && threadIdx.x < 32 * (LOADER_WARP + LOADERS) &&
+        threadIdx.x % 32 == 0) {
       const Ring ring = ring_here();
       Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
       load_weights(launch, memory, block, loader, signals, step, first, last);

@@ -1,108 +1,142 @@
-// A chunk's activations and products. Of 16-bit weights on the tensor cores, by products of warp groups (wgmma): 64 tokens are the
-// rows of a product, 32 to 128 weight rows its columns. A chunk of several tiles of tokens is shared by as many neighbouring
-// blocks: each takes the rows of all of them for a tile, so that activations and weights come through the second-level cache in
-// equal parts. The ring rests during the passes; its memory holds the steps of a product, or what attention needs.
+// A chunk's activations and products. Of 16-bit weights on the tensor cores, by products of warp
+// groups (wgmma): 64 tokens are the rows of a product, 32 to 128 weight rows its columns. A chunk
+// of several tiles of tokens is shared by as many neighbouring blocks: each takes the rows of all
+// of them for a tile, so that activations and weights come through the second-level cache in equal
+// parts. The ring rests during the passes; its memory holds the steps of a product, or what
+// attention needs.
 #pragma once
 
 namespace twin {
 
-constexpr int GROUP_TOKENS = 64;    // of a warp group's product
+constexpr int GROUP_TOKENS = 64;  // of a warp group's product
 constexpr int WARP_GROUPS = CONSUMER_WARPS / 4;
-constexpr int PIECE_COLUMNS = 8;    // 16 bytes of 16-bit activations
+constexpr int PIECE_COLUMNS = 8;  // 16 bytes of 16-bit activations
 constexpr int STEP_COLUMNS = facts::PASS_STEP_COLUMNS;
 constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twists
 static_assert(STEP_BYTES == 128, "twisted_rows: rows of 128 bytes");
 constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // on the chip
-constexpr int ALIGNED = 1024;       // of eight twisted rows
+constexpr int ALIGNED = 1024;                       // of eight twisted rows
 
 // Of a plan with passes; one token a pass is never read in them.
 constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : GROUP_TOKENS;
-constexpr int TILE_TOKENS = PASS_TOKENS < facts::PASS_TILE_TOKENS ? PASS_TOKENS : facts::PASS_TILE_TOKENS;  // of a block at a time
-constexpr int TILES = PASS_TOKENS / TILE_TOKENS, HALVES = TILE_TOKENS > GROUP_TOKENS ? TILE_TOKENS / GROUP_TOKENS : 1;
+// of a block at a time
+constexpr int TILE_TOKENS =
+    PASS_TOKENS < facts::PASS_TILE_TOKENS ? PASS_TOKENS : facts::PASS_TILE_TOKENS;
+constexpr int TILES = PASS_TOKENS / TILE_TOKENS,
+              HALVES = TILE_TOKENS > GROUP_TOKENS ? TILE_TOKENS / GROUP_TOKENS : 1;
 constexpr int MEMBERS = TILES > HALVES ? TILES : HALVES;  // blocks that share their rows, at most
-static_assert(TILE_TOKENS <= WARP_GROUPS * GROUP_TOKENS, "a warp group takes GROUP_TOKENS of a tile");
-static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)) == 0, "whole tiles; twin/kernel/prompt.py");
+static_assert(TILE_TOKENS <= WARP_GROUPS * GROUP_TOKENS,
+              "a warp group takes GROUP_TOKENS of a tile");
+static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)) == 0,
+              "whole tiles; twin/kernel/prompt.py");
 
-// Shared memory of a block during passes, in bytes from its start: steps of products, or what attention needs; SharedRows.
+// Shared memory of a block during passes, in bytes from its start: steps of products, or what
+// attention needs; SharedRows.
 struct ChunkShared {
   static constexpr int bytes = Plan::prompt_bytes;
   static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;
   static constexpr int begins = ALIGNED + facts::PASS_ROOM_BYTES;  // Feeder::begin
-  static constexpr int used = begins + int(sizeof(u32)) * 256 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS;
-  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || used <= rows, "the plan counts the same");
+  static constexpr int used =
+      begins + int(sizeof(u32)) * 256 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS;
+  static_assert(WEIGHT == Type::FP32 || Plan::prompt_chunk == 1 || used <= rows,
+                "the plan counts the same");
 };
 
-// The rows of the blocks that share a chunk, as they lie in their streams: row groups of the tile's height, in each its column slices.
-// On the chip, since sums take the registers.
+// The rows of the blocks that share a chunk, as they lie in their streams: row groups of the tile's
+// height, in each its column slices. On the chip, since sums take the registers.
 struct SharedRows {
-  const u8* from;       // the first block's stream
-  u32 next[MEMBERS];    // where the next stage begins in each block's, 16-byte units from there
-  int first, members;   // blocks
-  u32 start[MEMBERS];   // where the stage begins in each block's, 16-byte units from there
-  int end[MEMBERS];     // behind each block's last row
-  int lo;               // first row
+  const u8* from;      // the first block's stream
+  u32 next[MEMBERS];   // where the next stage begins in each block's, 16-byte units from there
+  int first, members;  // blocks
+  u32 start[MEMBERS];  // where the stage begins in each block's, 16-byte units from there
+  int end[MEMBERS];    // behind each block's last row
+  int lo;              // first row
   int cols;
   int tile_cols;
-  int height;           // of a row group
-  const u8* x;          // the chunk's activations
-  int tokens;           // of the chunk
-  int of;               // that a block takes at a time
-  int wide;             // rows that it takes together
+  int height;   // of a row group
+  const u8* x;  // the chunk's activations
+  int tokens;   // of the chunk
+  int of;       // that a block takes at a time
+  int wide;     // rows that it takes together
 
   __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
   __device__ __forceinline__ int steps() const { return (cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
-  // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's stream.
+  // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's
+  // stream.
   __device__ __forceinline__ u32 unit(int row, int column) const {
     int member = 0;
     while (member + 1 < MEMBERS && row >= end[member]) ++member;
-    const int begin = member ? end[member - 1] : lo, of = (row - begin) % height, group = row - begin - of;
+    const int begin = member ? end[member - 1] : lo, of = (row - begin) % height,
+              group = row - begin - of;
     const int high = end[member] - begin - group < height ? end[member] - begin - group : height;
-    const int before = column / tile_cols * tile_cols, width = cols - before < tile_cols ? cols - before : tile_cols;
-    return start[member] + (u32(group) * u32(cols) + u32(before) * u32(high) + u32(of) * u32(width) + u32(column - before)) / PIECE_COLUMNS;
+    const int before = column / tile_cols * tile_cols,
+              width = cols - before < tile_cols ? cols - before : tile_cols;
+    return start[member] + (u32(group) * u32(cols) + u32(before) * u32(high) +
+                            u32(of) * u32(width) + u32(column - before)) /
+                               PIECE_COLUMNS;
   }
 };
-static_assert(sizeof(SharedRows) <= facts::PASS_ROWS_BYTES, "ROWS_BYTES in twin/kernel/prompt.py is too small");
+static_assert(sizeof(SharedRows) <= facts::PASS_ROWS_BYTES,
+              "ROWS_BYTES in twin/kernel/prompt.py is too small");
 
 // How a block keeps steps of so many rows on the chip, with up to 64 tokens or 128.
 template <int WIDE>
 struct Steps {
-  static constexpr int AT_ONCE = WIDE <= 64 ? 2 : 1;  // between two barriers: copies of a few rows take less time than a barrier and a product
-  __host__ __device__ static constexpr int bytes(bool small) { return (WIDE + (small ? 1 : 2) * GROUP_TOKENS) * STEP_BYTES; }
-  __host__ __device__ static constexpr int fitting(bool small) { return facts::PASS_ROOM_BYTES / bytes(small) / AT_ONCE * AT_ONCE; }
-  __host__ __device__ static constexpr int count(bool small) { return fitting(small) < MOST_STEPS ? fitting(small) : MOST_STEPS; }
+  // between two barriers: copies of a few rows take less time than a barrier and a product
+  static constexpr int AT_ONCE = WIDE <= 64 ? 2 : 1;
+  __host__ __device__ static constexpr int bytes(bool small) {
+    return (WIDE + (small ? 1 : 2) * GROUP_TOKENS) * STEP_BYTES;
+  }
+  __host__ __device__ static constexpr int fitting(bool small) {
+    return facts::PASS_ROOM_BYTES / bytes(small) / AT_ONCE * AT_ONCE;
+  }
+  __host__ __device__ static constexpr int count(bool small) {
+    return fitting(small) < MOST_STEPS ? fitting(small) : MOST_STEPS;
+  }
   // Under way: others are in use, as many may be by the other warp group.
   __host__ __device__ static constexpr int ahead(bool small) { return count(small) - 2 * AT_ONCE; }
-  static_assert(ahead(false) >= AT_ONCE && ahead(true) >= AT_ONCE && MOST_STEPS % AT_ONCE == 0, "what is awaited is under way");
+  static_assert(ahead(false) >= AT_ONCE && ahead(true) >= AT_ONCE && MOST_STEPS % AT_ONCE == 0,
+                "what is awaited is under way");
 };
 
-// A thread's share of the copies of one step after the other: a 16-byte unit of each APARTth row, of weights and of activations.
+// A thread's share of the copies of one step after the other: a 16-byte unit of each APARTth row,
+// of weights and of activations.
 template <int WIDE>
 struct Feeder {
-  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16), ROWS = WIDE / APART, TOKENS = (TILE_TOKENS + APART - 1) / APART;
+  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16), ROWS = WIDE / APART,
+                       TOKENS = (TILE_TOKENS + APART - 1) / APART;
   static constexpr u32 NONE = ~0u;
   using Of = Steps<WIDE>;
 
   const SharedRows& rows;
-  const u8* from;   // the first block's stream
+  const u8* from;  // the first block's stream
   u64 policy;
-  const u8* x;      // the thread's first unit of the next step's activations
-  int me;           // the thread
-  int tile, row;    // the next step's, of tokens and weights
-  int step, left;   // its number in these; more of them
-  int all;          // more of all
-  int until;        // steps until the thread's column is in another slice
-  int full;         // steps of a row in which the thread's activations are there
-  int here;         // tokens of the tile
-  u32 slot;         // where it goes
-  u32* begin;       // [ROWS][CONSUMERS] where the thread's rows of its slice begin, 16-byte units; NONE: no such row. On the chip, since
-                    // sums take the registers
+  const u8* x;     // the thread's first unit of the next step's activations
+  int me;          // the thread
+  int tile, row;   // the next step's, of tokens and weights
+  int step, left;  // its number in these; more of them
+  int all;         // more of all
+  int until;       // steps until the thread's column is in another slice
+  int full;        // steps of a row in which the thread's activations are there
+  int here;        // tokens of the tile
+  u32 slot;        // where it goes
+  // [ROWS][CONSUMERS] where the thread's rows of its slice begin, 16-byte units; NONE: no such row.
+  // On the chip, since
+  u32* begin;
+  // sums take the registers
 
   __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
-      : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)), from(rows.from),
-        policy(rows.members > 1 ? read_again() : read_once()), x(nullptr), me(me), slot(slots),
+      : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)),
+        from(rows.from),
+        policy(rows.members > 1 ? read_again() : read_once()),
+        x(nullptr),
+        me(me),
+        slot(slots),
         begin(reinterpret_cast<u32*>(chip + ChunkShared::begins) + me) {
-    const int begin = block - rows.first, of = rows.of * rows.members;  // neighbours read the weights as well
-    const int tiles = rows.tokens > begin * rows.of ? (rows.tokens - begin * rows.of + of - 1) / of : 0;
+    // neighbours read the weights as well
+    const int begin = block - rows.first, of = rows.of * rows.members;
+    const int tiles =
+        rows.tokens > begin * rows.of ? (rows.tokens - begin * rows.of + of - 1) / of : 0;
     all = tiles * ((rows.count() + WIDE - 1) / WIDE) * steps();
     const int column = (unit() ^ first() % 8) * PIECE_COLUMNS;
     full = rows.cols > column ? (rows.cols - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 0;
@@ -112,34 +146,41 @@ struct Feeder {
   __device__ __forceinline__ int first() const { return me / (STEP_BYTES / 16); }
   __device__ __forceinline__ bool small() const { return rows.of <= GROUP_TOKENS; }
   // Steps of a row, with those that fill up the last ones between two barriers.
-  __device__ __forceinline__ int steps() const { return (rows.steps() + Of::AT_ONCE - 1) / Of::AT_ONCE * Of::AT_ONCE; }
+  __device__ __forceinline__ int steps() const {
+    return (rows.steps() + Of::AT_ONCE - 1) / Of::AT_ONCE * Of::AT_ONCE;
+  }
 
   __device__ __forceinline__ void open(int tile_, int row_) {
     tile = tile_, row = row_, step = 0, left = steps();
     const int before = tile * rows.of;
     here = rows.tokens - before < rows.of ? rows.tokens - before : rows.of;
-    x = rows.x + u64(before / TILE_TOKENS) * u64(rows.steps()) * (TILE_TOKENS * STEP_BYTES) + (before % TILE_TOKENS + first()) * STEP_BYTES + unit() * 16;
+    x = rows.x + u64(before / TILE_TOKENS) * u64(rows.steps()) * (TILE_TOKENS * STEP_BYTES) +
+        (before % TILE_TOKENS + first()) * STEP_BYTES + unit() * 16;
     find();
   }
   __device__ __forceinline__ bool more() const { return all > 0; }
   // The thread's column has come to another slice.
   __device__ __forceinline__ void find() {
-    const int column = step * STEP_COLUMNS + unit() * PIECE_COLUMNS, before = column / rows.tile_cols * rows.tile_cols;
+    const int column = step * STEP_COLUMNS + unit() * PIECE_COLUMNS,
+              before = column / rows.tile_cols * rows.tile_cols;
     const int end = rows.cols - before < rows.tile_cols ? rows.cols : before + rows.tile_cols;
     until = column < rows.cols ? (end - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 1 << 30;
 #pragma unroll 1
     for (int i = 0; i < ROWS; ++i) {
       const int at = row + first() + i * APART;
       const bool there = column < rows.cols && at < rows.count();
-      begin[i * CONSUMERS] = there ? rows.unit(rows.lo + at, column) - u32(step) * (STEP_BYTES / 16) : NONE;
+      begin[i * CONSUMERS] =
+          there ? rows.unit(rows.lo + at, column) - u32(step) * (STEP_BYTES / 16) : NONE;
     }
   }
   __device__ __forceinline__ void ask_weights() const {
-    const u32 to = slot + u32(first() * STEP_BYTES + ((unit() ^ first() % 8) << 4)), along = u32(step) * (STEP_BYTES / 16);
+    const u32 to = slot + u32(first() * STEP_BYTES + ((unit() ^ first() % 8) << 4)),
+              along = u32(step) * (STEP_BYTES / 16);
 #pragma unroll 4
     for (int i = 0; i < ROWS; ++i) {
       const u32 row = begin[i * CONSUMERS];
-      copy_weights(to + u32(i * APART * STEP_BYTES), from + u64(row != NONE ? row + along : 0u) * 16, row != NONE, policy);
+      copy_weights(to + u32(i * APART * STEP_BYTES),
+                   from + u64(row != NONE ? row + along : 0u) * 16, row != NONE, policy);
     }
   }
   __device__ __forceinline__ void ask_activations() const {
@@ -147,7 +188,8 @@ struct Feeder {
     const u32 to = slot + u32((WIDE + first()) * STEP_BYTES + unit() * 16);
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i)
-      if (first() + i * APART < here) copy_activations(to + u32(i * APART * STEP_BYTES), x + i * APART * STEP_BYTES, held);
+      if (first() + i * APART < here)
+        copy_activations(to + u32(i * APART * STEP_BYTES), x + i * APART * STEP_BYTES, held);
   }
   __device__ __forceinline__ void next(u32 slots, bool small) {
     slot += u32(Of::bytes(small));
@@ -174,7 +216,7 @@ struct Rows32 {
 };
 
 struct Chunk {
-  static constexpr int RUN = 8;
+  static constexpr int PACK = 8;
   static constexpr bool TENSOR_PASS = Plan::tensor_pass;  // attention looks at the cache by Scan
   using Scan = PassScan;
   u8* shared;
@@ -186,7 +228,8 @@ struct Chunk {
   __device__ explicit Chunk(Block& b) : stream(nullptr), me(b.core.thread()) {
     int begin = 0;
     keep_here(begin);
-    shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + begin;  // from the ring on
+    // from the ring on
+    shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + begin;
     keep_here(me);
   }
 
@@ -197,9 +240,12 @@ struct Chunk {
 
   __device__ u32 tiles() const { return shared_address(shared); }  // of the cache, for Scan
 
-  __device__ SharedRows& rows() const { return *reinterpret_cast<SharedRows*>(shared + ChunkShared::rows); }
+  __device__ SharedRows& rows() const {
+    return *reinterpret_cast<SharedRows*>(shared + ChunkShared::rows);
+  }
 
-  // Tokens that a block takes at a time. A few more than a warp group's are left to two blocks, so that more weights are under way.
+  // Tokens that a block takes at a time. A few more than a warp group's are left to two blocks, so
+  // that more weights are under way.
   __device__ static int together(int tokens) {
     return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
   }
@@ -209,14 +255,17 @@ struct Chunk {
   __device__ void open(Block& b, int tokens) {
     stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
     if (WEIGHT == Type::FP32 || me != 0) return;
-    const int tiles = (tokens + together(tokens) - 1) / together(tokens), first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
+    const int tiles = (tokens + together(tokens) - 1) / together(tokens),
+              first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
     all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
     all.from = b.memory.stream + u64(page) * PAGE_BYTES;
-    for (int m = 0; m < all.members; ++m) all.next[m] = u32(b.plan.streams_at(first + m).page - page) * (PAGE_BYTES / 16);
+    for (int m = 0; m < all.members; ++m)
+      all.next[m] = u32(b.plan.streams_at(first + m).page - page) * (PAGE_BYTES / 16);
   }
 
-  // The memory goes back to the decode ring: what was written here comes before what bulk copies will write.
+  // The memory goes back to the decode ring: what was written here comes before what bulk copies
+  // will write.
   template <class Block>
   __device__ void finish(Block& b) {
     leave_to_copies();
@@ -224,7 +273,8 @@ struct Chunk {
     barrier_arrive(shared_address(&b.core.signals.passed));  // all passes are over
   }
 
-  // The next stage's weights on their way to the second-level cache, while the block does something else.
+  // The next stage's weights on their way to the second-level cache, while the block does something
+  // else.
   template <class Block>
   __device__ void prefetch(Block& b, const Stage& stage) const {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
@@ -236,15 +286,16 @@ struct Chunk {
     prefetch_weights(from, bytes < MOST ? bytes : MOST);
   }
 
-  // ---- activations ----
+  // ---- activations ------------------------------------------------------------------------------
 
-  // 16-bit: tiles of tokens, in each steps of columns, in each rows of 128 bytes, twisted as a descriptor reads them. A number too
-  // large for a half becomes the largest one.
+  // 16-bit: tiles of tokens, in each steps of columns, in each rows of 128 bytes, twisted as a
+  // descriptor reads them. A number too large for a half becomes the largest one.
   __device__ static long offset(int columns, int token, int column) {
     const int steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS, row = token % TILE_TOKENS;
     const int unit = column / PIECE_COLUMNS % (STEP_BYTES / 16) ^ row % 8;
-    return (long(token / TILE_TOKENS) * steps + column / STEP_COLUMNS) * (TILE_TOKENS * STEP_BYTES) + row * STEP_BYTES + unit * 16 +
-           column % PIECE_COLUMNS * 2;
+    return (long(token / TILE_TOKENS) * steps + column / STEP_COLUMNS) *
+               (TILE_TOKENS * STEP_BYTES) +
+           row * STEP_BYTES + unit * 16 + column % PIECE_COLUMNS * 2;
   }
   __device__ static u16 rounded(float value) {
     if constexpr (WEIGHT == Type::BF16) return bfloat_bits(value);
@@ -254,30 +305,36 @@ struct Chunk {
     if constexpr (WEIGHT == Type::FP32) {
       x[long(token) * columns + column] = value;
     } else {
-      *reinterpret_cast<u16*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = rounded(value);
+      *reinterpret_cast<u16*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) =
+          rounded(value);
     }
   }
   // Neighbours, the first in an even column.
-  __device__ static void store_pair(float* x, int columns, int token, int column, float value, float next) {
+  __device__ static void store_pair(float* x, int columns, int token, int column, float value,
+                                    float next) {
     if constexpr (WEIGHT == Type::FP32) {
       store(x, columns, token, column, value), store(x, columns, token, column + 1, next);
     } else {
-      *reinterpret_cast<u32*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = u32(rounded(value)) | u32(rounded(next)) << 16;
+      *reinterpret_cast<u32*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) =
+          u32(rounded(value)) | u32(rounded(next)) << 16;
     }
   }
-  __device__ static void store_run(float* x, int columns, int token, int column, const Run<RUN>& run) {
+  __device__ static void store_pack(float* x, int columns, int token, int column,
+                                    const Pack<PACK>& pack) {
     if constexpr (WEIGHT == Type::FP32) {
 #pragma unroll
-      for (int i = 0; i < RUN; ++i) store(x, columns, token, column + i, run.at[i]);
+      for (int i = 0; i < PACK; ++i) store(x, columns, token, column + i, pack.at[i]);
     } else {
-      u32 words[RUN / 2];
+      u32 words[PACK / 2];
 #pragma unroll
-      for (int i = 0; i < RUN / 2; ++i) words[i] = u32(rounded(run.at[2 * i])) | u32(rounded(run.at[2 * i + 1])) << 16;
-      *reinterpret_cast<uint4*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) = uint4{words[0], words[1], words[2], words[3]};
+      for (int i = 0; i < PACK / 2; ++i)
+        words[i] = u32(rounded(pack.at[2 * i])) | u32(rounded(pack.at[2 * i + 1])) << 16;
+      *reinterpret_cast<uint4*>(reinterpret_cast<u8*>(x) + offset(columns, token, column)) =
+          uint4{words[0], words[1], words[2], words[3]};
     }
   }
 
-  // ---- cached keys and values ----
+  // ---- cached keys and values -------------------------------------------------------------------
 
   static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
   __device__ static __forceinline__ void copy(u8* to, const u8* from) {
@@ -294,17 +351,18 @@ struct Chunk {
     copies_arrived<LEFT>();
   }
 
-  // A lane's part of a position on the chip, in wide loads.
+  // A thread's part of a position on the chip, in wide loads.
   template <class Core, class Piece>
   __device__ static __forceinline__ void load(const Core& core, Piece& piece, const u8* row) {
-    const u8* at = row + core.lane() % Piece::LANES * Piece::BYTES;
+    const u8* at = row + core.warp_thread() % Piece::THREADS * Piece::BYTES;
     if constexpr (!Piece::WIDE) {
       piece.load_near(core, row);
     } else if constexpr (Piece::BYTES % 16 == 0) {
 #pragma unroll
       for (int i = 0; i < Piece::WORDS; i += 4) {
         const uint4 v = *reinterpret_cast<const uint4*>(at + 4 * i);
-        piece.word[i] = v.x, piece.word[i + 1] = v.y, piece.word[i + 2] = v.z, piece.word[i + 3] = v.w;
+        piece.word[i] = v.x, piece.word[i + 1] = v.y, piece.word[i + 2] = v.z,
+        piece.word[i + 3] = v.w;
       }
     } else if constexpr (Piece::BYTES % 8 == 0) {
 #pragma unroll
@@ -314,16 +372,19 @@ struct Chunk {
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < Piece::WORDS; ++i) piece.word[i] = *reinterpret_cast<const u32*>(at + 4 * i);
+      for (int i = 0; i < Piece::WORDS; ++i)
+        piece.word[i] = *reinterpret_cast<const u32*>(at + 4 * i);
     }
   }
 
-  // ---- products ----
+  // ---- products ---------------------------------------------------------------------------------
 
-  // emit(token, element, sum of its first row, sum of its last row) for each element of the tokens and rows that are this block's;
-  // an element has UNIT rows. `ready` waits for the activations, once the first weights are under way; false ends it.
+  // emit(token, element, sum of its first row, sum of its last row) for each element of the tokens
+  // and rows that are this block's; an element has UNIT rows. `ready` waits for the activations,
+  // once the first weights are under way; false ends it.
   template <int UNIT, class Block, class Ready, class Emit>
-  __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+  __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens,
+                                           Ready ready, Emit emit) {
     keep_here(me);  // nor are they from stage to stage
     if constexpr (WEIGHT == Type::FP32) {
       const Span own = b.plan.owned_of(stage.owned, b.block);
@@ -331,7 +392,8 @@ struct Chunk {
       const Rows32 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols};
       stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
       if (!ready()) return false;
-      multiply_fp32(matrix, own.lo / UNIT, UNIT, sliced ? stage.tile_rows : matrix.rows, x, tokens, emit);
+      multiply_fp32(matrix, own.lo / UNIT, UNIT, sliced ? stage.tile_rows : matrix.rows, x, tokens,
+                    emit);
       return true;
     } else {
       b.core.barrier();  // who used the memory before has left it
@@ -345,9 +407,11 @@ struct Chunk {
   template <class Block>
   __device__ void share_rows(const Block& b, const Stage& stage, const u8* x, int tokens) const {
     SharedRows& all = rows();
-    all.cols = stage.cols, all.tile_cols = stage.tile_cols, all.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
+    all.cols = stage.cols, all.tile_cols = stage.tile_cols,
+    all.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
     for (int m = 0; m < MEMBERS; ++m) {
-      const Span own = b.plan.owned_of(stage.owned, all.first + (m < all.members ? m : all.members - 1));
+      const Span own =
+          b.plan.owned_of(stage.owned, all.first + (m < all.members ? m : all.members - 1));
       if (m == 0) all.lo = own.lo;
       all.end[m] = own.hi, all.start[m] = all.next[m];
       if (m < all.members) all.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
@@ -357,7 +421,8 @@ struct Chunk {
   }
 
   // Of short passes, where registers hold no more beside the rest of a pass.
-  static constexpr int WIDEST = TILE_TOKENS > GROUP_TOKENS ? 256 : 128, WIDER = WIDEST < 192 ? WIDEST : 192;
+  static constexpr int WIDEST = TILE_TOKENS > GROUP_TOKENS ? 256 : 128,
+                       WIDER = WIDEST < 192 ? WIDEST : 192;
 
   // How many rows a block takes together: so that the fewest rows and tokens come onto the chip.
   __device__ static int width_of(int rows, int tokens) {
@@ -393,7 +458,9 @@ struct Chunk {
       }
     return true;
   }
-  __device__ __forceinline__ u32 slots() const { return (shared_address(shared) + ALIGNED - 1) / ALIGNED * ALIGNED; }
+  __device__ __forceinline__ u32 slots() const {
+    return (shared_address(shared) + ALIGNED - 1) / ALIGNED * ALIGNED;
+  }
 
   // The first steps' weights.
   template <int WIDE, class Block>
@@ -447,14 +514,19 @@ struct Chunk {
             for (int t = 0; t < TIMES; ++t) hold_sums(sum[t]);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {  // slots of steps between two barriers are neighbours
+            // slots of steps between two barriers are neighbours
+            for (int i = 0; i < AT_ONCE; ++i) {
               const u32 from = slot + u32(i * Of::bytes(small));
-              const u64 w = twisted_rows(from), x = twisted_rows(from + u32((WIDE * TIMES + group * GROUP_TOKENS) * STEP_BYTES));
+              const u64 w = twisted_rows(from),
+                        x = twisted_rows(from +
+                                         u32((WIDE * TIMES + group * GROUP_TOKENS) * STEP_BYTES));
 #pragma unroll
               for (int k = 0; k < STEP_COLUMNS / 16; ++k)
 #pragma unroll
                 for (int t = 0; t < TIMES; ++t)
-                  multiply_group<WEIGHT, WIDE>(sum[t], x + k * NEXT_PRODUCT, w + k * NEXT_PRODUCT + u64(t * WIDE * STEP_BYTES / 16));
+                  multiply_group<WEIGHT, WIDE>(
+                      sum[t], x + k * NEXT_PRODUCT,
+                      w + k * NEXT_PRODUCT + u64(t * WIDE * STEP_BYTES / 16));
             }
             products_sent();
 #pragma unroll
@@ -479,17 +551,19 @@ struct Chunk {
     }
   }
 
-  // A thread's sums of a product: tokens 16 * (warp % 4) + lane / 4 and 8 more, pairs of neighbouring rows.
+  // A thread's sums of a product: tokens 16 * (warp % 4) + thread / 4 and 8 more, pairs of
+  // neighbouring rows.
   template <int UNIT, int N, class Emit>
-  __device__ __forceinline__ void emit_sums(const SharedRows& rows, int begin, int row, const float (&sum)[N], Emit emit) const {
-    const int lane = me % 32, count = rows.count();
+  __device__ __forceinline__ void emit_sums(const SharedRows& rows, int begin, int row,
+                                            const float (&sum)[N], Emit emit) const {
+    const int thread = me % 32, count = rows.count();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int token = begin + me / 32 % 4 * 16 + lane / 4 + 8 * half;
+      const int token = begin + me / 32 % 4 * 16 + thread / 4 + 8 * half;
       if (token >= rows.tokens) continue;
 #pragma unroll
       for (int i = 0; i < N / 4; ++i) {
-        const int at = row + 8 * i + lane % 4 * 2;
+        const int at = row + 8 * i + thread % 4 * 2;
         const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
         if (UNIT == 2) {
           if (at < count) emit(token, (rows.lo + at) / 2, low, high);
@@ -501,31 +575,38 @@ struct Chunk {
     }
   }
 
-  // FP32: a warp takes four rows of a row group at a time, and two tokens; its lanes share the columns.
+  // FP32: a warp takes four rows of a row group at a time, and two tokens; its threads share the
+  // columns.
   template <class Emit>
-  __device__ __forceinline__ void multiply_fp32(const Rows32& matrix, int element, int unit, int height, const float* x, int tokens,
+  __device__ __forceinline__ void multiply_fp32(const Rows32& matrix, int element, int unit,
+                                                int height, const float* x, int tokens,
                                                 Emit emit) const {
     constexpr int TOKENS = 2, ROWS = 4, STEP = 4;
-    const int lane = me % 32;
+    const int thread = me % 32;
     for (int row = me / 32 * ROWS; row < matrix.rows; row += CONSUMER_WARPS * ROWS) {
       for (int token = 0; token < tokens; token += TOKENS) {
         float sum[TOKENS][ROWS] = {};
 #pragma unroll 1
         for (int before = 0; before < matrix.cols; before += matrix.tile_cols) {
-          const int width = matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
+          const int width =
+              matrix.cols - before < matrix.tile_cols ? matrix.cols - before : matrix.tile_cols;
 #pragma unroll 1
-          for (int c = lane * STEP; c < width; c += 32 * STEP) {
+          for (int c = thread * STEP; c < width; c += 32 * STEP) {
             float4 xs[TOKENS];
 #pragma unroll
-            for (int t = 0; t < TOKENS; ++t) xs[t] = load_quad(x + long(token + t < tokens ? token + t : token) * matrix.cols + before + c);
+            for (int t = 0; t < TOKENS; ++t)
+              xs[t] = load_quad(x + long(token + t < tokens ? token + t : token) * matrix.cols +
+                                before + c);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
               const int at = row + r < matrix.rows ? row + r : row, group = at - at % height;
               const int rows = matrix.rows - group < height ? matrix.rows - group : height;
-              const u64 from = u64(group) * u64(matrix.cols) + u64(before * rows + at % height * width + c);
+              const u64 from =
+                  u64(group) * u64(matrix.cols) + u64(before * rows + at % height * width + c);
               const float4 w = load_once(reinterpret_cast<const float*>(matrix.from) + from);
 #pragma unroll
-              for (int t = 0; t < TOKENS; ++t) sum[t][r] += xs[t].x * w.x + xs[t].y * w.y + xs[t].z * w.z + xs[t].w * w.w;
+              for (int t = 0; t < TOKENS; ++t)
+                sum[t][r] += xs[t].x * w.x + xs[t].y * w.y + xs[t].z * w.z + xs[t].w * w.w;
             }
           }
         }
@@ -534,8 +615,9 @@ struct Chunk {
 #pragma unroll
           for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-            for (int apart = 16; apart; apart /= 2) sum[t][r] += __shfl_xor_sync(0xFFFFFFFFu, sum[t][r], apart);
-          if (lane != 0 || token + t >= tokens) continue;
+            for (int apart = 16; apart; apart /= 2)
+              sum[t][r] += __shfl_xor_sync(0xFFFFFFFFu, sum[t][r], apart);
+          if (thread != 0 || token + t >= tokens) continue;
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {
             if (row + r >= matrix.rows || (unit > 1 && r % 2)) continue;

@@ -1,22 +1,28 @@
-// The ring of weight tiles in a block's shared memory, and those who fill it. tests/native/ring.cpp runs it with threads of a CPU.
+// The ring of weight tiles in a block's shared memory, and those who fill it. tests/native/ring.cpp
+// runs it with threads of a CPU.
 #pragma once
 
 namespace twin {
 
-// Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team is done with it.
-// A parity tells two neighbouring phases apart, no more. When a warp looks for tile n, its team's tile before it in the
-// stage has been taken, or all of the stage before have; that tile is at most TURN back: two rounds of the teams, where the
-// last chunk is not of all teams. Its loader copied it after the slots of all its tiles until then had been left, and after
-// the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have been used, and with so many
-// barriers, barrier n % BARRIERS is in the phase of tile n or in that before it.
+// Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team
+// is done with it. A parity tells two neighbouring phases apart, no more. When a warp looks for
+// tile n, its team's tile before it in the stage has been taken, or all of the stage before have;
+// that tile is at most TURN back: two rounds of the teams, where the last portion is not of all
+// teams. Its loader copied it after the slots of all its tiles until then had been left, and after
+// the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have
+// been used, and with so many barriers, barrier n % BARRIERS is in the phase of tile n or in that
+// before it.
 struct Ring {
-  static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots), ODD = WINDOW | 1u;
+  static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots),
+                       ODD = WINDOW | 1u;
   static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS), BARRIERS = SLOTS + TURN + ODD;
   static constexpr u32 STEP = 8;  // bytes of a barrier
 
   u32 slots;  // addresses in shared memory
-  u32 full;   // [BARRIERS] bytes have arrived; behind them [BARRIERS] CONSUMER_WARPS arrivals: each warp of the team counts for its share
-  u32 tile;   // tiles of the block so far, of all teams
+  // [BARRIERS] bytes have arrived; behind them [BARRIERS] CONSUMER_WARPS arrivals: each warp of the
+  // team counts for its share
+  u32 full;
+  u32 tile;  // tiles of the block so far, of all teams
 
   __device__ static u32 parity_of(u32 tile) { return tile / BARRIERS & 1u; }
   __device__ u32 full_of(u32 tile) const { return full + tile % BARRIERS * STEP; }
@@ -37,7 +43,8 @@ struct Ring {
   __device__ void rewind() {}
 };
 
-// One of the ring's barriers and its phase, every LOADERS-th tile: counted, because a division for each is time without copies.
+// One of the ring's barriers and its phase, every LOADERS-th tile: counted, because a division for
+// each is time without copies.
 struct Turn {
   static constexpr u32 ROUND = Ring::BARRIERS * Ring::STEP;
 
@@ -47,20 +54,22 @@ struct Turn {
     at += u32(LOADERS) * Ring::STEP;
     if (at >= first + ROUND) at -= ROUND, parity ^= 1u;
   }
-  // That of the tile `back` tiles before; of one before the first, a phase that has passed. Not counted: helpers have few registers.
+  // That of the tile `back` tiles before; of one before the first, a phase that has passed. Not
+  // counted: side warps have few registers.
   __device__ __forceinline__ Turn before(u32 first, u32 back) const {
     const bool round = at < first + back * Ring::STEP;
     return {at + (round ? ROUND : 0u) - back * Ring::STEP, parity ^ u32(round)};
   }
 };
 
-// The loader's side: a thread copies every LOADERS-th tile, as far ahead as the window and the ring allow.
+// The loader's side: a thread copies every LOADERS-th tile, as far ahead as the window and the ring
+// allow.
 struct Loader {
   const Ring& ring;
   u32 left;  // barrier: the consumers are done
   u64 policy;
   u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
-  Turn now;  // of the tile to come
+  Turn now;              // of the tile to come
 
   __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
       : ring(ring),
@@ -71,22 +80,27 @@ struct Loader {
         skip(me),
         now{ring.full + me * Ring::STEP, 0} {}
 
-  // False: the run is over, and the other loader may have gone.
+  // False: the generation is over, and the other loader may have gone.
   __device__ __forceinline__ bool wait(const Turn& turn) const {
     while (!barrier_passed(turn.at, turn.parity))
       if (barrier_seen(left, 0)) return false;
     return true;
   }
 
-  // The next tile of the stream: `bytes` of weights, or of keys with the values behind them. False: the run is over.
-  __device__ __forceinline__ bool fill(const u8* from, int bytes) { return fill(from, bytes, nullptr, 0, policy); }
-  __device__ __forceinline__ bool fill(const u8* from, int bytes, const u8* values, u32 behind, u64 policy) {
+  // The next tile of the stream: `bytes` of weights, or of keys with the values behind them. False:
+  // the generation is over.
+  __device__ __forceinline__ bool fill(const u8* from, int bytes) {
+    return fill(from, bytes, nullptr, 0, policy);
+  }
+  __device__ __forceinline__ bool fill(const u8* from, int bytes, const u8* values, u32 behind,
+                                       u64 policy) {
     if (skip-- > 0) return true;
     skip = u32(LOADERS) - 1;
     // Its slot has been left; the window lets it follow; the other loader's tile is there.
     Turn used = now.before(ring.full, Ring::SLOTS);
     used.at += Turn::ROUND;
-    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, Ring::WINDOW)))) return false;
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, Ring::WINDOW))))
+      return false;
     if (Ring::WINDOW != Ring::ODD && !wait(now.before(ring.full, Ring::ODD))) return false;
     expect_copies(now.at, values ? 2 * bytes : bytes);
     bulk_copy(slot, from, bytes, now.at, policy);
@@ -94,13 +108,16 @@ struct Loader {
     now.next(ring.full);
     tile += u32(LOADERS);
     slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
-    if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes)) slot -= Ring::SLOTS * u32(Plan::slot_bytes);
+    if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes))
+      slot -= Ring::SLOTS * u32(Plan::slot_bytes);
     return true;
   }
 
   // Nothing may arrive after the block has left.
   __device__ void drain() {
-    for (u32 back = u32(LOADERS); back <= tile && back < Ring::SLOTS + u32(LOADERS); back += u32(LOADERS)) ring.acquire(tile - back);
+    for (u32 back = u32(LOADERS); back <= tile && back < Ring::SLOTS + u32(LOADERS);
+         back += u32(LOADERS))
+      ring.acquire(tile - back);
   }
 };
 

@@ -1,4 +1,5 @@
-// Attention of one token over tiles of cached keys and values, on the tensor cores. tests/native/scan.cpp runs it lane by lane on a CPU.
+// Attention of one token over tiles of cached keys and values, on the tensor cores.
+// tests/native/scan.cpp runs it thread by thread on a CPU.
 #pragma once
 
 #include "family.h"
@@ -13,7 +14,8 @@ __device__ __forceinline__ u32 packed(float first, float second, bool lost) {
   return lost ? packed<KV>(first - high, second - higher) : word;
 }
 
-// Part of an item on the chip: its keys, its values, and the newest of each where it is one of them.
+// Part of an item on the chip: its keys, its values, and the newest of each where it is one of
+// them.
 struct CacheTile {
   const u8 *keys, *values, *fresh;
   int count;  // positions
@@ -21,9 +23,10 @@ struct CacheTile {
   int first;  // its first position of the item
 };
 
-// Running softmax of some query heads over the positions of one warp. A product compares 16 positions with the queries of 4 heads,
-// which are columns twice: rounded to 16 bits, and what that loses; so do probabilities, so that results have the precision of the cached
-// values. A lane keeps scores of positions lane / 4 and 8 more, and of heads 2 * (lane % 2) and one more.
+// Running softmax of some query heads over the positions of one warp. A product compares 16
+// positions with the queries of 4 heads, which are columns twice: rounded to 16 bits, and what that
+// loses; so do probabilities, so that results have the precision of the cached values. A thread
+// keeps scores of positions thread / 4 and 8 more, and of heads 2 * (thread % 2) and one more.
 struct TileScan {
   static constexpr int WARPS = facts::TENSOR_WARPS;          // that share an item's positions
   static constexpr int POSITIONS = facts::TENSOR_POSITIONS;  // of a product
@@ -33,12 +36,14 @@ struct TileScan {
                 "twin/plan/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
-  int lane;  // of the warp
+  int thread;  // of the warp
   u32 query[STEPS][2];
   float output[STEPS][4];
   float most[2], total[2];
 
-  __device__ __forceinline__ static float apart(float v, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, v, lanes); }
+  __device__ __forceinline__ static float apart(float v, int threads) {
+    return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
+  }
 
   // Element d of a query, into [2][HEAD_DIM] of 16 bits: rounded, and what that loses.
   __device__ __forceinline__ static void store_query(float* head, int d, float value) {
@@ -48,9 +53,11 @@ struct TileScan {
   }
 
   // `queries` lie on the chip, as they were stored.
-  __device__ __forceinline__ TileScan(const float* queries, int heads, int lane) : lane(lane) {
-    const int head = lane / 4 % HEADS, lost = lane / 4 / HEADS;
-    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) + lost * (HEAD_DIM / 2) + lane % 4;
+  __device__ __forceinline__ TileScan(const float* queries, int heads, int thread)
+      : thread(thread) {
+    const int head = thread / 4 % HEADS, lost = thread / 4 / HEADS;
+    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) +
+                          lost * (HEAD_DIM / 2) + thread % 4;
 #pragma unroll
     for (int i = 0; i < 2 * STEPS; ++i) query[i / 2][i % 2] = head < heads ? at[4 * i] : 0u;
 #pragma unroll
@@ -61,36 +68,42 @@ struct TileScan {
     total[0] = total[1] = 0.0f;
   }
 
-  // Where a row begins, and how its 16-byte units are twisted: a lane's own.
+  // Where a row begins, and how its 16-byte units are twisted: a thread's own.
   struct Row {
     u32 at, twist;
 
-    __device__ __forceinline__ Row(const CacheTile& tile, const u8* rows, const u8* fresh, int row) {
+    __device__ __forceinline__ Row(const CacheTile& tile, const u8* rows, const u8* fresh,
+                                   int row) {
       const int held = row < tile.count ? row : 0;  // numbers, also where nothing is held
       const bool near = held == tile.here;
       at = u32(__cvta_generic_to_shared(near ? fresh : rows + held * BYTES));
       twist = near ? 0u : u32(tile.first + held) & 7u;
     }
-    __device__ __forceinline__ u32 unit(int number) const { return at + ((u32(number) ^ twist) << 4); }
+    __device__ __forceinline__ u32 unit(int number) const {
+      return at + ((u32(number) ^ twist) << 4);
+    }
   };
 
-  // The tile's positions whose turn it is, `unit` products of the item having been made before, by the warp `me` of WARPS.
-  __device__ __forceinline__ void look(const CacheTile& tile, int unit, int me) {
+  // The tile's positions whose turn it is, `made` products of the item having been made before, by
+  // the warp `me` of WARPS.
+  __device__ __forceinline__ void look(const CacheTile& tile, int made, int me) {
     if (me >= WARPS) return;
 #pragma unroll 1
-    for (int at = ((me - unit) & (WARPS - 1)) * POSITIONS; at < tile.count; at += WARPS * POSITIONS) product(tile, at);
+    for (int at = ((me - made) & (WARPS - 1)) * POSITIONS; at < tile.count; at += WARPS * POSITIONS)
+      product(tile, at);
   }
 
   __device__ __forceinline__ void product(const CacheTile& tile, int at) {
     float score[2][4] = {};
-    const Row key(tile, tile.keys, tile.fresh, at + lane % 16);
+    const Row key(tile, tile.keys, tile.fresh, at + thread % 16);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       u32 keys[4];
-      load_matrices(keys, key.unit(2 * step + lane / 16));
-      multiply_add<KV>(score[step % 2], keys[0], keys[1], keys[2], keys[3], query[step][0], query[step][1]);
+      load_matrices(keys, key.unit(2 * step + thread / 16));
+      multiply_add<KV>(score[step % 2], keys[0], keys[1], keys[2], keys[3], query[step][0],
+                       query[step][1]);
     }
-    const bool held = at + lane / 4 < tile.count, later = at + lane / 4 + 8 < tile.count;
+    const bool held = at + thread / 4 < tile.count, later = at + thread / 4 + 8 < tile.count;
     float p[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -102,8 +115,8 @@ struct TileScan {
     for (int h = 0; h < 2; ++h) {
       float top = p[h] > p[2 + h] ? p[h] : p[2 + h];
 #pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) {
-        const float other = apart(top, lanes);
+      for (int threads = 4; threads < 32; threads *= 2) {
+        const float other = apart(top, threads);
         top = other > top ? other : top;
       }
       top = top > most[h] ? top : most[h];
@@ -114,12 +127,13 @@ struct TileScan {
 #pragma unroll
       for (int m = 0; m < STEPS; ++m) output[m][h] *= shrink, output[m][2 + h] *= shrink;
     }
-    const u32 weight = transposed(packed(p[0], p[1], lane % 4 >= 2)), later_weight = transposed(packed(p[2], p[3], lane % 4 >= 2));
-    const Row value(tile, tile.values, tile.fresh + BYTES, at + lane / 16 * 8 + lane % 8);
+    const u32 weight = transposed(packed(p[0], p[1], thread % 4 >= 2)),
+              later_weight = transposed(packed(p[2], p[3], thread % 4 >= 2));
+    const Row value(tile, tile.values, tile.fresh + BYTES, at + thread / 16 * 8 + thread % 8);
 #pragma unroll
     for (int m = 0; m < STEPS; ++m) {
       u32 values[4];
-      load_transposed(values, value.unit(2 * m + lane / 8 % 2));
+      load_transposed(values, value.unit(2 * m + thread / 8 % 2));
       multiply_add<KV>(output[m], values[0], values[1], values[2], values[3], weight, later_weight);
     }
   }
@@ -128,9 +142,9 @@ struct TileScan {
   __device__ __forceinline__ void put(float* rows, int heads) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int head = lane % 2 * 2 + h;
-      float* row = rows + head * (HEAD_DIM + 2) + lane / 4;
-      const bool mine = lane % 4 < 2 && head < heads;
+      const int head = thread % 2 * 2 + h;
+      float* row = rows + head * (HEAD_DIM + 2) + thread / 4;
+      const bool mine = thread % 4 < 2 && head < heads;
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
         const float part = output[i / 2][i % 2 * 2 + h], sum = part + apart(part, 2);
@@ -138,8 +152,8 @@ struct TileScan {
       }
       float sum = total[h];
 #pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) sum += apart(sum, lanes);
-      if (mine && lane < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
+      for (int threads = 4; threads < 32; threads *= 2) sum += apart(sum, threads);
+      if (mine && thread < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
     }
   }
 };

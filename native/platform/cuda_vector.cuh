@@ -1,22 +1,24 @@
-// Activation vectors in the registers of a block's consumer warps, and cached rows in those of a few lanes.
+// Activation vectors in the registers of a block's consumer warps, and cached rows in those of a
+// few threads.
 #pragma once
 
 namespace twin {
 
 constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
 
-// The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it. The loads of several
-// parts are under way before the first is looked at.
+// The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
+// The loads of several parts are under way before the first is looked at.
 template <int N, class Stall>
-__device__ __forceinline__ bool source_sum(const Source& source, int first, Run<N>& sum, Stall stall) {
+__device__ __forceinline__ bool source_sum(const Source& source, int first, Pack<N>& sum,
+                                           Stall stall) {
   constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
   for (int p = 0; p < source.parts; p += AT_ONCE) {
-    Run<N> got[AT_ONCE];
+    Pack<N> got[AT_ONCE];
     for (;;) {
       int late = -1;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
-        if (p + j < source.parts) got[j] = load_run<N, 4 * N>(source.at(p + j) + first);
+        if (p + j < source.parts) got[j] = load_pack<N, 4 * N>(source.at(p + j) + first);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts && missing(got[j])) late = p + j;
@@ -32,51 +34,55 @@ __device__ __forceinline__ bool source_sum(const Source& source, int first, Run<
   return true;
 }
 
-// N neighbouring elements for each lane, where the next lanes need the next ones. TOGETHER, LANES lanes load each of their runs
-// side by side, a piece a lane, so that no load takes a sector of memory for less than all of its bytes; all of them load,
-// or none. `settle` then gives every lane its own run; all lanes of the warp take part in it.
+// N neighbouring elements for each thread, where the next threads need the next ones. TOGETHER,
+// THREADS threads load each of their packs side by side, a piece a thread, so that no load takes a
+// sector of memory for less than all of its bytes; all of them load, or none. `settle` then gives
+// every thread its own pack; all threads of the warp take part in it.
 template <int N, int ALIGNED, bool TOGETHER>
 struct Side {
-  static constexpr int LANES = TOGETHER ? N * 4 / ALIGNED : 1, PIECE = N / LANES;
-  static_assert(LANES * PIECE == N && (LANES & (LANES - 1)) == 0, "pieces of a run go to a power of two lanes");
+  static constexpr int THREADS = TOGETHER ? N * 4 / ALIGNED : 1, PIECE = N / THREADS;
+  static_assert(THREADS * PIECE == N && (THREADS & (THREADS - 1)) == 0,
+                "pieces of a pack go to a power of two threads");
 
-  Run<PIECE> piece[LANES];
+  Pack<PIECE> piece[THREADS];
 
-  __device__ __forceinline__ void load(int lane, const float* from) {  // `from`: this lane's run
-    from -= lane % LANES * (N - PIECE);
+  // `from`: this thread's pack
+  __device__ __forceinline__ void load(int thread, const float* from) {
+    from -= thread % THREADS * (N - PIECE);
 #pragma unroll
-    for (int i = 0; i < LANES; ++i) piece[i] = load_run<PIECE, ALIGNED>(from + i * N);
+    for (int i = 0; i < THREADS; ++i) piece[i] = load_pack<PIECE, ALIGNED>(from + i * N);
   }
   __device__ __forceinline__ bool late() const {  // is one not there yet?
     bool any = false;
 #pragma unroll
-    for (int i = 0; i < LANES; ++i) any |= missing(piece[i]);
+    for (int i = 0; i < THREADS; ++i) any |= missing(piece[i]);
     return any;
   }
-  __device__ __forceinline__ Run<N> settle(int lane) {
-    // Two lanes, `apart`, hold a row each of a matrix of 2 x 2 elements, and leave with a column each. As a function of its own this
-    // made other machine code.
+  __device__ __forceinline__ Pack<N> settle(int thread) {
+    // Two threads, `apart`, hold a row each of a matrix of 2 x 2 elements, and leave with a column
+    // each. As a function of its own this made other machine code.
 #pragma unroll
-    for (int apart = 1; apart < LANES; apart *= 2) {
-      const bool upper = lane & apart;
+    for (int apart = 1; apart < THREADS; apart *= 2) {
+      const bool upper = thread & apart;
 #pragma unroll
-      for (int i = 0; i < LANES; ++i) {
+      for (int i = 0; i < THREADS; ++i) {
         if (i & apart) continue;
 #pragma unroll
         for (int e = 0; e < PIECE; ++e) {
           const float keep = upper ? piece[i + apart].at[e] : piece[i].at[e];
-          const float other = __shfl_xor_sync(0xFFFFFFFFu, upper ? piece[i].at[e] : piece[i + apart].at[e], apart);
+          const float other =
+              __shfl_xor_sync(0xFFFFFFFFu, upper ? piece[i].at[e] : piece[i + apart].at[e], apart);
           piece[i].at[e] = upper ? other : keep;
           piece[i + apart].at[e] = upper ? keep : other;
         }
       }
     }
-    Run<N> run;
+    Pack<N> pack;
 #pragma unroll
-    for (int i = 0; i < LANES; ++i)
+    for (int i = 0; i < THREADS; ++i)
 #pragma unroll
-      for (int e = 0; e < PIECE; ++e) run.at[i * PIECE + e] = piece[i].at[e];
-    return run;
+      for (int e = 0; e < PIECE; ++e) pack.at[i * PIECE + e] = piece[i].at[e];
+    return pack;
   }
 };
 
@@ -113,37 +119,50 @@ struct Packed {
   }
 };
 
-// A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the tiles of some column
-// slices, and each lane keeps the VECTOR elements of its columns in each of them. With fewer slices than teams, several
-// teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_CHUNKS_, int AHEAD_GROUPS_>
+// A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
+// tiles of some column slices, and each thread keeps the VECTOR elements of its columns in each of
+// them. With fewer slices than teams, several teams hold the same slice and take different rows.
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_>
 struct TeamVector {
-  static constexpr int AHEAD_CHUNKS = AHEAD_CHUNKS_, AHEAD_GROUPS = AHEAD_GROUPS_;  // of weights taken before a stage's inputs are there
+  // of weights taken before a stage's inputs are there
+  static constexpr int AHEAD_PORTIONS = AHEAD_PORTIONS_, AHEAD_GROUPS = AHEAD_GROUPS_;
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
   static constexpr int SLICES = COLS ? (COLS + TILE - 1) / TILE : 1;
-  static constexpr int CHUNKS = (SLICES + TEAMS - 1) / TEAMS;
+  static constexpr int PORTIONS = (SLICES + TEAMS - 1) / TEAMS;
   static constexpr int GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
-  static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;  // warps that have a share of a row
-  static constexpr bool RAGGED = SLICES > TEAMS && SLICES % TEAMS != 0;   // the last chunk is not of all teams
+  // warps that have a share of a row
+  static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
+  // the last portion is not of all teams
+  static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr bool EXACT = COLS % TILE == 0 && TILE == 32 * VECTOR * TEAM && !RAGGED;
-  static constexpr int RUN = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
+  static constexpr int PACK = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
   static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
 
-  alignas(16) float at[CHUNKS][VECTOR];
+  alignas(16) float at[PORTIONS][VECTOR];
 
   // Of thread `me`:
   __device__ static int team(int me) { return me / (32 * TEAM); }
   __device__ static int row_group(int me) { return SLICES < TEAMS ? team(me) / SLICES : 0; }
-  __device__ static int slice(int me, int c) { return SLICES < TEAMS ? team(me) % SLICES : team(me) + c * TEAMS; }
+  __device__ static int slice(int me, int c) {
+    return SLICES < TEAMS ? team(me) % SLICES : team(me) + c * TEAMS;
+  }
   __device__ static bool beyond(int slice) { return RAGGED && slice >= SLICES; }
-  __device__ static int part(int me) { return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM; }
-  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }  // first column inside a tile
+  __device__ static int part(int me) {
+    return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM;
+  }
+  // first column inside a tile
+  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
-  __device__ static bool valid(int me, int c) { return EXACT || (local(me) < TILE && column(me, c) < COLS); }
-  // Do lanes hold columns, or not, `count` neighbours alike?
-  __device__ static constexpr bool alike(int count) { return TILE % (VECTOR * count) == 0 && COLS % (VECTOR * count) == 0; }
+  __device__ static bool valid(int me, int c) {
+    return EXACT || (local(me) < TILE && column(me, c) < COLS);
+  }
+  // Do threads hold columns, or not, `count` neighbours alike?
+  __device__ static constexpr bool alike(int count) {
+    return TILE % (VECTOR * count) == 0 && COLS % (VECTOR * count) == 0;
+  }
   __device__ static int stride(int me, int c) {  // bytes between rows of a tile
-    const int cols = COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
+    const int cols =
+        COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
   }
 
@@ -151,13 +170,16 @@ struct TeamVector {
 
   using Factors = TeamVector;
   template <class Core>
-  __device__ static __forceinline__ Factors factors(Core& core, const float* from) {  // ones where there are none
+  // ones where there are none
+  __device__ static __forceinline__ Factors factors(Core& core, const float* from) {
     TeamVector x;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll
       for (int i = 0; i < VECTOR; i += 4) {
-        const float4 v = from && valid(core.thread(), c) ? load_once(from + column(core.thread(), c) + i) : float4{1, 1, 1, 1};
+        const float4 v = from && valid(core.thread(), c)
+                             ? load_once(from + column(core.thread(), c) + i)
+                             : float4{1, 1, 1, 1};
         x.at[c][i] = v.x, x.at[c][i + 1] = v.y, x.at[c][i + 2] = v.z, x.at[c][i + 3] = v.w;
       }
     return x;
@@ -165,24 +187,27 @@ struct TeamVector {
 
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
-    constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : CHUNKS == 1 ? 4 : 2;  // parts
+    constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
     const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
     bool good = true;
 #pragma unroll 1
     for (int p = 0; p < parts && good; p += AT_ONCE) {
-      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][CHUNKS];  // all under way before the first is looked at
+      // all under way before the first is looked at
+      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
       for (;;) {
         int late = -1, place = 0;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
-          for (int c = 0; c < CHUNKS; ++c)
-            if (p + j < parts && valid(me, c)) got[j][c].load(core.lane(), source.at(p + j) + column(me, c));
+          for (int c = 0; c < PORTIONS; ++c)
+            if (p + j < parts && valid(me, c))
+              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c));
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
-          for (int c = 0; c < CHUNKS; ++c)
-            if (p + j < parts && valid(me, c) && got[j][c].late()) late = p + j, place = column(me, c);
+          for (int c = 0; c < PORTIONS; ++c)
+            if (p + j < parts && valid(me, c) && got[j][c].late())
+              late = p + j, place = column(me, c);
         if (late < 0 || !source.polled) break;
         good = stall(source.part(late), place);
         if (!good) break;
@@ -190,11 +215,12 @@ struct TeamVector {
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-          const Run<VECTOR> run = got[j][c].settle(core.lane());
+        for (int c = 0; c < PORTIONS; ++c) {
+          const Pack<VECTOR> pack = got[j][c].settle(core.warp_thread());
 #pragma unroll
           for (int i = 0; i < VECTOR; ++i)
-            if (p + j < parts && valid(me, c)) at[c][i] = p + j ? at[c][i] + run.at[i] : run.at[i];
+            if (p + j < parts && valid(me, c))
+              at[c][i] = p + j ? at[c][i] + pack.at[i] : pack.at[i];
         }
     }
     return good;
@@ -204,7 +230,7 @@ struct TeamVector {
   template <class Core>
   __device__ __forceinline__ void add(Core&, float keep, const TeamVector& x, float scale) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) at[c][i] = keep * at[c][i] + scale * x.at[c][i];
   }
@@ -214,7 +240,7 @@ struct TeamVector {
   __device__ __forceinline__ const float* begin_squares(Core& core) const {
     float sum = 0;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < PORTIONS; ++c)
       if (valid(core.thread(), c) && row_group(core.thread()) == 0)
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) sum += at[c][i] * at[c][i];
@@ -226,17 +252,19 @@ struct TeamVector {
   }
 
   template <class Core>
-  __device__ __forceinline__ void scaled(Core& core, const TeamVector& x, float by, const Factors& factor) {
+  __device__ __forceinline__ void scaled(Core& core, const TeamVector& x, float by,
+                                         const Factors& factor) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll
-      for (int i = 0; i < VECTOR; ++i) at[c][i] = valid(core.thread(), c) ? x.at[c][i] * by * factor.at[c][i] : 0.0f;
+      for (int i = 0; i < VECTOR; ++i)
+        at[c][i] = valid(core.thread(), c) ? x.at[c][i] * by * factor.at[c][i] : 0.0f;
   }
 
   template <class Core>
   __device__ __forceinline__ void load_row(Core& core, const u8* row) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
+    for (int c = 0; c < PORTIONS; ++c) {
       if (!valid(core.thread(), c)) continue;
       Packed<VECTOR> words;
       words.load_global_at(row + u64(column(core.thread(), c)) * type_bytes(WEIGHT));
@@ -249,30 +277,30 @@ struct TeamVector {
   template <class Core, class Each>
   __device__ __forceinline__ void each(Core& core, Each each) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i)
         if (valid(core.thread(), c)) each(column(core.thread(), c) + i, at[c][i]);
   }
 
   template <class Core, class Make>
-  __device__ __forceinline__ bool runs(Core& core, Make make) {
-    constexpr int RUNS = VECTOR / RUN, COUNT = CHUNKS * RUNS;
+  __device__ __forceinline__ bool packs(Core& core, Make make) {
+    constexpr int PACKS = VECTOR / PACK, COUNT = PORTIONS * PACKS;
     int first[COUNT];
     bool here[COUNT];
     float* out[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      first[i] = column(core.thread(), i / RUNS) + i % RUNS * RUN;
-      here[i] = valid(core.thread(), i / RUNS);
-      out[i] = &at[i / RUNS][i % RUNS * RUN];
+      first[i] = column(core.thread(), i / PACKS) + i % PACKS * PACK;
+      here[i] = valid(core.thread(), i / PACKS);
+      out[i] = &at[i / PACKS][i % PACKS * PACK];
     }
     const bool good = make(first, here, out);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (valid(core.thread(), i / RUNS)) continue;
+      if (valid(core.thread(), i / PACKS)) continue;
 #pragma unroll
-      for (int d = 0; d < RUN; ++d) out[i][d] = 0.0f;
+      for (int d = 0; d < PACK; ++d) out[i][d] = 0.0f;
     }
     return good;
   }
@@ -285,17 +313,22 @@ struct TeamVector {
     return sum;
   }
 
-  // This lane's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them: whatever the slot has there, where it
-  // surely has so many rows, because choosing rows costs more code than loading them; else the last row again.
-  __device__ static __forceinline__ void load(int me, int c, u32 from, int rows, Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
+  // This thread's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them:
+  // whatever the slot has there, where it surely has so many rows, because choosing rows costs more
+  // code than loading them; else the last row again.
+  __device__ static __forceinline__ void load(int me, int c, u32 from, int rows,
+                                              Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
     constexpr bool INSIDE = Plan::tile_step % ROWS_AT_ONCE == 0;
-    const u32 apart = u32(stride(me, c)), at_lane = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
+    const u32 apart = u32(stride(me, c)),
+              at_thread = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
 #pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r) words[r].load_shared_at(at_lane + u32(INSIDE || r < rows ? r : rows - 1) * apart);
+    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+      words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * apart);
   }
 
-  // sum[r] += this lane's part of row r.
-  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE], float (&sum)[ROWS_AT_ONCE]) const {
+  // sum[r] += this thread's part of row r.
+  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
+                                           float (&sum)[ROWS_AT_ONCE]) const {
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r)
 #pragma unroll
@@ -303,17 +336,19 @@ struct TeamVector {
   }
 };
 
-// Weights of a warp's first rows of a stage, taken from the ring while the stage's inputs are not there yet: the ring then
-// has room for what comes after them. CHUNKS of a row group, of ROWS_AT_ONCE rows each; several groups where each is one chunk.
+// Weights of a warp's first rows of a stage, taken from the ring while the stage's inputs are not
+// there yet: the ring then has room for what comes after them. PORTIONS of a row group, of
+// ROWS_AT_ONCE rows each; several groups where each is one portion.
 template <class Vector>
 struct Ahead {
-  static constexpr int CHUNKS = Vector::AHEAD_CHUNKS, GROUPS = Vector::AHEAD_GROUPS;
+  static constexpr int PORTIONS = Vector::AHEAD_PORTIONS, GROUPS = Vector::AHEAD_GROUPS;
 
-  Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1][ROWS_AT_ONCE];
+  Packed<Vector::VECTOR> words[GROUPS ? GROUPS : 1][PORTIONS ? PORTIONS : 1][ROWS_AT_ONCE];
   int held;  // pieces, in the order in which they are multiplied
 };
 
-// A vector between the stages that use it: in registers, too. In shared memory it would cost a slot of the ring.
+// A vector between the stages that use it: in registers, too. In shared memory it would cost a slot
+// of the ring.
 template <class Vector>
 struct Held {
   Vector vector;
@@ -328,13 +363,14 @@ struct Held {
   }
 };
 
-// A lane's part of a cached key or value. LANES lanes share a position.
+// A thread's part of a cached key or value. THREADS threads share a position.
 struct CachedPiece {
-  static constexpr int LANES =
-      HEAD_DIM <= facts::NARROW_HEAD ? 8 : HEAD_DIM <= facts::MIDDLE_HEAD ? 16 : 32;
-  static constexpr int SIZE = (HEAD_DIM + LANES - 1) / LANES;
+  static constexpr int THREADS = HEAD_DIM <= facts::NARROW_HEAD   ? 8
+                                 : HEAD_DIM <= facts::MIDDLE_HEAD ? 16
+                                                                  : 32;
+  static constexpr int SIZE = (HEAD_DIM + THREADS - 1) / THREADS;
   static constexpr int BYTES = SIZE * type_bytes(KV);
-  static constexpr bool WIDE = HEAD_DIM % LANES == 0 && BYTES % 4 == 0;
+  static constexpr bool WIDE = HEAD_DIM % THREADS == 0 && BYTES % 4 == 0;
   static constexpr int WORDS = WIDE ? BYTES / 4 : SIZE;
 
   u32 word[WORDS];
@@ -342,7 +378,7 @@ struct CachedPiece {
   // From the cache in memory; it leaves the first-level cache to the plan's tables.
   template <class Core>
   __device__ __forceinline__ void load(const Core& core, const u8* row) {
-    const u8* at = row + core.lane() % LANES * BYTES;
+    const u8* at = row + core.warp_thread() % THREADS * BYTES;
     if constexpr (!WIDE) {
       load_near(core, row);
     } else if constexpr (BYTES % 16 == 0) {
@@ -355,23 +391,30 @@ struct CachedPiece {
     } else if constexpr (BYTES % 8 == 0) {
 #pragma unroll
       for (int i = 0; i < WORDS; i += 2)
-        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[i]), "=r"(word[i + 1]) : "l"(at + 4 * i) : "memory");
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(word[i]), "=r"(word[i + 1])
+                     : "l"(at + 4 * i)
+                     : "memory");
     } else {
 #pragma unroll
       for (int i = 0; i < WORDS; ++i)
-        asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i) : "memory");
+        asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];"
+                     : "=r"(word[i])
+                     : "l"(at + 4 * i)
+                     : "memory");
     }
   }
   // From the chip, where rows begin at multiples of 16 bytes.
   template <class Core>
   __device__ __forceinline__ void load_near(const Core& core, const u8* row) {
-    const int lane = core.lane() % LANES;
-    const u8* at = row + lane * BYTES;
+    const int thread = core.warp_thread() % THREADS;
+    const u8* at = row + thread * BYTES;
     if constexpr (!WIDE) {
 #pragma unroll
       for (int i = 0; i < WORDS; ++i) {
-        const int from = lane * SIZE + i;
-        word[i] = bits_as<u32>(from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f);
+        const int from = thread * SIZE + i;
+        word[i] =
+            bits_as<u32>(from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f);
       }
     } else if constexpr (BYTES % 16 == 0) {
 #pragma unroll

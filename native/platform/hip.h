@@ -1,5 +1,6 @@
-// AMD CDNA 3 (gfx942), waves of 64. There is no bulk copy engine: each wave reads its tiles from memory with non-temporal
-// loads, several rows in flight; the wave scheduler overlaps them. Compiled and inspected only; never run on a device yet.
+// AMD CDNA 3 (gfx942), waves of 64. There is no bulk copy engine: each wave reads its tiles from
+// memory with non-temporal loads, several rows in flight; the wave scheduler overlaps them.
+// Compiled and inspected only; never run on a device yet.
 #pragma once
 
 #include "hip_runtime.h"
@@ -23,12 +24,13 @@ constexpr int THREADS = WAVE * WAVES;
 constexpr int SHARED_BYTES = 64 * 1024;
 
 template <class To, class From>
-__device__ __forceinline__ To bits_as(From from) {  // never of a vector's element: clang 19 and 22 would read element 0
+// never of a vector's element: clang 19 and 22 would read element 0
+__device__ __forceinline__ To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "same size");
   return __builtin_bit_cast(To, from);
 }
 
-// ---- stored types ------------------------------------------------------------------------------------------
+// ---- stored types -------------------------------------------------------------------------------
 
 __host__ __device__ constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
 
@@ -36,7 +38,8 @@ __device__ __forceinline__ float half_value(u16 bits) { return float(bits_as<_Fl
 __device__ __forceinline__ u16 half_bits(float value) { return bits_as<u16>(_Float16(value)); }
 __device__ __forceinline__ u16 bfloat_bits(float value) {
   const u32 bits = bits_as<u32>(value);
-  return value != value ? u16((bits >> 16) | 0x40u) : u16((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+  return value != value ? u16((bits >> 16) | 0x40u)
+                        : u16((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
 template <Type T>
@@ -71,18 +74,26 @@ __device__ __forceinline__ float exp32(float x) { return __builtin_expf(x); }
 __device__ __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
-// ---- exchange memory: system scope, because plain and work-group loads may hit a stale cache of the CU --------
+// ---- exchange memory: system scope, because plain and work-group loads may hit a stale cache of
+// the CU
 
 template <class T>
 __device__ __forceinline__ T load_system(const T* at) {
   return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
-__device__ __forceinline__ float load_shared(const float* at) { return bits_as<float>(load_system(reinterpret_cast<const u32*>(at))); }
-__device__ __forceinline__ void store_shared(float* at, float value) {
-  __hip_atomic_store(reinterpret_cast<u32*>(at), bits_as<u32>(value), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+__device__ __forceinline__ float load_shared(const float* at) {
+  return bits_as<float>(load_system(reinterpret_cast<const u32*>(at)));
 }
-__device__ __forceinline__ void arrive(u32* counter) { __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM); }
-__device__ __forceinline__ u32 arrivals(const u32* counter) { return __hip_atomic_load(counter, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM); }
+__device__ __forceinline__ void store_shared(float* at, float value) {
+  __hip_atomic_store(reinterpret_cast<u32*>(at), bits_as<u32>(value), __ATOMIC_RELAXED,
+                     __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ __forceinline__ void arrive(u32* counter) {
+  __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ __forceinline__ u32 arrivals(const u32* counter) {
+  return __hip_atomic_load(counter, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
 
 __device__ __forceinline__ void publish_fence() {
   if constexpr (Plan::ranks > Plan::ranks_per_gpu) {
@@ -102,12 +113,14 @@ __device__ __forceinline__ void store_host(T* at, T value) {
   __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 __device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
-  return __hip_atomic_compare_exchange_strong(at, &expected, wanted, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_compare_exchange_strong(at, &expected, wanted, __ATOMIC_ACQ_REL,
+                                              __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
-__device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() * 10u; }  // the constant clock of 100 MHz
+// the constant clock of 100 MHz
+__device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() * 10u; }
 
-// ---- one block ---------------------------------------------------------------------------------------------
+// ---- one block ----------------------------------------------------------------------------------
 }  // namespace twin
 
 #include "memory_vector.h"
@@ -134,14 +147,15 @@ struct Ring {
 
 typedef u32 quad_words __attribute__((ext_vector_type(4)));
 
-struct Piece {  // a lane's part of a cached key or value
-  static constexpr int LANES = HEAD_DIM <= 128 ? 16 : 32, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+struct Piece {  // a thread's part of a cached key or value
+  static constexpr int THREADS = HEAD_DIM <= 128 ? 16 : 32,
+                       SIZE = (HEAD_DIM + THREADS - 1) / THREADS;
   float at[SIZE];
 
   template <class Core>
   __device__ void load(const Core& core, const u8* row) {
     for (int d = 0; d < SIZE; ++d) {
-      const int from = core.lane() % LANES * SIZE + d;
+      const int from = core.warp_thread() % THREADS * SIZE + d;
       at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
     }
   }
@@ -167,10 +181,11 @@ struct Core {
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
 
-  static constexpr int POSITIONS = 1;  // with 2, eight lanes needed 39 registers more than the 256 there are
+  // with 2, eight threads needed 39 registers more than the 256 there are
+  static constexpr int POSITIONS = 1;
   static constexpr int HEADS = 1, SCAN_HEADS = 1;
-  static constexpr int SPLITS = 4;         // of a head, looked at together
-  static constexpr int POSITION_LANES = Piece::LANES;
+  static constexpr int SPLITS = 4;  // of a head, looked at together
+  static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
@@ -183,18 +198,21 @@ struct Core {
   __device__ static constexpr int threads() { return THREADS; }
   __device__ static int warp() { return thread_index() / WAVE; }
   __device__ static constexpr int warps() { return WAVES; }
-  __device__ static int lane() { return thread_index() % WAVE; }
-  __device__ static constexpr int lanes() { return WAVE; }
+  __device__ static int warp_thread() { return thread_index() % WAVE; }
+  __device__ static constexpr int warp_threads() { return WAVE; }
   __device__ static void barrier() { __syncthreads(); }
   __device__ static void warp_sync() { __builtin_amdgcn_wave_barrier(); }
 
   __device__ bool any(bool mine) { return sum(int(mine)) != 0; }
 
-  __device__ static float apart_by(float v, int apart) { return bits_as<float>(lane_xor(bits_as<int>(v), apart)); }
-  __device__ static int apart_by(int v, int apart) { return lane_xor(v, apart); }
+  __device__ static float apart_by(float v, int apart) {
+    return bits_as<float>(thread_xor(bits_as<int>(v), apart));
+  }
+  __device__ static int apart_by(int v, int apart) { return thread_xor(v, apart); }
   __device__ static double apart_by(double v, int apart) {
     const u64 bits = bits_as<u64>(v);
-    const u64 low = u32(lane_xor(int(u32(bits)), apart)), high = u32(lane_xor(int(u32(bits >> 32)), apart));
+    const u64 low = u32(thread_xor(int(u32(bits)), apart)),
+              high = u32(thread_xor(int(u32(bits >> 32)), apart));
     return bits_as<double>(low | (high << 32));
   }
 
@@ -209,18 +227,18 @@ struct Core {
     T* met = reinterpret_cast<T*>(meeting);
     v = warp_sum(v);
     barrier();
-    if (lane() == 0) met[warp()] = v;
+    if (warp_thread() == 0) met[warp()] = v;
     barrier();
     T total = met[0];
     for (int w = 1; w < WAVES; ++w) total += met[w];
     return total;
   }
 
-  __device__ static float unit_sum(float v) {
-    for (int apart = POSITION_LANES / 2; apart; apart /= 2) v += apart_by(v, apart);
+  __device__ static float scanner_sum(float v) {
+    for (int apart = POSITION_THREADS / 2; apart; apart /= 2) v += apart_by(v, apart);
     return v;
   }
-  __device__ static float lane_apart(float v, int apart) { return apart_by(v, apart); }
+  __device__ static float thread_apart(float v, int apart) { return apart_by(v, apart); }
   __device__ bool agree(bool good) { return !any(!good); }
   __device__ static bool gave_up() { return false; }
   __device__ static void forget() {}
@@ -231,7 +249,8 @@ struct Core {
   __device__ Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
+  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
+                            int batch, Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
 
@@ -243,7 +262,7 @@ struct Core {
     }
     Candidate* met = reinterpret_cast<Candidate*>(meeting);
     barrier();
-    if (lane() == 0) met[warp()] = mine;
+    if (warp_thread() == 0) met[warp()] = mine;
     barrier();
     for (int w = 0; w < WAVES; ++w)
       if (wins(met[w], mine)) mine = met[w];
@@ -256,23 +275,25 @@ struct Core {
     return sum(part);
   }
 
-  // Lanes stride over the columns 16 bytes at a time; the loads of 8 rows are under way before the first is used.
+  // Lanes stride over the columns 16 bytes at a time; the loads of 8 rows are under way before the
+  // first is used.
   __device__ static void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
     constexpr int ROWS = 8, STEP = 16 / type_bytes(WEIGHT);
     const int stride = cols * type_bytes(WEIGHT);
     for (int first = 0; first < rows; first += ROWS, w += ROWS * stride) {
       float sum[ROWS] = {};
-      for (int c = lane() * STEP; c < cols; c += WAVE * STEP) {
+      for (int c = warp_thread() * STEP; c < cols; c += WAVE * STEP) {
         quad_words got[ROWS];
         for (int r = 0; r < ROWS; ++r)
           if (first + r < rows)
-            got[r] = __builtin_nontemporal_load(reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT)));
+            got[r] = __builtin_nontemporal_load(
+                reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT)));
         for (int r = 0; r < ROWS; ++r)
           if (first + r < rows) sum[r] += piece(got[r], x + c);
       }
       for (int r = 0; r < ROWS; ++r) {
         const float total = warp_sum(sum[r]);
-        if (lane() == r && first + r < rows) sums[first + r] = total;
+        if (warp_thread() == r && first + r < rows) sums[first + r] = total;
       }
     }
   }
@@ -299,7 +320,8 @@ struct Core {
     return sum;
   }
 
-  __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }  // polls slow the streams of other CUs
+  // polls slow the streams of other CUs
+  __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }
   __device__ static void appended() {}
   __device__ static void scanned() {}
   __device__ static void published() {}

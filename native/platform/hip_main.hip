@@ -1,4 +1,5 @@
-// The device's entry: divides a block's local data share, then runs the monokernel. Resident execution only.
+// The device's entry: divides a block's local data share, then runs the monokernel. Resident
+// execution only.
 #include "../monokernel/kernel.cuh"
 
 namespace twin {
@@ -10,11 +11,14 @@ struct Shared {
   u64 meeting[WAVES];
   Progress progress;
 };
-static_assert(sizeof(Shared) <= SHARED_BYTES, "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
+static_assert(
+    sizeof(Shared) <= SHARED_BYTES,
+    "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
 
 }  // namespace twin
 
-extern "C" __global__ void __launch_bounds__(twin::THREADS) twin_kernel(const twin::Launch launch, int first_rank) {
+extern "C" __global__ void __launch_bounds__(twin::THREADS)
+    twin_kernel(const twin::Launch launch, int first_rank) {
   using namespace twin;
   static __shared__ Shared shared;
   const int rank = first_rank + block_index() / Plan::blocks, block = block_index() % Plan::blocks;
@@ -34,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS) twin_kernel(const tw
              shared.input,
              shared.scratch,
              0};
-  if (rank == 0 && block == 0 && thread_index() == 0) store_host(&launch.control->started, now_ns());
+  if (rank == 0 && block == 0 && thread_index() == 0)
+    store_host(&launch.control->started, now_ns());
   run(b);
 }

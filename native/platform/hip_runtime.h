@@ -16,8 +16,8 @@ __device__ inline void __syncthreads() {
 __device__ inline int thread_index() { return int(__builtin_amdgcn_workitem_id_x()); }
 __device__ inline int block_index() { return int(__builtin_amdgcn_workgroup_id_x()); }
 
-// The value of the lane `apart` away (exclusive or), within a wave of 64.
-__device__ inline int lane_xor(int value, int apart) {
-  const int lane = int(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
-  return __builtin_amdgcn_ds_bpermute((lane ^ apart) << 2, value);
+// The value of the thread `apart` away (exclusive or), within a wave of 64.
+__device__ inline int thread_xor(int value, int apart) {
+  const int thread = int(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
+  return __builtin_amdgcn_ds_bpermute((thread ^ apart) << 2, value);
 }

@@ -1,6 +1,7 @@
-// The host: a block is one OS thread, one warp of one lane. Here are the machine's words; who uses them: host_core.h and the
-// other host_*.h. Vector extensions of GCC and clang stand for every instruction set; __AVX512F__ and __AVX__ choose the
-// width, F16C the half conversion, anything else compiles to plain loops.
+// The host: a block is one OS thread, one warp of one thread. Here are the machine's words; who
+// uses them: host_core.h and the other host_*.h. Vector extensions of GCC and clang stand for every
+// instruction set; __AVX512F__ and __AVX__ choose the width, F16C the half conversion, anything
+// else compiles to plain loops.
 #pragma once
 
 #include <stdio.h>
@@ -14,7 +15,8 @@
 
 #define TWIN_UNROLL
 #define TWIN_KEEP(x)
-#define TWIN_HOLDS(what) ((what) ? (void)0 : twin::broken(#what, __FILE__, __LINE__))  // a law of the layout, at most once a batch of rows
+// a law of the layout, at most once a batch of rows
+#define TWIN_HOLDS(what) ((what) ? (void)0 : twin::broken(#what, __FILE__, __LINE__))
 #define TWIN_ONCE
 #define TWIN_APART __attribute__((noinline))  // a build takes 3 s instead of 6 to 11
 
@@ -22,7 +24,8 @@
 #include "source.h"
 
 #if defined(__SANITIZE_THREAD__)
-#define TWIN_VECTOR_EXCHANGE 0  // the sanitizer understands atomics, not lane-wise atomic vector loads
+// the sanitizer understands atomics, not element-wise atomic vector loads
+#define TWIN_VECTOR_EXCHANGE 0
 #else
 #define TWIN_VECTOR_EXCHANGE 1
 #endif
@@ -58,7 +61,7 @@ __forceinline__ To bits_as(From from) {
   return to;
 }
 
-// ---- stored types ------------------------------------------------------------------------------------------
+// ---- stored types -------------------------------------------------------------------------------
 
 constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
 
@@ -77,7 +80,8 @@ inline u16 half_bits(float value) {  // round to nearest even
   const u16 sign = u16((bits >> 16) & 0x8000u);
   if (magnitude > 0x7F800000u) return u16(sign | 0x7E00u);
   if (magnitude >= 0x477FF000u) return u16(sign | 0x7C00u);  // rounds past the largest half
-  if (magnitude < 0x38800000u) {                              // subnormal: let the FPU round at 2**-24
+  // subnormal: let the FPU round at 2**-24
+  if (magnitude < 0x38800000u) {
     const float shifted = bits_as<float>(magnitude) + 0.5f;
     return u16(sign | (bits_as<u32>(shifted) - 0x3F000000u));
   }
@@ -123,10 +127,12 @@ __forceinline__ vfloat load_vector(const u8* at) {
 #if defined(__AVX512F__)
     typedef short whole __attribute__((vector_size(32)));
     typedef float wide __attribute__((vector_size(64)));
-    return bits_as<vfloat>(__builtin_ia32_vcvtph2ps512_mask(bits_as<whole>(*reinterpret_cast<const vshort*>(at)), wide{}, 0xFFFF, 4));
+    return bits_as<vfloat>(__builtin_ia32_vcvtph2ps512_mask(
+        bits_as<whole>(*reinterpret_cast<const vshort*>(at)), wide{}, 0xFFFF, 4));
 #elif defined(__F16C__)
     typedef short whole __attribute__((vector_size(16)));
-    return bits_as<vfloat>(__builtin_ia32_vcvtph2ps256(bits_as<whole>(*reinterpret_cast<const vshort*>(at))));
+    return bits_as<vfloat>(
+        __builtin_ia32_vcvtph2ps256(bits_as<whole>(*reinterpret_cast<const vshort*>(at))));
 #else
     vfloat out = {};
     for (int i = 0; i < VECTOR; ++i) out[i] = load_element<T>(at + 2 * i);
@@ -135,24 +141,26 @@ __forceinline__ vfloat load_vector(const u8* at) {
   }
 }
 
-__forceinline__ float sum_lanes(vfloat v) {
-#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)  // halves folded in registers; without, through memory
+__forceinline__ float sum_elements(vfloat v) {
+// halves folded in registers; without, through memory
+#if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)
   v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
   v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
   return v[0] + v[1];
 #else
-  float lane[VECTOR];
-  __builtin_memcpy(lane, &v, sizeof v);
+  float element[VECTOR];
+  __builtin_memcpy(element, &v, sizeof v);
   for (int half = VECTOR / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
+    for (int i = 0; i < half; ++i) element[i] += element[i + half];
+  return element[0];
 #endif
 }
 
 __forceinline__ float infinity() { return __builtin_inff(); }
 
-// exp(x) to 2 ulp without a branch, so that loops of it vectorise; results below the smallest normal number are 0.
+// exp(x) to 2 ulp without a branch, so that loops of it vectorise; results below the smallest
+// normal number are 0.
 __forceinline__ float exp32(float x) {
   const float clamped = x > 88.72f ? 88.72f : (x < -87.33f ? -87.33f : x);
   const float n = __builtin_floorf(clamped * 1.44269504f + 0.5f);
@@ -171,7 +179,7 @@ __forceinline__ float exp32(float x) {
 __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
 __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
-// ---- exchange memory ---------------------------------------------------------------------------------------
+// ---- exchange memory ----------------------------------------------------------------------------
 
 __forceinline__ float load_shared(const float* at) {
   return bits_as<float>(__atomic_load_n(reinterpret_cast<const u32*>(at), __ATOMIC_ACQUIRE));
@@ -182,7 +190,9 @@ __forceinline__ void store_shared(float* at, float value) {
 }
 
 __forceinline__ void arrive(u32* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL); }
-__forceinline__ u32 arrivals(const u32* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+__forceinline__ u32 arrivals(const u32* counter) {
+  return __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+}
 template <class T>
 __forceinline__ T load_host(const T* at) {
   return __atomic_load_n(at, __ATOMIC_ACQUIRE);
@@ -192,7 +202,8 @@ __forceinline__ void store_host(T* at, T value) {
   __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 __forceinline__ bool claim(int* at, int expected, int wanted) {
-  return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE);
 }
 
 #if TWIN_VECTOR_EXCHANGE
@@ -225,6 +236,7 @@ inline void pause_core() {
 #include "host_products.h"
 #include "host_core.h"
 
-// The stages, whose registers a GPU's compiler must see whole, may be functions here: a build takes 3 s instead of 23.
+// The stages, whose registers a GPU's compiler must see whole, may be functions here: a build takes
+// 3 s instead of 23.
 #undef __forceinline__
 #define __forceinline__ inline

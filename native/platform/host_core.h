@@ -3,7 +3,8 @@
 
 namespace twin {
 
-// The stream lies packed in memory; acquiring a tile is free, and the window ahead of it is prefetched while it is used.
+// The stream lies packed in memory; acquiring a tile is free, and the window ahead of it is
+// prefetched while it is used.
 struct Ring {
   const u8* stream;
   u64 cursor;
@@ -16,7 +17,7 @@ struct Ring {
   void rewind() { cursor = 0; }
 };
 
-// A lane's part of a cached key or value: here all of it, unpacked when it is used.
+// A thread's part of a cached key or value: here all of it, unpacked when it is used.
 struct Piece {
   const u8* row;
   template <class Core>
@@ -31,7 +32,8 @@ struct Piece {
   void unpack(float* out) const {
     constexpr int SIZE = type_bytes(KV);
     int d = 0;
-    for (; d + VECTOR <= HEAD_DIM && row; d += VECTOR) *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
+    for (; d + VECTOR <= HEAD_DIM && row; d += VECTOR)
+      *reinterpret_cast<vfloat*>(out + d) = load_vector<KV>(row + d * SIZE);
     for (; d < HEAD_DIM; ++d) out[d] = row ? load_element<KV>(row + d * SIZE) : 0.0f;
   }
 };
@@ -49,12 +51,14 @@ struct Core {
   int seen = 0;      // publications before the last poll
   u64 began = 0;     // of the present wait
 
-  static constexpr int POSITIONS = 16;      // cached positions scored before the running maximum moves
-  static constexpr int HEADS = GROUP;       // query heads that share one read of a key in a prompt pass
-  static constexpr int SCAN_HEADS = GROUP;  // and in a step
-  static constexpr int SPLITS = 4;         // of a head, looked at together
-  static constexpr int POSITION_LANES = 1;  // lanes that share a cached position
-  static constexpr bool KEEPER = false;     // no helper makes the resets
+  // cached positions scored before the running maximum moves
+  static constexpr int POSITIONS = 16;
+  // query heads that share one read of a key in a prompt pass
+  static constexpr int HEADS = GROUP;
+  static constexpr int SCAN_HEADS = GROUP;      // and in a step
+  static constexpr int SPLITS = 4;              // of a head, looked at together
+  static constexpr int POSITION_THREADS = 1;    // threads that share a cached position
+  static constexpr bool KEEPER = false;         // no keeper makes the resets
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr int CACHE_TILE = 1;
   static constexpr bool TENSOR_SCAN = false;
@@ -66,14 +70,14 @@ struct Core {
   static constexpr int threads() { return 1; }
   static constexpr int warp() { return 0; }
   static constexpr int warps() { return 1; }
-  static constexpr int lane() { return 0; }
-  static constexpr int lanes() { return 1; }
+  static constexpr int warp_thread() { return 0; }
+  static constexpr int warp_threads() { return 1; }
   void barrier() {}
   bool any(bool mine) { return mine; }
   void warp_sync() {}
   float warp_sum(float v) { return v; }
-  float unit_sum(float v) { return v; }
-  float lane_apart(float v, int) { return v; }
+  float scanner_sum(float v) { return v; }
+  float thread_apart(float v, int) { return v; }
   bool agree(bool good) { return good; }
   bool gave_up() { return false; }
   void forget() { nap_at_random(); }
@@ -84,7 +88,8 @@ struct Core {
   Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,
+                 Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
   template <class T>
@@ -101,8 +106,9 @@ struct Core {
     int i = 0;
     for (; i + 4 * VECTOR <= n; i += 4 * VECTOR)
       for (int j = 0; j < 4; ++j)
-        sum[j] += *reinterpret_cast<const vfloat*>(a + i + j * VECTOR) * *reinterpret_cast<const vfloat*>(b + i + j * VECTOR);
-    float total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        sum[j] += *reinterpret_cast<const vfloat*>(a + i + j * VECTOR) *
+                  *reinterpret_cast<const vfloat*>(b + i + j * VECTOR);
+    float total = sum_elements((sum[0] + sum[1]) + (sum[2] + sum[3]));
     for (; i < n; ++i) total += a[i] * b[i];
     return total;
   }
@@ -118,14 +124,15 @@ struct Core {
   static float piece_dot(const float* a, const float* b) {
     vfloat sum = {};
     int d = 0;
-    for (; d + VECTOR <= HEAD_DIM; d += VECTOR) sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
-    float total = sum_lanes(sum);
+    for (; d + VECTOR <= HEAD_DIM; d += VECTOR)
+      sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
+    float total = sum_elements(sum);
     for (; d < HEAD_DIM; ++d) total += a[d] * b[d];
     return total;
   }
 
-  // Between two polls. A block that shares its core lets the others run, then sleeps until somebody published after
-  // its last poll.
+  // Between two polls. A block that shares its core lets the others run, then sleeps until somebody
+  // published after its last poll.
   static void appended() {}
   static void scanned() {}
   void relax(u32 spins) {
@@ -149,8 +156,9 @@ struct Core {
     nap_at_random();
   }
 
-  // out[i - lo] = the sum of the parts at i. False when a wait was given up; stall(part, element) is called between two
-  // polls. The vectors' part as a function of its own made other machine code.
+  // out[i - lo] = the sum of the parts at i. False when a wait was given up; stall(part, element)
+  // is called between two polls. The vectors' part as a function of its own made other machine
+  // code.
   template <class Stall>
   bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
     int i = lo;
@@ -199,7 +207,8 @@ struct Core {
   static void fill(float* at, int count, u32 bits) {
     int i = 0;
 #if TWIN_VECTOR_EXCHANGE
-    for (; i + VECTOR <= count; i += VECTOR) *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
+    for (; i + VECTOR <= count; i += VECTOR)
+      *reinterpret_cast<volatile vint*>(at + i) = vint{} + int(bits);
 #endif
     for (; i < count; ++i) store_shared(at + i, bits_as<float>(bits));
   }

@@ -21,16 +21,17 @@ struct Engine {
   int core_count;
   const int* launches;  // per stage, of one step; null when resident
   int count;
-  int gate;       // 0: threads are being created; 1: all are there; -1: one could not be, leave
-  int waiting;    // threads that have reached the start
-  int finished;   // threads that have left
-  int epoch;      // kernel launches so far
-  int arrived;    // workers done with the present launch
-  int stage;      // of the present launch, -1: leave
+  int gate;      // 0: threads are being created; 1: all are there; -1: one could not be, leave
+  int waiting;   // threads that have reached the start
+  int finished;  // threads that have left
+  int epoch;     // kernel launches so far
+  int arrived;   // workers done with the present launch
+  int stage;     // of the present launch, -1: leave
   Parking parking;
 };
 
-// A block's own memory. Behind each part lie words that nobody writes: whoever did has overwritten a neighbour's numbers as well.
+// A block's own memory. Behind each part lie words that nobody writes: whoever did has overwritten
+// a neighbour's numbers as well.
 struct OwnMemory {
   static constexpr int PARTS = 3, GUARD = 32;
   static constexpr u32 UNTOUCHED = 0xFFE5A5A5u;  // a NaN that no arithmetic makes
@@ -39,7 +40,8 @@ struct OwnMemory {
 
   explicit OwnMemory(const Plan& plan)
       : sizes{long(plan.hidden + 31) / 32 * 32, plan.input_floats,
-              plan.scratch_floats > plan.prompt_chip_floats ? plan.scratch_floats : plan.prompt_chip_floats} {}
+              plan.scratch_floats > plan.prompt_chip_floats ? plan.scratch_floats
+                                                            : plan.prompt_chip_floats} {}
   long at(int part) const { return part == 0 ? 0 : at(part - 1) + sizes[part - 1] + GUARD; }
   long floats() const { return at(PARTS); }
 
@@ -56,12 +58,24 @@ Block make_block(Engine& e, int worker) {
   const RankMemory& memory = e.launch.ranks[rank];
   const OwnMemory sizes(plan);
   float* own = e.memory + long(worker) * sizes.floats();
-  Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0, u64(plan.window_slots) * u64(plan.slot_bytes)};
-  const bool crowded = e.count > e.core_count;  // without cores to pin to, the system places the threads
+  Ring ring = {memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES, 0,
+               u64(plan.window_slots) * u64(plan.slot_bytes)};
+  // without cores to pin to, the system places the threads
+  const bool crowded = e.count > e.core_count;
   const bool alone = !crowded || (worker < e.core_count && worker + e.core_count >= e.count);
   Core core = {ring, crowded ? &e.parking : nullptr, alone};
-  return {core, e.launch, plan, e.launch.control, memory, rank, block, e.progress[worker],
-          {Core::Hidden::in(own, plan.hidden)}, own + sizes.at(1), own + sizes.at(2), 0};
+  return {core,
+          e.launch,
+          plan,
+          e.launch.control,
+          memory,
+          rank,
+          block,
+          e.progress[worker],
+          {Core::Hidden::in(own, plan.hidden)},
+          own + sizes.at(1),
+          own + sizes.at(2),
+          0};
 }
 
 void pin(const Engine& e, int worker) {
@@ -69,7 +83,8 @@ void pin(const Engine& e, int worker) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(e.cores[worker % e.core_count], &set);  // emulated GPUs share the cores
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // refused in some sandboxes: then the system chooses
+  // refused in some sandboxes: then the system chooses
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
 template <class Ready>
@@ -97,7 +112,8 @@ void launch_empty(Engine& e, Block& b) {
   spin_until(b.core, [&] { return load_host(&e.arrived) == e.count - 1; });
 }
 
-// A library's collective is a call between kernels: it runs on the launching thread, for all ranks and blocks.
+// A library's collective is a call between kernels: it runs on the launching thread, for all ranks
+// and blocks.
 bool call_library(Engine& e, int stage) {
   for (int worker = 0; worker < e.count; ++worker) {
     Block b = make_block(e, worker);
@@ -150,7 +166,8 @@ void* work(void* argument) {
   if (e.launch.plan.resident) {
     run(b);
   } else {
-    const bool more = e.launch.request.read == 0 || read_prompt(b);  // one launch for all passes: their barriers need all blocks
+    // one launch for all passes: their barriers need all blocks
+    const bool more = e.launch.request.read == 0 || read_prompt(b);
     me.index == 0 ? launch_all(e, b, more) : serve(e, b);
   }
   __atomic_add_fetch(&e.finished, 1, __ATOMIC_ACQ_REL);
@@ -165,12 +182,15 @@ using twin::Engine;
 extern "C" {
 
 int twin_sizes(int which) {  // of the structs shared with Python
-  const int sizes[] = {int(sizeof(twin::RankMemory)), int(sizeof(twin::Request)), int(sizeof(twin::Control)), int(sizeof(twin::Sizes))};
+  const int sizes[] = {int(sizeof(twin::RankMemory)), int(sizeof(twin::Request)),
+                       int(sizeof(twin::Control)), int(sizeof(twin::Sizes))};
   return sizes[which];
 }
 
 // Floats of on-chip memory that each block needs.
-long twin_block_floats(const int* image) { return twin::OwnMemory(twin::load_plan(image)).floats(); }
+long twin_block_floats(const int* image) {
+  return twin::OwnMemory(twin::load_plan(image)).floats();
+}
 
 // The first block that wrote beyond a part of its memory since the last start, or -1.
 int twin_overrun(void* engine) {
@@ -178,7 +198,8 @@ int twin_overrun(void* engine) {
   const twin::OwnMemory sizes(e.launch.plan);
   for (int worker = 0; worker < e.count; ++worker) {
     bool whole = true;
-    sizes.guards(e.memory + worker * sizes.floats(), [&](float& word) { whole &= twin::bits_as<twin::u32>(word) == sizes.UNTOUCHED; });
+    sizes.guards(e.memory + worker * sizes.floats(),
+                 [&](float& word) { whole &= twin::bits_as<twin::u32>(word) == sizes.UNTOUCHED; });
     if (!whole) return worker;
   }
   return -1;
@@ -186,8 +207,9 @@ int twin_overrun(void* engine) {
 
 long twin_progress_bytes() { return long(sizeof(twin::Progress)); }
 
-void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* control, void* progress, float* memory, const int* cores,
-                 int core_count, const int* launches) {
+void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* control,
+                void* progress, float* memory, const int* cores, int core_count,
+                const int* launches) {
   Engine* e = new Engine();
   e->launch.plan = twin::load_plan(image);
   for (int rank = 0; rank < e->launch.plan.ranks; ++rank) e->launch.ranks[rank] = ranks[rank];
@@ -202,14 +224,16 @@ void* twin_open(const int* image, const twin::RankMemory* ranks, twin::Control* 
   return e;
 }
 
-// 0, or the error number of a thread that could not be created; then nothing has run, and a later start may succeed.
+// 0, or the error number of a thread that could not be created; then nothing has run, and a later
+// start may succeed.
 int twin_start(void* engine, const twin::Request* request) {
   Engine& e = *static_cast<Engine*>(engine);
   e.launch.request = *request;
   e.gate = e.waiting = e.finished = e.epoch = e.arrived = e.stage = 0;
   const twin::OwnMemory sizes(e.launch.plan);
   for (int worker = 0; worker < e.count; ++worker)
-    sizes.guards(e.memory + worker * sizes.floats(), [](float& word) { word = twin::bits_as<float>(twin::OwnMemory::UNTOUCHED); });
+    sizes.guards(e.memory + worker * sizes.floats(),
+                 [](float& word) { word = twin::bits_as<float>(twin::OwnMemory::UNTOUCHED); });
   int error = 0, created = 0;
   for (; created < e.count && error == 0; ++created) {
     e.workers[created] = {&e, created, {}};
@@ -217,11 +241,13 @@ int twin_start(void* engine, const twin::Request* request) {
   }
   twin::store_host(&e.gate, error ? -1 : 1);
   twin::unpark(e.parking);
-  for (int worker = 0; error && worker < created - 1; ++worker) pthread_join(e.workers[worker].thread, nullptr);
+  for (int worker = 0; error && worker < created - 1; ++worker)
+    pthread_join(e.workers[worker].thread, nullptr);
   return error;
 }
 
-// Sleeps until more than `known` tokens are there, all threads have left, or the time is over. 1: all have left.
+// Sleeps until more than `known` tokens are there, all threads have left, or the time is over. 1:
+// all have left.
 int twin_wait(void* engine, int known, int timeout_us) {
   Engine& e = *static_cast<Engine*>(engine);
   const twin::u64 end = twin::now_ns() + twin::u64(timeout_us) * 1000u;

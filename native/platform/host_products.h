@@ -6,16 +6,19 @@ namespace twin {
 // Even and odd elements of 2 * VECTOR neighbours.
 __forceinline__ void deinterleave(const float* x, vfloat& even, vfloat& odd) {
 #if defined(__AVX512F__) && (defined(__clang__) || __GNUC__ >= 12)
-  const vfloat low = *reinterpret_cast<const vfloat*>(x), high = *reinterpret_cast<const vfloat*>(x + VECTOR);
-  even = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  odd = __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  const vfloat low = *reinterpret_cast<const vfloat*>(x),
+               high = *reinterpret_cast<const vfloat*>(x + VECTOR);
+  even =
+      __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  odd =
+      __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #else
   for (int i = 0; i < VECTOR; ++i) even[i] = x[2 * i], odd[i] = x[2 * i + 1];
 #endif
 }
 
-// R rows of a tile times x. A word of two BF16 values is split by a shift and a mask, which costs less than widening
-// each: 32 columns at a time, even and odd ones apart.
+// R rows of a tile times x. A word of two BF16 values is split by a shift and a mask, which costs
+// less than widening each: 32 columns at a time, even and odd ones apart.
 template <int R>
 __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums, u64 ahead) {
   constexpr int SIZE = type_bytes(WEIGHT), STEP = WEIGHT == Type::BF16 ? 2 * VECTOR : VECTOR;
@@ -37,12 +40,14 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
       const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
       for (int r = 0; r < R; ++r) sum[r] += load_vector<WEIGHT>(slice + r * stride) * xs;
     }
-    for (int line = 0; line < R * STEP * SIZE; line += LINE) __builtin_prefetch(coming + line, 0, 3);
+    for (int line = 0; line < R * STEP * SIZE; line += LINE)
+      __builtin_prefetch(coming + line, 0, 3);
     coming += R * STEP * SIZE;
   }
   for (int r = 0; r < R; ++r) {
-    float total = sum_lanes(sum[r]);
-    for (int i = c; i < cols; ++i) total += load_element<WEIGHT>(w + r * stride + long(i) * SIZE) * x[i];
+    float total = sum_elements(sum[r]);
+    for (int i = c; i < cols; ++i)
+      total += load_element<WEIGHT>(w + r * stride + long(i) * SIZE) * x[i];
     sums[r] = total;
   }
 }

@@ -4,7 +4,7 @@
 namespace twin {
 
 struct Chunk {
-  static constexpr int RUN = 8;  // neighbours that are stored at once
+  static constexpr int PACK = 8;  // neighbours that are stored at once
   static constexpr bool TENSOR_PASS = false;
 
   template <class Block>
@@ -21,14 +21,19 @@ struct Chunk {
   __device__ void finish(Block&) {}
 
   // Activations are FP32 [tokens][columns].
-  __device__ static void store(float* x, int columns, int token, int column, float value) { x[long(token) * columns + column] = value; }
-  __device__ static void store_run(float* x, int columns, int token, int column, const Run<RUN>& run) {
-    for (int i = 0; i < RUN; ++i) store(x, columns, token, column + i, run.at[i]);
+  __device__ static void store(float* x, int columns, int token, int column, float value) {
+    x[long(token) * columns + column] = value;
+  }
+  __device__ static void store_pack(float* x, int columns, int token, int column,
+                                    const Pack<PACK>& pack) {
+    for (int i = 0; i < PACK; ++i) store(x, columns, token, column + i, pack.at[i]);
   }
 
   // Cached keys and values onto the chip, and from there.
   static constexpr int COPY_BYTES = 4;
-  __device__ static void copy(u8* to, const u8* from) { *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from); }
+  __device__ static void copy(u8* to, const u8* from) {
+    *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
+  }
   __device__ static void sent() {}
   template <int LEFT>
   __device__ static void arrived() {}
@@ -37,18 +42,21 @@ struct Chunk {
     piece.load_near(core, row);
   }
 
-  // emit(token, element, sum of its first row, sum of its last row) for each element of the block. Each warp adds its tiles'
-  // sums of a row group in its own part of the scratch, [warps][tokens][tile_rows].
+  // emit(token, element, sum of its first row, sum of its last row) for each element of the block.
+  // Each warp adds its tiles' sums of a row group in its own part of the scratch,
+  // [warps][tokens][tile_rows].
   template <int UNIT, class Block, class Ready, class Emit>
-  __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready, Emit emit) {
+  __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready,
+                           Emit emit) {
     if (!ready()) return false;
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
-    float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;  // one token's sums of a tile
+    // one token's sums of a tile
+    float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;
     for (int row = own.lo; row < own.hi; row += stage.tile_rows) {
       const int rows = own.hi - row < stage.tile_rows ? own.hi - row : stage.tile_rows;
-      for (int i = b.core.lane(); i < apart; i += b.core.lanes()) mine[i] = 0.0f;
+      for (int i = b.core.warp_thread(); i < apart; i += b.core.warp_threads()) mine[i] = 0.0f;
       b.core.warp_sync();
       for (int col = 0; col < stage.cols; col += stage.tile_cols) {
         const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
@@ -57,7 +65,8 @@ struct Chunk {
           for (int token = 0; token < tokens; ++token) {
             b.core.dot_tile(weights, rows, cols, x + long(token) * stage.cols + col, tile);
             b.core.warp_sync();
-            for (int r = b.core.lane(); r < rows; r += b.core.lanes()) mine[token * stage.tile_rows + r] += tile[r];
+            for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
+              mine[token * stage.tile_rows + r] += tile[r];
             b.core.warp_sync();
           }
           b.core.ring.release();

@@ -1,12 +1,13 @@
-// Vectors, tiles and cached rows of platforms whose blocks keep them in memory that all their threads see. Included by a
-// platform before its Core.
+// Vectors, tiles and cached rows of platforms whose blocks keep them in memory that all their
+// threads see. Included by a platform before its Core.
 #pragma once
 
 namespace twin {
 
-// An activation vector of a block. Every function is called by all threads of the block and ends with a block barrier.
+// An activation vector of a block. Every function is called by all threads of the block and ends
+// with a block barrier.
 struct MemoryVector {
-  static constexpr int RUN = 4;  // neighbours that belong to one attention head
+  static constexpr int PACK = 4;  // neighbours that belong to one attention head
   using Factors = const float*;
 
   float* at;
@@ -27,11 +28,13 @@ struct MemoryVector {
   // this = keep * this + scale * x
   template <class Core>
   __device__ void add(Core& core, float keep, const MemoryVector& x, float scale) {
-    for (int i = core.thread(); i < count; i += core.threads()) at[i] = keep * at[i] + scale * x.at[i];
+    for (int i = core.thread(); i < count; i += core.threads())
+      at[i] = keep * at[i] + scale * x.at[i];
     core.barrier();
   }
 
-  // The sum of squares over the block, in two halves with a barrier of the caller's between them: here the first does it all.
+  // The sum of squares over the block, in two halves with a barrier of the caller's between them:
+  // here the first does it all.
   template <class Core>
   __device__ float begin_squares(Core& core) const {
     return core.dot(at, at, count);
@@ -44,13 +47,15 @@ struct MemoryVector {
   // this = x * by * factor, without factors x itself.
   template <class Core>
   __device__ void scaled(Core& core, const MemoryVector& x, float by, Factors factor) {
-    for (int i = core.thread(); i < count; i += core.threads()) at[i] = factor ? x.at[i] * by * factor[i] : x.at[i];
+    for (int i = core.thread(); i < count; i += core.threads())
+      at[i] = factor ? x.at[i] * by * factor[i] : x.at[i];
     core.barrier();
   }
 
   template <class Core>
   __device__ void load_row(Core& core, const u8* row) {
-    for (int i = core.thread(); i < count; i += core.threads()) at[i] = load_element<WEIGHT>(row + i * type_bytes(WEIGHT));
+    for (int i = core.thread(); i < count; i += core.threads())
+      at[i] = load_element<WEIGHT>(row + i * type_bytes(WEIGHT));
   }
 
   template <class Core, class Each>
@@ -59,11 +64,12 @@ struct MemoryVector {
     core.barrier();
   }
 
-  // make(first, valid, elements), arrays of a run each: RUN neighbours at a time. False when one of them says so.
+  // make(first, valid, elements), arrays of a pack each: PACK neighbours at a time. False when one
+  // of them says so.
   template <class Core, class Make>
-  __device__ bool runs(Core& core, Make make) {
+  __device__ bool packs(Core& core, Make make) {
     bool good = true;
-    for (int i = core.thread() * RUN; i < count && good; i += core.threads() * RUN) {
+    for (int i = core.thread() * PACK; i < count && good; i += core.threads() * PACK) {
       const int first[1] = {i};
       const bool here[1] = {true};
       float* const out[1] = {at + i};
@@ -72,7 +78,9 @@ struct MemoryVector {
     return good;
   }
 
-  __device__ static int parts(const Stage& stage) { return (stage.cols + stage.tile_cols - 1) / stage.tile_cols; }
+  __device__ static int parts(const Stage& stage) {
+    return (stage.cols + stage.tile_cols - 1) / stage.tile_cols;
+  }
 
   // A row's sum from those of its column slices, [parts][batch].
   __device__ float total(const Stage& stage, const float* sums, int batch) const {
@@ -95,9 +103,11 @@ struct MemoryResidual {
   __device__ void close(Core&, const MemoryVector&) const {}
 };
 
-// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [parts][batch] sums, one of each column slice.
+// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [parts][batch] sums, one
+// of each column slice.
 template <class Core>
-__device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch) {
+__device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo,
+                                 int hi, float* sums, int batch) {
   for (int row = lo; row < hi; row += stage.tile_rows) {
     const int rows = hi - row < stage.tile_rows ? hi - row : stage.tile_rows;
     float* to = sums + (row - lo);
@@ -113,16 +123,16 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
 }
 
 template <int N, int ALIGNED>
-__device__ Run<N> load_run(const float* at) {
-  Run<N> run;
-  for (int i = 0; i < N; ++i) run.at[i] = load_shared(at + i);
-  return run;
+__device__ Pack<N> load_pack(const float* at) {
+  Pack<N> pack;
+  for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i);
+  return pack;
 }
 
 template <int N>
-__device__ bool missing(const Run<N>& run) {
+__device__ bool missing(const Pack<N>& pack) {
   bool any = false;
-  for (int i = 0; i < N; ++i) any |= bits_as<u32>(run.at[i]) == SENTINEL;
+  for (int i = 0; i < N; ++i) any |= bits_as<u32>(pack.at[i]) == SENTINEL;
   return any;
 }
 

@@ -9,11 +9,11 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 SENTINEL = facts::SENTINEL;    // a NaN no arithmetic here produces
-constexpr u32 PUBLISHED_NAN = 0x7FC00000u;  // what a NaN is published as
+constexpr u32 SENTINEL = facts::SENTINEL;           // a NaN no arithmetic here produces
+constexpr u32 PUBLISHED_NAN = 0x7FC00000u;          // what a NaN is published as
 constexpr int COUNTER_STRIDE = facts::LINE_FLOATS;  // words: a counter has a line of its own
-constexpr int PAGE_BYTES = facts::PAGE_BYTES;  // streams of blocks start on a page
-constexpr int UNIT_BYTES = facts::UNIT_BYTES;  // of StageStart
+constexpr int PAGE_BYTES = facts::PAGE_BYTES;       // streams of blocks start on a page
+constexpr int UNIT_BYTES = facts::UNIT_BYTES;       // of StageStart
 
 struct Candidate {
   float logit;

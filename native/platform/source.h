@@ -1,4 +1,5 @@
-// What a block reads of one value, and what platforms and stages share. Included by each platform once `__device__` means something.
+// What a block reads of one value, and what platforms and stages share. Included by each platform
+// once `__device__` means something.
 #pragma once
 
 #ifndef TWIN_APART
@@ -7,9 +8,11 @@
 
 namespace twin {
 
-constexpr float LOWEST = -1e30f;  // the maximum of nothing: finite, so that no difference of two maxima is undefined
+// the maximum of nothing: finite, so that no difference of two maxima is undefined
+constexpr float LOWEST = -1e30f;
 
-// Parts whose elements are summed, in rank order: `parts` neighbours from `first` on, without the part `hole`.
+// Parts whose elements are summed, in rank order: `parts` neighbours from `first` on, without the
+// part `hole`.
 struct Source {
   const float* base;  // part 0, element 0
   int stride;         // floats from part to part
@@ -24,7 +27,7 @@ struct Source {
 };
 
 template <int N>
-struct Run {  // neighbouring exchanged elements
+struct Pack {  // neighbouring exchanged elements
   float at[N];
 };
 

@@ -1,4 +1,5 @@
-// The consumer of one block, as twin/sim/block.py: a place for each point where it may have to wait.
+// The consumer of one block, as twin/sim/block.py: a place for each point where it may have to
+// wait.
 #pragma once
 
 #include "handoff.h"
@@ -13,7 +14,9 @@ inline Int wait(State& s, Int b, Int place, Int time) {
   return NONE;
 }
 
-inline Int wait_beyond_now(State& s, Int b, Int place, Int time) { return time > s.machine->now ? wait(s, b, place, time) : place; }
+inline Int wait_beyond_now(State& s, Int b, Int place, Int time) {
+  return time > s.machine->now ? wait(s, b, place, time) : place;
+}
 
 // A segment of the block's log, chained to the one before it in its stage.
 inline void log(State& s, Int b, Int end, Int cause, Binder who = {NONE, NONE, NONE}) {
@@ -23,34 +26,48 @@ inline void log(State& s, Int b, Int end, Int cause, Binder who = {NONE, NONE, N
   s.logs[stage] = s.machine->segments++;
 }
 
-inline const Work& work_of(const State& s, const Block& block) { return s.works[s.variants[block.work]]; }
+inline const Work& work_of(const State& s, const Block& block) {
+  return s.works[s.variants[block.work]];
+}
 
 // Of a block in a step.
 inline Int first_work(const State& s, Int b, Int step) {
   const Machine& m = *s.machine;
-  return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank + owner_of(s, b) % m.blocks_of_rank) * m.stages;
+  return (s.choices[step * m.ranks + s.blocks[b].rank] * m.blocks_of_rank +
+          owner_of(s, b) % m.blocks_of_rank) *
+         m.stages;
 }
 
-inline const Wires& wires_of(const State& s, const Block& block) { return s.wires[block.wires + block.stage]; }
+inline const Wires& wires_of(const State& s, const Block& block) {
+  return s.wires[block.wires + block.stage];
+}
 
 // What the block's read waits at; NONE: it need not.
-inline Int channel_of(const State& s, const Block& block) { return s.waits[wires_of(s, block).reads + block.read - work_of(s, block).reads]; }
+inline Int channel_of(const State& s, const Block& block) {
+  return s.waits[wires_of(s, block).reads + block.read - work_of(s, block).reads];
+}
 
 inline Sight& sight_of(State& s, const Block& block) {
   const Int step = block.step - s.reads[block.read].previous;
-  return s.sights[record_of(s, block.rank, step, channel_of(s, block)) * s.machine->dies + block.die];
+  return s
+      .sights[record_of(s, block.rank, step, channel_of(s, block)) * s.machine->dies + block.die];
 }
 
 inline Int log_of(const State& s, Int b) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
-  return block.step < m.kept_from ? NONE : ((block.step - m.kept_from) * m.blocks + owner_of(s, b)) * m.stages + block.stage;
+  return block.step < m.kept_from
+             ? NONE
+             : ((block.step - m.kept_from) * m.blocks + owner_of(s, b)) * m.stages + block.stage;
 }
 
-// All GPUs meet before a library collective; else each for itself. A scope is at one border at a time.
-inline Int scope_of(const State& s, const Block& block) { return work_of(s, block).library ? s.machine->gpus : block.gpu; }
+// All GPUs meet before a library collective; else each for itself. A scope is at one border at a
+// time.
+inline Int scope_of(const State& s, const Block& block) {
+  return work_of(s, block).library ? s.machine->gpus : block.gpu;
+}
 
-// ---- shared cores -----------------------------------------------------------------------------------------------
+// ---- shared cores -------------------------------------------------------------------------------
 
 // A block that waits gives its core away; the next in line runs before any newcomer.
 inline void suspend(State& s, Int b) {
@@ -88,7 +105,8 @@ inline Int resume(State& s, Int b, Int place) {
   }
   if (place != SWITCHED) {
     core.running = b;
-    if (core.last != NONE && core.last != b && m.switch_time) return wait(s, b, SWITCHED, m.now + m.switch_time);
+    if (core.last != NONE && core.last != b && m.switch_time)
+      return wait(s, b, SWITCHED, m.now + m.switch_time);
   }
   core.last = b;
   if (m.now > block.resumed) log(s, b, m.now, CONSUMER);
@@ -102,7 +120,7 @@ inline Int resume_to(State& s, Int b, Int after) {
   return RESUME;
 }
 
-// ---- a stage, in order --------------------------------------------------------------------------------------------
+// ---- a stage, in order --------------------------------------------------------------------------
 
 inline Int enter(State& s, Int b) {
   const Machine& m = *s.machine;
@@ -126,7 +144,8 @@ inline Int pass_border(State& s, Int b) {
   const Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   log(s, b, m.now, LAUNCH, s.borders[scope_of(s, block)].who);
-  open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work], m.now + (work.touches_memory ? m.restart : 0));
+  open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work],
+            m.now + (work.touches_memory ? m.restart : 0));
   return resume_to(s, b, ENTERED);
 }
 
@@ -147,8 +166,8 @@ inline Int wait_for_request(State& s, Int b, Int place) {
   return NONE;
 }
 
-// Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then. A fence comes before the
-// last of a row group.
+// Waits for the stage's first slots before its reads, and frees them: what they hold lies in
+// registers then. A fence comes before the last of a row group.
 inline Int take_ahead(State& s, Int b) {
   const Int now = s.machine->now, leave = s.machine->leave;
   Block& block = s.blocks[b];
@@ -202,7 +221,8 @@ inline Int read(State& s, Int b) {
 inline Int see_read(State& s, Int b) {
   Machine& m = *s.machine;
   const Sight& sight = sight_of(s, s.blocks[b]);
-  if (m.mirrors && fed_by_others(s, channel_of(s, s.blocks[b])))  // it came when the last push did: see mirror.h
+  // it came when the last push did: see mirror.h
+  if (m.mirrors && fed_by_others(s, channel_of(s, s.blocks[b])))
     m.loose = s.blocks[b].waited_group == record_at(s, (&sight - s.sights) / m.dies).group;
   log(s, b, sight.time, sight.cause, sight.who);
   return resume_to(s, b, GATHER);
@@ -214,69 +234,73 @@ inline Int gather(State& s, Int b) {
   const Read& read = s.reads[block.read];
   const Int start = std::max(m.now, block.looked) + m.fetch;
   const Int loads = read.rounds + (m.fetch > 0);
-  const Int late = loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
+  const Int late =
+      loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
   block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
   if (m.loose && block.clock <= m.now) doubt(s);
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 
-// ---- the helper: a block of its own that makes sums of late parts, in the order of the plan ------------------------
+// ---- the keeper: a block of its own that makes sums of late parts, in the order of the plan -----
 
-// The stage's reads have succeeded: the helper may begin the sums behind it.
+// The stage's reads have succeeded: the keeper may begin the sums behind it.
 inline void ask(State& s, Int b, Int asks) {
   const Int h = b + s.machine->blocks;
-  Block& helper = s.blocks[h];
-  s.blocks[b].owed = helper.sums_asked;
-  helper.sums_asked += asks;
-  if (!asks || helper.place != IDLE) return;
-  helper.place = SUM;
+  Block& keeper = s.blocks[h];
+  s.blocks[b].owed = keeper.sums_asked;
+  keeper.sums_asked += asks;
+  if (!asks || keeper.place != IDLE) return;
+  keeper.place = SUM;
   schedule(s, s.machine->now, RUN, h);
 }
 
 // To the next sum.
 inline Int begin_sum(State& s, Int h) {
-  Block& helper = s.blocks[h];
-  while (!work_of(s, helper).aside) {
-    ++helper.work;
-    if (++helper.stage < s.machine->stages) continue;
-    helper.stage = 0;
-    helper.work = first_work(s, h, ++helper.step);
+  Block& keeper = s.blocks[h];
+  while (!work_of(s, keeper).by_keeper) {
+    ++keeper.work;
+    if (++keeper.stage < s.machine->stages) continue;
+    keeper.stage = 0;
+    keeper.work = first_work(s, h, ++keeper.step);
   }
-  helper.log = log_of(s, h);
-  helper.read = work_of(s, helper).reads;
+  keeper.log = log_of(s, h);
+  keeper.read = work_of(s, keeper).reads;
   log(s, h, s.machine->now, OTHER);  // where its time begins
   return READ;
 }
 
 inline Int add(State& s, Int h) {
-  Block& helper = s.blocks[h];
-  const Work& work = work_of(s, helper);
-  helper.clock = s.machine->now + work.fixed;
-  log(s, h, helper.clock, work.fixed_cause);
-  return wait_beyond_now(s, h, SUMMED, helper.clock);
+  Block& keeper = s.blocks[h];
+  const Work& work = work_of(s, keeper);
+  keeper.clock = s.machine->now + work.fixed;
+  log(s, h, keeper.clock, work.fixed_cause);
+  return wait_beyond_now(s, h, SUMMED, keeper.clock);
 }
 
 inline Int end_sum(State& s, Int h) {
-  Block& helper = s.blocks[h];
+  Block& keeper = s.blocks[h];
   const Int b = owner_of(s, h);
-  const Work& work = work_of(s, helper);
-  if (work.size != NONE) publish(s, h, work, wires_of(s, helper));
+  const Work& work = work_of(s, keeper);
+  if (work.size != NONE) publish(s, h, work, wires_of(s, keeper));
   s.blocks[b].waited = binder_of(s, h);
-  if (++helper.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED) schedule(s, s.machine->now, RUN, b);
-  ++helper.work;
-  ++helper.stage;  // sums stand inside a layer: the step goes on
-  return helper.sums_made < helper.sums_asked ? SUM : IDLE;
+  if (++keeper.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED)
+    schedule(s, s.machine->now, RUN, b);
+  ++keeper.work;
+  ++keeper.stage;  // sums stand inside a layer: the step goes on
+  return keeper.sums_made < keeper.sums_asked ? SUM : IDLE;
 }
 
 // The block publishes only when the sums of the stages before are made.
-inline bool owes(const State& s, Int b) { return s.machine->helped && s.blocks[b + s.machine->blocks].sums_made < s.blocks[b].owed; }
+inline bool owes(const State& s, Int b) {
+  return s.machine->has_keepers && s.blocks[b + s.machine->blocks].sums_made < s.blocks[b].owed;
+}
 
 // What a stage costs once its inputs are there, before its weights.
 inline Int work(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  if (m.helped) ask(s, b, work.asks);
+  if (m.has_keepers) ask(s, b, work.asks);
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency + block.start, OTHER);
@@ -284,10 +308,12 @@ inline Int work(State& s, Int b) {
   block.slot = work.slots + block.taken;
   block.last_cause = NONE;
   if (block.taken) {
-    for (Int slot = work.ahead; slot < work.ahead + block.taken; ++slot) block.clock += s.slot_costs[slot];
+    for (Int slot = work.ahead; slot < work.ahead + block.taken; ++slot)
+      block.clock += s.slot_costs[slot];
     log(s, b, block.clock, block.last_cause = work.fixed_cause);
   }
-  if (m.on_demand && work.slots < work.slots_end) open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work], block.clock);
+  if (m.on_demand && work.slots < work.slots_end)
+    open_ring(s, b, first_slot(s, b, block.step) + s.ends[block.work], block.clock);
   return SLOT;
 }
 
@@ -299,8 +325,10 @@ inline Int consume(State& s, Int b) {
   const Int arrived = arrival(s, b);
   if (arrived == NONE) return wait_for_request(s, b, SLOT);
   const Int gate = s.stages[block.stage].gate;
-  if (block.slot == work.slots && gate != NONE) {  // what the request could not have saved is the routing's
-    const Int known = std::min(arrived, opened(s, b, block.step, gate) + s.paths[block.memory].latency);
+  // what the request could not have saved is the routing's
+  if (block.slot == work.slots && gate != NONE) {
+    const Int known =
+        std::min(arrived, opened(s, b, block.step, gate) + s.paths[block.memory].latency);
     if (known > block.clock) log(s, b, known, ROUTING);
   }
   const Int cause = arrived > block.clock ? STREAMING : work.fixed_cause;
@@ -348,7 +376,8 @@ inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
-  if (work.fence) log(s, b, block.clock += work.fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
+  if (work.fence)
+    log(s, b, block.clock += work.fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 
@@ -367,7 +396,8 @@ inline Int publish_stage(State& s, Int b) {
     request_now(s, s.blocks[b].memory, s.machine->now, work.stored);
     s.blocks[b].consumed += s.sizes[work.stored];
   }
-  const Int data = work.size == NONE ? s.machine->now : publish(s, b, work, wires_of(s, s.blocks[b]));
+  const Int data =
+      work.size == NONE ? s.machine->now : publish(s, b, work, wires_of(s, s.blocks[b]));
   const Stage& stage = s.stages[s.blocks[b].stage];
   if (stage.opens != NONE) open_gate(s, b, stage.opens);
   if (!s.machine->barriers) return LEAVE;
@@ -388,7 +418,7 @@ inline Int leave(State& s, Int b) {
   do {
     ++block.work;
     ++block.stage;
-  } while (block.stage < m.stages && work_of(s, block).aside);
+  } while (block.stage < m.stages && work_of(s, block).by_keeper);
   if (block.stage < m.stages) return ENTER;
   s.ended[block.step * m.blocks + b] = m.now;
   block.stage = 0;
@@ -414,12 +444,22 @@ inline void advance(State& s, Int b) {
       case READ: place = read(s, b); break;
       case AT_READ: place = see_read(s, b); break;
       case GATHER: place = gather(s, b); break;
-      case GATHERED: log(s, b, s.blocks[b].clock, s.reads[s.blocks[b].read++].cause); place = READ; break;
+      case GATHERED:
+        log(s, b, s.blocks[b].clock, s.reads[s.blocks[b].read++].cause);
+        place = READ;
+        break;
       case WORK: place = b < s.machine->blocks ? work(s, b) : add(s, b); break;
-      case SLOT_DONE: free_slot(s, b); ++s.blocks[b].slot; place = SLOT; break;
+      case SLOT_DONE:
+        free_slot(s, b);
+        ++s.blocks[b].slot;
+        place = SLOT;
+        break;
       case SLOT: place = consume(s, b); break;
       case ATTEND: place = attend(s, b); break;
-      case ITEM_DONE: ++s.blocks[b].kv; place = ITEM; break;
+      case ITEM_DONE:
+        ++s.blocks[b].kv;
+        place = ITEM;
+        break;
       case ITEM: place = item(s, b); break;
       case FINISH: place = finish(s, b); break;
       case PUBLISH: place = publish_stage(s, b); break;

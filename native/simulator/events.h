@@ -1,5 +1,5 @@
-// The event queue, by (time, sequence), and lists of blocks that wait for an event. SimPy's one urgent kind of event, the start of
-// a process, happens before the loop begins.
+// The event queue, by (time, sequence), and lists of blocks that wait for an event. SimPy's one
+// urgent kind of event, the start of a process, happens before the loop begins.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,12 @@ constexpr Int NONE = -1;
 
 // Python's division of integers: rounds down, also below zero.
 template <class Number>
-Number floor_div(Number a, Number b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+Number floor_div(Number a, Number b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
 
-// The run ends with the first error; what is left of the present event goes on with values that fit.
+// The run ends with the first error; what is left of the present event goes on with values that
+// fit.
 inline void fail(Machine& m, Int error, Int stuck, __int128 beyond) {
   if (m.error != FINISHED) return;
   m.error = error;
@@ -24,8 +27,9 @@ inline void fail(Machine& m, Int error, Int stuck, __int128 beyond) {
   m.beyond_high = static_cast<Int>(beyond >> 64);
 }
 
-// A time itself, up to where the clock ends: every time is at most LAST and every single cost at most LONGEST, so sums of a few of them
-// fit 64 bits, and what may be longer comes here in 128. As in_time of twin/sim/clock.py.
+// A time itself, up to where the clock ends: every time is at most LAST and every single cost at
+// most LONGEST, so sums of a few of them fit 64 bits, and what may be longer comes here in 128. As
+// in_time of twin/sim/clock.py.
 inline Int in_time(State& s, __int128 time) {
   if (time <= LAST) return static_cast<Int>(time);
   fail(*s.machine, BEYOND, NONE, time);
@@ -37,10 +41,13 @@ inline unsigned __int128 key_of(const Event& event) {
   return static_cast<unsigned __int128>(event.time) << 64 | static_cast<uint64_t>(event.order);
 }
 
-// What happens: its kind and target stand behind the sequence number, so that one word orders and says it.
+// What happens: its kind and target stand behind the sequence number, so that one word orders and
+// says it.
 inline Int kind_of(const Event& event) { return event.order & ((Int(1) << KIND_BITS) - 1); }
 inline Int sequence_of(const Event& event) { return event.order >> (KIND_BITS + TARGET_BITS); }
-inline Int target_of(const Event& event) { return (event.order >> KIND_BITS) & ((Int(1) << TARGET_BITS) - 1); }
+inline Int target_of(const Event& event) {
+  return (event.order >> KIND_BITS) & ((Int(1) << TARGET_BITS) - 1);
+}
 
 inline void note_schedule(State& s, Int kind, Int target);  // mirror.h
 
@@ -61,7 +68,8 @@ inline void schedule(State& s, Int time, Int kind, Int target) {
   s.queue[hole] = {time, (m.sequence++ << TARGET_BITS | target) << KIND_BITS | kind};
 }
 
-// Removes the first event; the queue is not empty. Behind its end lie CHILDREN events of the end of time, so that all have four children.
+// Removes the first event; the queue is not empty. Behind its end lie CHILDREN events of the end of
+// time, so that all have four children.
 inline Event take(State& s) {
   Event* queue = s.queue;
   const Event first = queue[0];
@@ -71,7 +79,8 @@ inline Event take(State& s) {
   Int hole = 0;
   for (Int below = 1; below < count; below = CHILDREN * hole + 1) {
     const Event* child = queue + below;
-    const Int left = key_of(child[1]) < key_of(child[0]), right = 2 + (key_of(child[3]) < key_of(child[2]));
+    const Int left = key_of(child[1]) < key_of(child[0]),
+              right = 2 + (key_of(child[3]) < key_of(child[2]));
     const Int least = key_of(child[right]) < key_of(child[left]) ? right : left;
     if (key_of(last) < key_of(child[least])) break;
     queue[hole] = child[least];

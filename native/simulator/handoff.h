@@ -9,13 +9,18 @@ inline Int record_of(const State& s, Int rank, Int step, Int channel) {
   return (rank * s.machine->steps + step) * s.machine->channels + channel;
 }
 
-// The block that b is, or whose helper it is.
-inline Int owner_of(const State& s, Int b) { return b < s.machine->blocks ? b : b - s.machine->blocks; }
+// The block that b is, or whose keeper it is.
+inline Int owner_of(const State& s, Int b) {
+  return b < s.machine->blocks ? b : b - s.machine->blocks;
+}
 
-inline Binder binder_of(const State& s, Int b) { return {owner_of(s, b), s.blocks[b].stage, s.machine->now}; }
+inline Binder binder_of(const State& s, Int b) {
+  return {owner_of(s, b), s.blocks[b].stage, s.machine->now};
+}
 
 inline Int* counter_times(State& s, Int r, Int channel) {
-  return s.counter_times + r / s.machine->channels * s.machine->counter_total + s.channels[channel].counter;
+  return s.counter_times + r / s.machine->channels * s.machine->counter_total +
+         s.channels[channel].counter;
 }
 
 // A record and its sights, which are set when somebody comes to it first.
@@ -24,7 +29,8 @@ inline Record& record_at(State& s, Int r) {
   if (record.begun) return record;
   record.begun = 1;
   const Int dies = s.machine->dies;
-  for (Sight* sight = s.sights + r * dies; sight != s.sights + (r + 1) * dies; ++sight) sight->local = sight->order = sight->head = NONE;
+  for (Sight* sight = s.sights + r * dies; sight != s.sights + (r + 1) * dies; ++sight)
+    sight->local = sight->order = sight->head = NONE;
   return record;
 }
 
@@ -68,9 +74,12 @@ inline void see_counted(State& s, Int r, Int channel) {
 }
 
 // Does what other GPUs publish count at it?
-inline bool fed_by_others(const State& s, Int channel) { return s.machine->mirrors && s.channels[channel].remote; }
+inline bool fed_by_others(const State& s, Int channel) {
+  return s.machine->mirrors && s.channels[channel].remote;
+}
 
-// More arrivals. After the last one everybody who waits is told, in the order in which their dies began to wait.
+// More arrivals. After the last one everybody who waits is told, in the order in which their dies
+// began to wait.
 inline void complete(State& s, Int r, Int channel, Int arrivals = 1) {
   const Int dies = s.machine->dies;
   Record& record = s.records[r];
@@ -121,12 +130,14 @@ inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
   complete(s, r, channel);
 }
 
-// To the other GPUs, which push the same to this one: what that makes of the links is found when the group's pushes are all known.
+// To the other GPUs, which push the same to this one: what that makes of the links is found when
+// the group's pushes are all known.
 inline void push_to_mirrors(State& s, Int b, Int size, const Wires& wires, Int stored) {
   Machine& m = *s.machine;
   if (m.pushed == m.blocks) return doubt(s);
   if (!m.pushed) m.hop_then = hop_between(s, s.blocks[b].package, s.blocks[b].package, m.now);
-  s.pushes[m.pushed++] = {&wires - s.wires, record_of(s, s.blocks[b].rank, s.blocks[b].step, 0), size, stored, binder_of(s, b)};
+  s.pushes[m.pushed++] = {&wires - s.wires, record_of(s, s.blocks[b].rank, s.blocks[b].step, 0),
+                          size, stored, binder_of(s, b)};
 }
 
 inline void arrive_from_mirrors(State& s, const Push& push, Int arrival, Int early) {
@@ -143,15 +154,19 @@ inline void arrive_from_mirrors(State& s, const Push& push, Int arrival, Int ear
 }
 
 inline bool feed_the_same(const State& s, const Wires& a, const Wires& b) {
-  return std::equal(s.feeds + a.others, s.feeds + a.others_end, s.feeds + b.others, s.feeds + b.others_end);
+  return std::equal(s.feeds + a.others, s.feeds + a.others_end, s.feeds + b.others,
+                    s.feeds + b.others_end);
 }
 
-// How much earlier some of a group's pushes may arrive than is worked out here, where a place in it is loose. If each is there before the
-// links have passed those before it, their order decides only which of them is last; that is the same if they feed the same.
+// How much earlier some of a group's pushes may arrive than is worked out here, where a place in it
+// is loose. If each is there before the links have passed those before it, their order decides only
+// which of them is last; that is the same if they feed the same.
 inline Int earliness(State& s, Int pushed) {
   const Push& first = s.pushes[0];
   bool same = true;
-  Int passed[2] = {std::max(s.pipes[s.routes[0]].free, first.stored), std::max(s.pipes[s.routes[1]].free, first.stored)}, sum = 0;
+  Int passed[2] = {std::max(s.pipes[s.routes[0]].free, first.stored),
+                   std::max(s.pipes[s.routes[1]].free, first.stored)},
+      sum = 0;
   for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) {
     same = same && feed_the_same(s, s.wires[first.wires], s.wires[push->wires]);
     for (Int way = 0; way < 2; ++way) {
@@ -163,8 +178,9 @@ inline Int earliness(State& s, Int pushed) {
   return same ? 0 : sum;
 }
 
-// Pushes of a group, all of one GPU's before those of the next: the last GPU's count. In a mesh each pair has its own link. A switch lets
-// each GPU's pushes in one by one to each of the others, and out as they come from all of them.
+// Pushes of a group, all of one GPU's before those of the next: the last GPU's count. In a mesh
+// each pair has its own link. A switch lets each GPU's pushes in one by one to each of the others,
+// and out as they come from all of them.
 inline void end_pushes(State& s) {
   Machine& m = *s.machine;
   const Int *route = s.routes, pushed = m.pushed;
@@ -172,17 +188,20 @@ inline void end_pushes(State& s) {
   if (!pushed) return;
   const Int early = m.loosened && m.sends > 1 && pushed > 1 ? earliness(s, pushed) : 0;
   for (Int source = 1; source < m.sends; ++source)
-    for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) reserve(s, route[1], push->stored, push->size);
+    for (const Push* push = s.pushes; push != s.pushes + pushed; ++push)
+      reserve(s, route[1], push->stored, push->size);
   for (const Push* push = s.pushes; push != s.pushes + pushed; ++push) {
     Int in = push->stored;
-    for (Int target = 0; target < m.sends; ++target) in = reserve(s, route[0], push->stored, push->size);
+    for (Int target = 0; target < m.sends; ++target)
+      in = reserve(s, route[0], push->stored, push->size);
     const Int out = route[1] == NONE ? in : reserve(s, route[1], push->stored, push->size);
     if (in > out) doubt(s);
     arrive_from_mirrors(s, *push, std::max(push->stored, out) + m.hop_then, early);
   }
 }
 
-// To every other rank. `late`: when a store inside this GPU is as good as `stored` without a load. Returns the last arrival.
+// To every other rank. `late`: when a store inside this GPU is as good as `stored` without a load.
+// Returns the last arrival.
 inline Int push(State& s, Int b, Int size, const Wires& wires, Int stored, Int late) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
@@ -196,7 +215,8 @@ inline Int push(State& s, Int b, Int size, const Wires& wires, Int stored, Int l
     }
     const Int arrival = send(s, block, target, stored, size);
     last = std::max(last, arrival);
-    for (Int i = wires.others; i < wires.others_end; ++i) arrive_remote(s, b, rank, s.feeds[i], arrival);
+    for (Int i = wires.others; i < wires.others_end; ++i)
+      arrive_remote(s, b, rank, s.feeds[i], arrival);
   }
   return last;
 }
@@ -208,11 +228,12 @@ inline Int publish(State& s, Int b, const Work& work, const Wires& wires) {
   const Int stored = exchange(s, block, now, work.size);
   const Int late = stored + queueing(s, block.package, now);
   for (Int i = wires.own; i < wires.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
-  if (work.pushed && s.machine->mirrors) return push_to_mirrors(s, b, work.size, wires, stored), stored;
+  if (work.pushed && s.machine->mirrors)
+    return push_to_mirrors(s, b, work.size, wires, stored), stored;
   return work.pushed ? push(s, b, work.size, wires, stored, late) : stored;
 }
 
-// ---- barriers: a rank is in one at a time, so each has one entry ----------------------------------------------------
+// ---- barriers: a rank is in one at a time, so each has one entry --------------------------------
 
 // Ranks from `first` to `end` are complete: when the reader's blocks know it.
 inline void release(State& s, Int reader, Int first, Int end, Int polled) {
@@ -224,7 +245,9 @@ inline void release(State& s, Int reader, Int first, Int end, Int polled) {
     const Barrier& done = s.barriers[rank];
     const Block& there = s.blocks[rank * m.blocks_of_rank];
     const bool remote = there.gpu != here.gpu;
-    const Int seen = remote ? std::max(done.time + hop_between(s, there.package, here.package, m.now), done.data) : done.time + m.hop + m.cross + polled;
+    const Int seen =
+        remote ? std::max(done.time + hop_between(s, there.package, here.package, m.now), done.data)
+               : done.time + m.hop + m.cross + polled;
     if (seen <= last) continue;
     last = seen;
     read.cause = remote ? COLLECTIVE : HAND_OFF;
@@ -246,11 +269,13 @@ inline void arrive_at_barrier(State& s, Int b, const Stage& stage, Int data) {
   if (barrier.arrived < m.blocks_of_rank) return;
   std::sort(times, times + m.blocks_of_rank);
   Int free = 0;
-  for (Int i = 0; i < m.blocks_of_rank; ++i) free = std::max(free, times[i] + m.hop + m.cross) + m.atomic;
+  for (Int i = 0; i < m.blocks_of_rank; ++i)
+    free = std::max(free, times[i] + m.hop + m.cross) + m.atomic;
   barrier.complete = 1;
   barrier.time = free;
   barrier.who = binder_of(s, b);
-  const Int polled = queueing(s, s.blocks[b].package, m.now);  // that all have arrived is a hand-off of its own
+  // that all have arrived is a hand-off of its own
+  const Int polled = queueing(s, s.blocks[b].package, m.now);
   if (!stage.across) {
     release(s, rank, rank, rank + 1, polled);
     return forget(barrier);

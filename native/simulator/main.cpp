@@ -1,4 +1,5 @@
-// The twin's machine as compiled code: the same events in the same order as SimPy, from the first to the end of the last step.
+// The twin's machine as compiled code: the same events in the same order as SimPy, from the first
+// to the end of the last step.
 #include "block.h"
 
 namespace twin {
@@ -35,7 +36,7 @@ void end_group(State& s) {
 void run(State& s) {
   Machine& m = *s.machine;
   if (m.gated)
-    for (Int b = 0; b < m.blocks; ++b) find_run(s, b);
+    for (Int b = 0; b < m.blocks; ++b) find_stretch(s, b);
   if (m.resident)
     for (Int b = 0; b < m.blocks; ++b) pump(s, b);
   ++m.group;

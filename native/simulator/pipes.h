@@ -34,23 +34,27 @@ inline Int request(State& s, Int p, Int now, Int size) {
   const Path& path = s.paths[p];
   ++s.machine->requests;
   Int done = now;
-  for (Int i = path.start; i < path.end; ++i) done = std::max(done, reserve(s, s.path_pipes[i], now, size));
+  for (Int i = path.start; i < path.end; ++i)
+    done = std::max(done, reserve(s, s.path_pipes[i], now, size));
   return done + path.latency;
 }
 
 // Path.request_now
 inline Int request_now(State& s, Int p, Int now, Int size) {
   const Path& path = s.paths[p];
-  s.machine->requests += now < s.machine->now ? LONGEST : 1;  // asked for earlier: how busy that makes a pipe is not bounded
+  // asked for earlier: how busy that makes a pipe is not bounded
+  s.machine->requests += now < s.machine->now ? LONGEST : 1;
   Int done = share(s, s.path_pipes[path.start], now, size);
-  for (Int i = path.start + 1; i < path.end; ++i) done = std::max(done, share(s, s.path_pipes[i], now, size));
+  for (Int i = path.start + 1; i < path.end; ++i)
+    done = std::max(done, share(s, s.path_pipes[i], now, size));
   return done + path.latency;
 }
 
 // What gathered and published elements pass: not before now.
 inline Int exchange(State& s, const Block& block, Int now, Int size) {
   Int done = std::max(now, share(s, block.exchange, now, size));
-  if (block.other_exchange != NONE) done = std::max(done, share(s, block.other_exchange, now, size));
+  if (block.other_exchange != NONE)
+    done = std::max(done, share(s, block.other_exchange, now, size));
   return done;
 }
 
@@ -66,7 +70,8 @@ inline Int load(State& s, Int p, Int now, Int window) {
   if (now - known.marked >= std::max<Int>(1, window)) {
     const Package& package = s.packages[p];
     __int128 spent = 0;
-    for (Int i = package.start; i < package.end; ++i) spent += busy(s.pipes[s.package_pipes[i]], now);
+    for (Int i = package.start; i < package.end; ++i)
+      spent += busy(s.pipes[s.package_pipes[i]], now);
     known.load = share_of(spent - known.before, now - known.marked, package.domains);
     if (s.machine->mirrors) note_load(s, known, static_cast<Int>(spent), now - known.marked);
     known.marked = now;
@@ -79,7 +84,8 @@ inline Int load(State& s, Int p, Int now, Int window) {
 inline Int queue(const State& s, Int p, Int now) {
   const Package& package = s.packages[p];
   __int128 waiting = 0;
-  for (Int i = package.start; i < package.end; ++i) waiting += std::max<Int>(0, s.pipes[s.package_pipes[i]].free - now);
+  for (Int i = package.start; i < package.end; ++i)
+    waiting += std::max<Int>(0, s.pipes[s.package_pipes[i]].free - now);
   return static_cast<Int>(waiting / package.domains);
 }
 
@@ -94,7 +100,9 @@ inline Int fetching(State& s, Int package, Int now) {
   return growth ? in_time(s, static_cast<__int128>(growth) * queue(s, package, now) / QUEUE) : 0;
 }
 
-inline Int reading(State& s, Int package, Int now) { return s.machine->fetch_growth ? in_time(s, queue(s, package, now)) : 0; }
+inline Int reading(State& s, Int package, Int now) {
+  return s.machine->fetch_growth ? in_time(s, queue(s, package, now)) : 0;
+}
 
 // Links.hop_between, of packages.
 inline Int hop_between(State& s, Int source, Int target, Int now) {

@@ -11,7 +11,9 @@ inline Int path_of(const Block& block, Int number, bool warm) {
 }
 
 // Of a request that is among the last `capacity`.
-inline Int& arrival_of(State& s, Int b, Int request) { return s.arrivals[b * s.machine->capacity + request % s.machine->capacity]; }
+inline Int& arrival_of(State& s, Int b, Int request) {
+  return s.arrivals[b * s.machine->capacity + request % s.machine->capacity];
+}
 
 inline bool may_request(const State& s, const Block& block) {
   return block.issued < block.limit && block.issued - block.freed < s.machine->capacity;
@@ -37,7 +39,8 @@ inline Int request_slot(State& s, Int b, Int slot, Int size, bool warm) {
   const Int path = path_of(block, slot, warm);
   Int arrived = request(s, path, m.now, size);
   if (m.answers && path == block.memory)  // never before the slowest pipe has let it through
-    arrived += std::max(s.answers[(block.first_answer + block.issued) % m.answers], -s.paths[path].latency);
+    arrived += std::max(s.answers[(block.first_answer + block.issued) % m.answers],
+                        -s.paths[path].latency);
   if (block.issued) arrived = std::max(arrived, arrival_of(s, b, block.issued - 1));
   arrival_of(s, b, block.issued) = arrived;
   if (m.pace) block.copied = m.now + m.pace;
@@ -61,11 +64,13 @@ inline void pump_plain(State& s, Int b) {
   const Int earliest = window_opens(s, b);
   if (earliest > now) return wake_at(s, b, earliest);
   const Int slot = block.issued;
-  request_slot(s, b, slot, s.slots[s.streams[block.stream].slots + slot % block.per_step], slot >= block.per_step);
+  request_slot(s, b, slot, s.slots[s.streams[block.stream].slots + slot % block.per_step],
+               slot >= block.per_step);
   if (may_request(s, block)) wake_at(s, b, std::max(now, window_opens(s, b)));
 }
 
-// ---- gated: weights of experts cannot be asked for before the routing is known; as twin/sim/gated.py ------------------
+// ---- gated: weights of experts cannot be asked for before the routing is known; as
+// twin/sim/gated.py
 
 inline const Stream& stream_of(const State& s, Int b, Int step) {
   const Machine& m = *s.machine;
@@ -80,7 +85,9 @@ inline Int& opened(State& s, Int b, Int step, Int gate) {
   return s.opened[(b * (s.machine->steps + 1) + step) * s.machine->gates + gate];
 }
 
-inline bool is_open(State& s, Int b, Int step, const Run& run) { return run.gate == NONE || opened(s, b, step, run.gate) != NONE; }
+inline bool is_open(State& s, Int b, Int step, const Stretch& stretch) {
+  return stretch.gate == NONE || opened(s, b, step, stretch.gate) != NONE;
+}
 
 // The entry of the slot that the consumer needs next.
 inline There* there(State& s, Int b) {
@@ -103,45 +110,48 @@ inline Int next_slot(State& s, Int b) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
   if (block.issued - block.freed >= m.capacity || block.head >= block.limit) return NONE;
-  Int step = block.head_step, run = block.head_run;
-  if (is_open(s, b, step, s.runs[run])) return block.head;
+  Int step = block.head_step, stretch = block.head_stretch;
+  if (is_open(s, b, step, s.stretches[stretch])) return block.head;
   if (block.beyond >= m.ahead) return NONE;
   const Int* starts = starts_of(s, b);
-  for (Int begin = starts[step] + s.runs[run].end; begin < block.limit; begin = starts[step] + s.runs[run].end) {
-    while (++run >= stream_of(s, b, step).runs_end) {
+  for (Int begin = starts[step] + s.stretches[stretch].end; begin < block.limit;
+       begin = starts[step] + s.stretches[stretch].end) {
+    while (++stretch >= stream_of(s, b, step).stretches_end) {
       if (++step > m.steps) return NONE;
-      run = stream_of(s, b, step).runs - 1;
+      stretch = stream_of(s, b, step).stretches - 1;
     }
-    if (!is_open(s, b, step, s.runs[run])) continue;
-    const Int end = std::min(starts[step] + s.runs[run].end, block.limit);
+    if (!is_open(s, b, step, s.stretches[stretch])) continue;
+    const Int end = std::min(starts[step] + s.stretches[stretch].end, block.limit);
     for (Int slot = begin; slot < end; ++slot)
       if (!is_beyond(s, b, slot)) return slot;
   }
   return NONE;
 }
 
-// The first run of the head's step, or of the first step after it that has slots at all.
-inline void find_run(State& s, Int b) {
+// The first stretch of the head's step, or of the first step after it that has slots at all.
+inline void find_stretch(State& s, Int b) {
   Block& block = s.blocks[b];
   for (; block.head_step <= s.machine->steps; ++block.head_step) {
     const Stream& stream = stream_of(s, b, block.head_step);
-    block.head_run = stream.runs;
-    if (stream.runs < stream.runs_end) return;
+    block.head_stretch = stream.stretches;
+    if (stream.stretches < stream.stretches_end) return;
   }
 }
 
-// The first slot that is not requested, and its run.
+// The first slot that is not requested, and its stretch.
 inline void advance_head(State& s, Int b) {
   Block& block = s.blocks[b];
   Int* first = beyond_of(s, b);
-  for (Int *end = first + block.beyond, *found; (found = std::find(first, end, block.head)) != end; end = first + block.beyond) {
+  for (Int *end = first + block.beyond, *found; (found = std::find(first, end, block.head)) != end;
+       end = first + block.beyond) {
     *found = first[--block.beyond];
     ++block.head;
   }
-  while (block.head_step <= s.machine->steps && starts_of(s, b)[block.head_step] + s.runs[block.head_run].end <= block.head) {
-    if (++block.head_run < stream_of(s, b, block.head_step).runs_end) continue;
+  while (block.head_step <= s.machine->steps &&
+         starts_of(s, b)[block.head_step] + s.stretches[block.head_stretch].end <= block.head) {
+    if (++block.head_stretch < stream_of(s, b, block.head_step).stretches_end) continue;
     ++block.head_step;
-    find_run(s, b);
+    find_stretch(s, b);
   }
 }
 
@@ -175,7 +185,7 @@ inline void open_gate(State& s, Int b, Int gate) {
   pump_gated(s, b);
 }
 
-// ---- either ---------------------------------------------------------------------------------------------------------
+// ---- either -------------------------------------------------------------------------------------
 
 inline void pump(State& s, Int b) { s.machine->gated ? pump_gated(s, b) : pump_plain(s, b); }
 
@@ -186,7 +196,8 @@ inline void open_ring(State& s, Int b, Int limit, Int at) {
 }
 
 inline Int first_slot(const State& s, Int b, Int step) {
-  return s.machine->gated ? s.starts[b * (s.machine->steps + 2) + step] : step * s.blocks[b].per_step;
+  return s.machine->gated ? s.starts[b * (s.machine->steps + 2) + step]
+                          : step * s.blocks[b].per_step;
 }
 
 // Of the slot that the consumer needs next; NONE: not requested yet.
@@ -207,7 +218,8 @@ inline Int arrival(State& s, Int b) {
 // Until that slot can be requested; 0: it never will be.
 inline Int wait_time(State& s, Int b) {
   const Block& block = s.blocks[b];
-  const Int wait = std::max(block.open_at, s.machine->gated ? window_opens(s, b) : block.copied) - s.machine->now;
+  const Int wait = std::max(block.open_at, s.machine->gated ? window_opens(s, b) : block.copied) -
+                   s.machine->now;
   return block.paused || block.freed >= block.limit ? 0 : std::max<Int>(0, wait);
 }
 

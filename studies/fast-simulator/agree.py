@@ -1,4 +1,5 @@
-"""All shipped models on all nodes that hold them, at full size, by both executors: see README.md. Resumes what it has begun.
+"""All shipped models on all nodes that hold them, at full size, by both executors: see README.md.
+Resumes what it has begun.
 
 python studies/fast-simulator/agree.py agree.csv --seconds 1200
 """
@@ -20,8 +21,11 @@ from twin.sim.executor import Executor
 from twin.sim.run import simulate
 
 WAYS = (
-    {"handoff": HandOffKind.SENTINEL}, {"handoff": HandOffKind.COUNTER}, {"handoff": HandOffKind.GRID}, {"execution": Execution.GRAPH},
-)  # fmt: skip
+    {"handoff": HandOffKind.SENTINEL},
+    {"handoff": HandOffKind.COUNTER},
+    {"handoff": HandOffKind.GRID},
+    {"execution": Execution.GRAPH},
+)
 TRACED = (0, 1)  # blocks of each GPU whose traces are compared, beside the results
 HEADER = ("model", "node", "way", "equal", "step_us", "simpy_s", "compiled_s", "refused")
 
@@ -31,10 +35,14 @@ def stems(kind: str) -> list[str]:
 
 
 def cases() -> list[tuple[str, str, int]]:
-    """The smallest first; the way changes from case to case, so that all ways meet all models and all devices."""
+    """The smallest first; the way changes from case to case, so that all ways meet all models and
+    all devices.
+    """
     devices = [name for name in stems("nodes") if name != "host"]
     names = sorted(stems("models"), key=lambda name: load_model(name).streamed_parameters)
-    pairs = [(model, f"{gpus}x{device}") for gpus in (1, 8) for model in names for device in devices]
+    pairs = [
+        (model, f"{gpus}x{device}") for gpus in (1, 8) for model in names for device in devices
+    ]
     return [(model, node, number % len(WAYS)) for number, (model, node) in enumerate(pairs)]
 
 
@@ -51,7 +59,16 @@ def compare(model: str, on: str, way: int) -> tuple[object, ...]:
         outcomes.append(_outcome(plan, on, executor))
         seconds.append(time.process_time() - started)
     step = outcomes[0][0].step_ps / 1e6
-    return model, on, name, outcomes[0] == outcomes[1], f"{step:.3f}", f"{seconds[0]:.2f}", f"{seconds[1]:.2f}", ""
+    return (
+        model,
+        on,
+        name,
+        outcomes[0] == outcomes[1],
+        f"{step:.3f}",
+        f"{seconds[0]:.2f}",
+        f"{seconds[1]:.2f}",
+        "",
+    )
 
 
 def _outcome(plan: Plan, on: str, executor: Executor):  # type: ignore[no-untyped-def]

@@ -28,10 +28,18 @@ MODEL, NODE = "laneformer-2b", "8xh200"
 SEED = 4
 TOGETHER = 20  # points handed to a worker at once
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "blocks": (96, 112, 120, 128, 132), "slot_bytes": (8192, 16384), "ring_slots": (4, 6, 8, 10), "context": (128, 1024, 4096),
-    "handoff": tuple(HandOffKind), "delay": (0, 1, 2), "execution": tuple(Execution), "placement": tuple(Placement), "tile_rows": (4, 8),
-}  # fmt: skip
-COUNTS = ("structure.", "capacity_bytes", "on_chip_bytes")  # what is not scaled: the chip would be another one
+    "blocks": (96, 112, 120, 128, 132),
+    "slot_bytes": (8192, 16384),
+    "ring_slots": (4, 6, 8, 10),
+    "context": (128, 1024, 4096),
+    "handoff": tuple(HandOffKind),
+    "delay": (0, 1, 2),
+    "execution": tuple(Execution),
+    "placement": tuple(Placement),
+    "tile_rows": (4, 8),
+}
+# what is not scaled: the chip would be another one
+COUNTS = ("structure.", "capacity_bytes", "on_chip_bytes")
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,18 @@ class Outcome:
 
 
 def draw(seed: int) -> Iterator[Point]:
-    """One to three numbers between half and twice their value; in half of the points one or two options as well."""
+    """One to three numbers between half and twice their value; in half of the points one or two
+    options as well.
+    """
     rng = random.Random(seed)
-    paths = [path for path in numbers(load_node(NODE)) if not any(count in path for count in COUNTS)]
+    paths = [
+        path for path in numbers(load_node(NODE)) if not any(count in path for count in COUNTS)
+    ]
     for number in range(10**9):
-        scaled = tuple((path, round(2 ** rng.uniform(-1, 1), 3)) for path in rng.sample(paths, rng.randint(1, 3)))
+        scaled = tuple(
+            (path, round(2 ** rng.uniform(-1, 1), 3))
+            for path in rng.sample(paths, rng.randint(1, 3))
+        )
         names = rng.sample(sorted(OPTIONS), rng.randint(1, 2)) if rng.random() < 0.5 else []
         yield Point(number, scaled, tuple((name, rng.choice(OPTIONS[name])) for name in names))
 
@@ -80,7 +95,9 @@ def _compute(point: Point) -> Outcome:
 
 
 def run(wanted: int, workers: int) -> list[Outcome]:
-    """Until `wanted` points have been simulated; those that cannot be planned are kept too, and do not count."""
+    """Until `wanted` points have been simulated; those that cannot be planned are kept too, and do
+    not count.
+    """
     source, done = draw(SEED), []
     with ProcessPoolExecutor(workers) as pool:
         while (missing := wanted - sum(outcome.tokens_per_s is not None for outcome in done)) > 0:
@@ -95,12 +112,18 @@ def run(wanted: int, workers: int) -> list[Outcome]:
 def write(path: Path, outcomes: list[Outcome]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(("number", "scaled", "chosen", "tokens_per_s", "executor", "cpu_s", "refused"))
+        rows.writerow(
+            ("number", "scaled", "chosen", "tokens_per_s", "executor", "cpu_s", "refused")
+        )
         for o in outcomes:
             scaled = " ".join(f"{path}=x{factor}" for path, factor in o.point.scaled)
-            chosen = " ".join(f"{name}={getattr(value, 'value', value)}" for name, value in o.point.chosen)
+            chosen = " ".join(
+                f"{name}={getattr(value, 'value', value)}" for name, value in o.point.chosen
+            )
             speed = "" if o.tokens_per_s is None else f"{o.tokens_per_s:.4f}"
-            rows.writerow((o.point.number, scaled, chosen, speed, o.executor, f"{o.cpu_s:.3f}", o.refused))
+            rows.writerow(
+                (o.point.number, scaled, chosen, speed, o.executor, f"{o.cpu_s:.3f}", o.refused)
+            )
 
 
 def main() -> None:
@@ -115,10 +138,19 @@ def main() -> None:
     wall = time.perf_counter() - started
     write(args.output, outcomes)
     simulated = sorted(o.cpu_s for o in outcomes if o.tokens_per_s is not None)
-    print(f"{len(simulated)} points simulated and {len(outcomes) - len(simulated)} refused in {wall:.0f} s of wall time")
+    print(
+        f"{len(simulated)} points simulated and {len(outcomes) - len(simulated)} refused in "
+        f"{wall:.0f} s of wall time"
+    )
     middle, most = simulated[len(simulated) // 2], simulated[-1]
-    print(f"{sum(o.cpu_s for o in outcomes):.0f} s of core time; a point: median {middle:.3f} s, most {most:.3f} s")
-    print(f"load of the computer: {load:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores")
+    print(
+        f"{sum(o.cpu_s for o in outcomes):.0f} s of core time; a point: median {middle:.3f} s, "
+        f"most {most:.3f} s"
+    )
+    print(
+        f"load of the computer: {load:.1f} before, {os.getloadavg()[0]:.1f} after, on "
+        f"{os.cpu_count()} cores"
+    )
 
 
 if __name__ == "__main__":

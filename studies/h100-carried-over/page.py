@@ -1,6 +1,8 @@
-"""Sets the committed predictions beside the records of an H100, and both beside its own fit, which came later.
+"""Sets the committed predictions beside the records of an H100, and both beside its own fit, which
+came later.
 
-`python studies/h100-carried-over/page.py`; the errors of its own fit are those that `twin validate 1xh100` kept.
+`python studies/h100-carried-over/page.py`; the errors of its own fit are those that
+`twin validate 1xh100` kept.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Row = tuple[str, float, float]  # name, predicted and measured seconds of a step
 
 
 def stamp() -> Stamp:
-    """Two fits: the one that the predictions were made with, before anything was measured, and the H100's own."""
+    """Two fits: the one that the predictions were made with, before anything was measured, and the
+    H100's own.
+    """
     records = [store.runs_folder(NODE) / name / "samples.csv" for name in (RUNS, PROBES)]
     files = [PREDICTIONS, *records, store.fit_file(NODE), store.held_out_file(NODE)]
     return Stamp(f"{_first()}+{_own()[1]['run']}", files_digest(files))
@@ -41,16 +45,26 @@ def main() -> None:
     own = own_errors()
     before = Series("by the H200's fit", tuple(error(row) for row in runs))
     after = Series("by the H100's own", tuple(own[row[0]] for row in runs))
-    chart = Bars(tuple(row[0] for row in runs), (before, after), "error of the predicted speed (right: the twin is too fast)")
+    chart = Bars(
+        tuple(row[0] for row in runs),
+        (before, after),
+        "error of the predicted speed (right: the twin is too fast)",
+    )
     write_page(HERE, stamp(), {"runs": runs_table(runs), "probes": probes_table(probes)}, chart)
-    print(f"held-out runs: {summary([error(row) for row in runs])}\nby its own fit: {summary([own[row[0]] for row in runs])}")
+    print(
+        f"held-out runs: {summary([error(row) for row in runs])}\n"
+        f"by its own fit: {summary([own[row[0]] for row in runs])}"
+    )
 
 
 def own_errors() -> dict[str, float]:
     """Of the speed of each held-out run, by the fit of the H100's own probes."""
     known = known_error(calibrated_node(NODE))
     if known is None or known.node != NODE or known.record != RUNS:
-        raise SystemExit(f"no errors of the fit of {NODE} on file for {RUNS}: run `twin validate {NODE} --from` that record first")
+        raise SystemExit(
+            f"no errors of the fit of {NODE} on file for {RUNS}: run `twin validate {NODE} "
+            "--from` that record first"
+        )
     return dict(known.errors)
 
 
@@ -78,7 +92,11 @@ def _guessed() -> dict[str, Any]:
 
 def rows(guessed: dict[str, float], folder: str) -> list[Row]:
     samples = store.read_run(store.runs_folder(NODE) / folder).samples
-    return [(name, step, statistics.median(samples[name])) for name, step in guessed.items() if name in samples]
+    return [
+        (name, step, statistics.median(samples[name]))
+        for name, step in guessed.items()
+        if name in samples
+    ]
 
 
 def error(row: Row) -> float:
@@ -89,18 +107,34 @@ def error(row: Row) -> float:
 def summary(errors: Sequence[float]) -> str:
     fast = sum(e > 0 for e in errors)
     return (
-        f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}, mean {statistics.mean(errors):+.1%}, "
-        f"{fast} of {len(errors)} too fast"
+        f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}, "
+        f"mean {statistics.mean(errors):+.1%}, {fast} of {len(errors)} too fast"
     )
 
 
 def runs_table(found: Sequence[Row]) -> str:
     own = own_errors()
-    head = ("held-out run", "predicted, us", "measured, us", "error of the speed", "by the H100's own fit")
-    cells = [(row[0], f"{row[1] * 1e6:,.0f}", f"{row[2] * 1e6:,.0f}", f"{error(row):+.1%}", f"{own[row[0]]:+.1%}") for row in found]
+    head = (
+        "held-out run",
+        "predicted, us",
+        "measured, us",
+        "error of the speed",
+        "by the H100's own fit",
+    )
+    cells = [
+        (
+            row[0],
+            f"{row[1] * 1e6:,.0f}",
+            f"{row[2] * 1e6:,.0f}",
+            f"{error(row):+.1%}",
+            f"{own[row[0]]:+.1%}",
+        )
+        for row in found
+    ]
     before, after = summary([error(row) for row in found]), summary([own[row[0]] for row in found])
     return (
-        f"{markdown_table(head, cells)}\n\n{len(found)} runs ({RUNS}).\n\n- By the H200's fit ({_first()}): {before}.\n"
+        f"{markdown_table(head, cells)}\n\n{len(found)} runs ({RUNS}).\n\n"
+        f"- By the H200's fit ({_first()}): {before}.\n"
         f"- By the H100's own fit ({_own()[1]['run']}): {after}."
     )
 
@@ -115,10 +149,20 @@ def probes_table(found: Sequence[Row]) -> str:
         worst = max(members, key=lambda row: abs(error(row)))
         middle = statistics.median(map(abs, errors))
         after = statistics.median(abs(own[row[0]]) for row in members)
-        said = (f"{statistics.mean(errors):+.1%}", f"{middle:.1%}", f"{error(worst):+.1%} ({worst[0]})", f"{after:.1%}")
+        said = (
+            f"{statistics.mean(errors):+.1%}",
+            f"{middle:.1%}",
+            f"{error(worst):+.1%} ({worst[0]})",
+            f"{after:.1%}",
+        )
         cells.append((kind, len(members), *said))
-    table = markdown_table(("probes", "count", "mean error", "median", "worst", "median by the H100's own fit"), cells)
-    return f"{table}\n\n{len(found)} probes ({PROBES}), by the H200's fit ({_first()}): {summary([error(row) for row in found])}."
+    table = markdown_table(
+        ("probes", "count", "mean error", "median", "worst", "median by the H100's own fit"), cells
+    )
+    return (
+        f"{table}\n\n{len(found)} probes ({PROBES}), by the H200's fit ({_first()}): "
+        f"{summary([error(row) for row in found])}."
+    )
 
 
 if __name__ == "__main__":

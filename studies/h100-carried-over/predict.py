@@ -1,6 +1,8 @@
-"""Predicts every probe and every held-out run of an H100 from the H200's fit alone: `python studies/h100-carried-over/predict.py`.
+"""Predicts every probe and every held-out run of an H100 from the H200's fit alone:
+`python studies/h100-carried-over/predict.py`.
 
-Writes predictions.json beside itself. Run it before the first measurement; afterwards `compare.py` sets the records beside it.
+Writes predictions.json beside itself. Run it before the first measurement; afterwards `compare.py`
+sets the records beside it.
 """
 
 from __future__ import annotations
@@ -33,8 +35,20 @@ def main() -> None:
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         probes = dict(zip(names, pool.map(probe_s, range(len(names)), chunksize=4), strict=True))
         steps = dict(zip(runs, pool.map(run_s, range(len(runs))), strict=True))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
-    made = {"device": DEVICE, "fit": f"{FITTED}: {fit[1].get('run')}", "commit": commit, "runs_step_s": steps, "probes_step_s": probes}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    made = {
+        "device": DEVICE,
+        "fit": f"{FITTED}: {fit[1].get('run')}",
+        "commit": commit,
+        "runs_step_s": steps,
+        "probes_step_s": probes,
+    }
     (HERE / "predictions.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(f"{len(steps)} held-out runs and {len(probes)} probes predicted")
 

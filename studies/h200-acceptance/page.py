@@ -25,16 +25,40 @@ def stamp() -> Stamp:
 def main() -> None:
     parts: dict[str, Any] = json.loads(SUMMARY.read_text(encoding="utf-8"))["parts"]
     head = ("part", "shows", "result", "facts", "seconds")
-    rows = [(name, part["shows"], part["result"], "; ".join(FACTS[name](part["facts"])), part["seconds"]) for name, part in parts.items()]
+    rows = [
+        (
+            name,
+            part["shows"],
+            part["result"],
+            "; ".join(FACTS[name](part["facts"])),
+            part["seconds"],
+        )
+        for name, part in parts.items()
+    ]
     table = markdown_table(head, rows, text_columns=4)
-    took = [(f"{model}, {window}", us) for model, windows in parts["repeats"]["facts"].items() for window, us in times(windows)]
+    took = [
+        (f"{model}, {window}", us)
+        for model, windows in parts["repeats"]["facts"].items()
+        for window, us in times(windows)
+    ]
     chart = Bars(
         tuple(name for name, _ in took),
-        (Series("median of five runs", tuple(statistics.median(us) for _, us in took), tuple(map(min, (us for _, us in took))),
-                tuple(map(max, (us for _, us in took)))),),
+        (
+            Series(
+                "median of five runs",
+                tuple(statistics.median(us) for _, us in took),
+                tuple(map(min, (us for _, us in took))),
+                tuple(map(max, (us for _, us in took))),
+            ),
+        ),
         "us a token, five runs of 1,000 tokens",
-    )  # fmt: skip
-    write_page(HERE, stamp(), {"parts": f"{table}\n\nKernel: {COMMIT}; the facts are those of summary.json."}, chart)
+    )
+    write_page(
+        HERE,
+        stamp(),
+        {"parts": f"{table}\n\nKernel: {COMMIT}; the facts are those of summary.json."},
+        chart,
+    )
 
 
 def times(windows: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
@@ -44,7 +68,9 @@ def times(windows: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
 
 def repeats(facts: dict[str, Any]) -> Iterator[str]:
     for model, windows in facts.items():
-        found = ", ".join(f"{statistics.median(us):,.0f} us ({window})" for window, us in times(windows))
+        found = ", ".join(
+            f"{statistics.median(us):,.0f} us ({window})" for window, us in times(windows)
+        )
         yield f"{model}: {found}, the same bits"
 
 
@@ -56,20 +82,31 @@ def soak(facts: dict[str, Any]) -> Iterator[str]:
 def sanitizer(facts: dict[str, Any]) -> Iterator[str]:
     race = facts["racecheck"]
     pairs, looked = (
-        race[key] for key in ("ordered by an mbarrier that the tool does not follow", "reads whose line only the line table has")
+        race[key]
+        for key in (
+            "ordered by an mbarrier that the tool does not follow",
+            "reads whose line only the line table has",
+        )
     )
     yield f"{facts['plans']} plans, the same tokens as without"
     yield f"memcheck and synccheck: {facts['memcheck']['summary']}, {facts['synccheck']['summary']}"
     reports = race["summary"].split(":")[1].split("hazards")[0].strip()
-    yield f"racecheck: {reports} reports, {pairs} pairs, all a bulk copy and a read of its slot ({looked} looked up)"
+    yield (
+        f"racecheck: {reports} reports, {pairs} pairs, all a bulk copy and a read of its slot "
+        f"({looked} looked up)"
+    )
 
 
 FACTS = {
     "repeats": repeats,
     "soak": soak,
-    "cancel": lambda facts: iter([f"{facts['tokens']:,} tokens, the first {facts['compared']} compared"]),
+    "cancel": lambda facts: iter(
+        [f"{facts['tokens']:,} tokens, the first {facts['compared']} compared"]
+    ),
     "requests": lambda facts: iter([f"{len(facts)} wrong requests, one clear error each"]),
-    "broken": lambda facts: iter([f"{len(facts)} plans, each named by the validator and ended after 1 s by the watchdog"]),
+    "broken": lambda facts: iter(
+        [f"{len(facts)} plans, each named by the proof and ended after 1 s by the watchdog"]
+    ),
     "sanitizer": sanitizer,
 }
 

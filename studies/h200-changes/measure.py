@@ -21,7 +21,9 @@ from twin.engine.session import Session
 
 WARMUP = 16  # steps after the prompt that are not counted
 FIRST_TOKENS = 16  # compared
-LOGITS_TOLERANCE = 1.2e-2  # of the largest logit: other splits add in another order, and a cached value may round to its neighbour
+# of the largest logit: other splits add in another order, and a cached value may round to its
+# neighbour
+LOGITS_TOLERANCE = 1.2e-2
 
 
 def first_tokens(bench: Bench, case: Case, weights: FilledWeights) -> tuple[list[int], Any]:
@@ -32,7 +34,9 @@ def first_tokens(bench: Bench, case: Case, weights: FilledWeights) -> tuple[list
 
 
 def check(bench: Bench, chosen: list[Case]) -> dict[str, Any]:
-    """Every change gives the first tokens of its base plan. Ends the program when one does not: its time would mean nothing."""
+    """Every change gives the first tokens of its base plan. Ends the program when one does not: its
+    time would mean nothing.
+    """
     facts: dict[str, Any] = {}
     for model in dict.fromkeys(case.model for case in chosen):
         own = [case for case in chosen if case.model == model]
@@ -45,48 +49,77 @@ def check(bench: Bench, chosen: list[Case]) -> dict[str, Any]:
             away = float(np.abs(others - logits).max() / np.abs(logits).max())
             facts[case.name] = {"tokens": tokens, "logits_relative_difference": away}
             if tokens != expected or not away <= LOGITS_TOLERANCE:
-                sys.exit(f"{case.name}: tokens {tokens}, expected {expected}; logits differ by {away:.1e}: wrong, so not timed")
-            print(f"checked {case.name}: same {FIRST_TOKENS} tokens, logits within {away:.1e}", flush=True)
+                sys.exit(
+                    f"{case.name}: tokens {tokens}, expected {expected}; logits differ by "
+                    f"{away:.1e}: wrong, so not timed"
+                )
+            print(
+                f"checked {case.name}: same {FIRST_TOKENS} tokens, logits within {away:.1e}",
+                flush=True,
+            )
     return facts
 
 
 def same_streams(case: Case, base: Case) -> bool:
-    """Do both lay their weights out alike? Then the streams filled on the device are the same weights."""
+    """Do both lay their weights out alike? Then the streams filled on the device are the same
+    weights.
+    """
     ours, theirs = ([stage.matrix for stage in one.plan.stages] for one in (case, base))
     return ours == theirs
 
 
 def measure(bench: Bench, chosen: list[Case], repeats: int, tokens: int) -> dict[str, Any]:
-    """Medians of each repeat, all changes in turn in every round, so that a slow minute is everybody's."""
+    """Medians of each repeat, all changes in turn in every round, so that a slow minute is
+    everybody's.
+    """
     rows: dict[str, Any] = {}
     for model in dict.fromkeys(case.model for case in chosen):
         own = [case for case in chosen if case.model == model]
         prompt = prompt_of(own[0].plan, PROMPT)
         with ExitStack() as stack:
-            engines: dict[str, Session] = {case.name: stack.enter_context(bench.engine(case.plan)) for case in own}
+            engines: dict[str, Session] = {
+                case.name: stack.enter_context(bench.engine(case.plan)) for case in own
+            }
             expected = engines[own[0].name].generate(prompt, max_tokens=tokens).tokens
             samples: dict[str, list[float]] = {name: [] for name in engines}
             for turn in range(repeats):
                 for case in own if turn % 2 == 0 else own[::-1]:
                     made = engines[case.name].generate(prompt, max_tokens=tokens)
                     if same_streams(case, own[0]) and made.tokens != expected:
-                        sys.exit(f"{case.name}: other tokens than {own[0].name} in round {turn}: wrong, so not timed")
-                    samples[case.name].append(float(np.median(made.step_ns[min(WARMUP, tokens // 2) :])) / 1e3)
+                        sys.exit(
+                            f"{case.name}: other tokens than {own[0].name} in round {turn}: "
+                            "wrong, so not timed"
+                        )
+                    samples[case.name].append(
+                        float(np.median(made.step_ns[min(WARMUP, tokens // 2) :])) / 1e3
+                    )
         base = statistics.median(samples[own[0].name])
         for case in own:
             us = statistics.median(samples[case.name])
             same = same_streams(case, own[0])
-            rows[case.name] = {"us_per_token": us, "change": us / base - 1, "samples_us": samples[case.name], "all_tokens_compared": same}
+            rows[case.name] = {
+                "us_per_token": us,
+                "change": us / base - 1,
+                "samples_us": samples[case.name],
+                "all_tokens_compared": same,
+            }
             print(f"{case.name:48} {us:9.1f} us {us / base - 1:+7.1%}", flush=True)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--device", choices=("cuda", "host"), default="cuda", help="host: small stand-ins, to try this script")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "host"),
+        default="cuda",
+        help="host: small stand-ins, to try this script",
+    )
     args = parser.parse_args()
     bench = Bench(args.device)
     chosen = cases(bench)
@@ -94,9 +127,18 @@ def main() -> None:
     bench.compile([plan for case in chosen for plan in (case.plan, case.checked)])
     checks = check(bench, chosen)
     rows = measure(bench, chosen, args.repeats, args.tokens)
-    about = {"device": args.device, "base": BASE, "tokens": args.tokens, "repeats": args.repeats, "before": before, "after": conditions()}
+    about = {
+        "device": args.device,
+        "base": BASE,
+        "tokens": args.tokens,
+        "repeats": args.repeats,
+        "before": before,
+        "after": conditions(),
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"about": about, "checks": checks, "rows": rows}, indent=1) + "\n")
+    args.out.write_text(
+        json.dumps({"about": about, "checks": checks, "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

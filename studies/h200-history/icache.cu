@@ -1,5 +1,6 @@
-// How many cycles an instruction takes in a circle of straight-line code, against the code's size: one warp and eight, with the other
-// multiprocessors idle and streaming. nvcc -O3 -std=c++17 -arch=sm_90a icache.cu -o icache && ./icache
+// How many cycles an instruction takes in a circle of straight-line code, against the code's size:
+// one warp and eight, with the other multiprocessors idle and streaming. nvcc -O3 -std=c++17
+// -arch=sm_90a icache.cu -o icache && ./icache
 #include <cstdio>
 
 constexpr int THREADS = 256, INSTRUCTIONS = 1024 / 16, ROUNDS = 30, WARM_UP = 3;
@@ -24,7 +25,8 @@ __device__ long long walk(float a, float* out) {
 #pragma unroll
     for (int k = 0; k < KIB; ++k)
       asm volatile(FMA64
-                   : "+f"(r[0]), "+f"(r[1]), "+f"(r[2]), "+f"(r[3]), "+f"(r[4]), "+f"(r[5]), "+f"(r[6]), "+f"(r[7])
+                   : "+f"(r[0]), "+f"(r[1]), "+f"(r[2]), "+f"(r[3]), "+f"(r[4]), "+f"(r[5]),
+                     "+f"(r[6]), "+f"(r[7])
                    : "f"(a), "f"(a + 0.5f));
     if (round >= WARM_UP) sum += clock64() - begin;
   }
@@ -48,7 +50,8 @@ __device__ void stream(const float4* memory, float* out) {
 }
 
 template <int KIB>
-__global__ void __launch_bounds__(THREADS) measure(int warps, bool beside, const float4* memory, float* out, long long* cycles) {
+__global__ void __launch_bounds__(THREADS)
+    measure(int warps, bool beside, const float4* memory, float* out, long long* cycles) {
   if (blockIdx.x > 0) {
     if (beside) stream(memory, out);
   } else if (threadIdx.x < 32 * warps) {
@@ -68,7 +71,8 @@ void row(const float4* memory, float* out, long long* cycles) {
       const int go = 0;
       cudaMemcpyToSymbol(stop, &go, sizeof(go));
       measure<KIB><<<132, THREADS>>>(warps, beside, memory, out, cycles);
-      if (const cudaError_t error = cudaDeviceSynchronize()) printf(" (%s)", cudaGetErrorString(error));
+      if (const cudaError_t error = cudaDeviceSynchronize())
+        printf(" (%s)", cudaGetErrorString(error));
       printf(" %8.2f", double(*cycles) / (KIB * INSTRUCTIONS));
     }
   printf("\n");
@@ -87,6 +91,8 @@ int main() {
   cudaMemset(memory, 0, STREAM);
   cudaMalloc(&out, 132 * THREADS * sizeof(float));
   cudaMallocManaged(&cycles, sizeof(*cycles));
-  printf("cycles an instruction: one warp alone, beside streams; eight warps alone, beside streams\n");
-  rows<8, 16, 24, 32, 48, 64, 80, 96, 112, 120, 128, 136, 144, 160, 192, 224, 256, 320>(memory, out, cycles);
+  printf(
+      "cycles an instruction: one warp alone, beside streams; eight warps alone, beside streams\n");
+  rows<8, 16, 24, 32, 48, 64, 80, 96, 112, 120, 128, 136, 144, 160, 192, 224, 256, 320>(memory, out,
+                                                                                        cycles);
 }

@@ -1,4 +1,6 @@
-"""The kernels on record beside one another: `python studies/h200-history/page.py` writes the table and the figure of README.md."""
+"""The kernels on record beside one another: `python studies/h200-history/page.py` writes the table
+and the figure of README.md.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,15 @@ def main() -> None:
     commits = [str(run.meta["commit"])[:7] for run in runs]
     columns = {name: [_us(run.samples, names) for run in runs] for name, names in RUNS.items()}
     rows = [
-        (commit, run.id, *(_shown(columns[name][at]) for name in RUNS)) for at, (commit, run) in enumerate(zip(commits, runs, strict=True))
+        (commit, run.id, *(_shown(columns[name][at]) for name in RUNS))
+        for at, (commit, run) in enumerate(zip(commits, runs, strict=True))
     ]
     kernels = markdown_table(("kernel", "record", *RUNS), rows, text_columns=2)
     first = {name: next(us for us in found if us is not None) for name, found in columns.items()}
-    series = tuple(Series(name, tuple(us and us / first[name] for us in found)) for name, found in columns.items())
+    series = tuple(
+        Series(name, tuple(us and us / first[name] for us in found))
+        for name, found in columns.items()
+    )
     chart = Lines(tuple(commits), series, "kernel", "time of a token, of the first on record")
     write_page(HERE, stamp(), {"kernels": kernels, "prompts": prompts()}, chart)
 
@@ -50,10 +56,13 @@ def main() -> None:
 def prompts() -> str:
     """Milliseconds of 512 tokens, by tokens a pass."""
     with PROMPTS.open(newline="", encoding="utf-8") as file:
-        found = {(row["model"], row["tokens_a_pass"]): row["prompt_ms"] for row in csv.DictReader(file)}
+        found = {
+            (row["model"], row["tokens_a_pass"]): row["prompt_ms"] for row in csv.DictReader(file)
+        }
     models = dict.fromkeys(model for model, _ in found)
     return markdown_table(
-        ("512 tokens, ms", *(f"{one} a pass" for one in PASSES)), [(m, *(f"{float(found[m, one]):.1f}" for one in PASSES)) for m in models]
+        ("512 tokens, ms", *(f"{one} a pass" for one in PASSES)),
+        [(m, *(f"{float(found[m, one]):.1f}" for one in PASSES)) for m in models],
     )
 
 

@@ -1,6 +1,8 @@
-"""Prompts on one H200: the passes' results against single steps and FP32, then the time of 512 tokens; see README.md.
+"""Prompts on one H200: the passes' results against single steps and FP32, then the time of 512
+tokens; see README.md.
 
-PYTHONPATH=. python3 studies/h200-history/prompts.py --out out/prompts [--only WORD]... [--device host]
+PYTHONPATH=. python3 studies/h200-history/prompts.py --out out/prompts [--only WORD]... [--device
+host]
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from typing import Any
 import numpy as np
 
 from twin.bench.pieces import replaced
-from twin.bench.shapes import CHOSEN, OWN, SEED, STAND_INS, TINY, TINY_LANES, Bench, conditions, cpu_plan, prompt_of
+from twin.bench.shapes import (
+    CHOSEN,
+    OWN,
+    SEED,
+    STAND_INS,
+    TINY,
+    TINY_LANES,
+    Bench,
+    conditions,
+    cpu_plan,
+    prompt_of,
+)
 from twin.engine.weights import random_weights
 from twin.errors import ConfigError
 from twin.hardware.floor import ceiling
@@ -35,19 +48,33 @@ from twin.reference.step import Reference
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT, REPEATS = 512, 5  # tokens; runs
 CEILING = ceiling(load_device("h200-sxm")).value  # bytes a second
-LENGTHS = (5, 31, 32, 33, 70)  # tokens before those whose logits are compared, around the borders of a pass
+# tokens before those whose logits are compared, around the borders of a pass
+LENGTHS = (5, 31, 32, 33, 70)
 AFTER = 2  # positions compared after each
-TOLERANCE = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}  # of the largest logit: inputs of matrices are rounded
+# of the largest logit: inputs of matrices are rounded
+TOLERANCE = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}
 
-# Small models whose logits are compared with the FP32 reference: every branch of the passes, in a second each.
+# Small models whose logits are compared with the FP32 reference: every branch of the passes, in a
+# second each.
 BIASED = replace(TINY, name="biased", qkv_bias=True)
 NORMED = replace(TINY, name="normed", qk_norm=True, head_dim=24)
-TURNED = replace(TINY, name="turned", rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(5, 20), heads=8, kv_heads=1)
+TURNED = replace(
+    TINY,
+    name="turned",
+    rope=Rope(10000.0, RopeStyle.INTERLEAVED),
+    windows=(5, 20),
+    heads=8,
+    kv_heads=1,
+)
 RAGGED = replace(TINY, name="ragged", hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000)
 EIGHT = replace(TINY_LANES, name="eight-lanes", heads=16, kv_heads=8, ffn=256, lanes=Lanes(8, 2))
 SMALL: tuple[tuple[ModelSpec, dict[str, Any]], ...] = (
-    (BIASED, {}), (NORMED, {}), (TURNED, {"blocks": 3}), (EIGHT, {"blocks": 16}), (RAGGED, {"slot_bytes": 2048, "tile_rows": 4}),
-)  # fmt: skip
+    (BIASED, {}),
+    (NORMED, {}),
+    (TURNED, {"blocks": 3}),
+    (EIGHT, {"blocks": 16}),
+    (RAGGED, {"slot_bytes": 2048, "tile_rows": 4}),
+)
 # Real widths, few layers, compared with single steps of the same kernel.
 WIDE = (("llama-3.2-1b", 2), ("laneformer-2b", 4), ("qwen3-8b", 1), ("qwen2.5-coder-1.5b", 2))
 FULL = ("laneformer-2b", "llama-3.2-1b", "qwen3-8b")
@@ -57,7 +84,9 @@ CHOSEN.setdefault("qwen2.5-coder-1.5b", {"blocks": 132})
 
 @dataclass(frozen=True)
 class Variant:
-    """Sources in which `old` became `new`. `right`: its results count; otherwise something is left out, to see what it takes."""
+    """Sources in which `old` became `new`. `right`: its results count; otherwise something is left
+    out, to see what it takes.
+    """
 
     name: str
     changes: tuple[tuple[str, str, str], ...] = ()
@@ -66,21 +95,41 @@ class Variant:
 
 
 STAGES, PRODUCTS = "monokernel/prompt.cuh", "platform/cuda_prompt.cuh"
-ADDED = "if (g < groups) add_warps(b, matrix, row + g * matrix.height, element, unit, tokens, sum, g, emit);"
+ADDED = (
+    "if (g < groups) add_warps(b, matrix, row + g * matrix.height, element, unit, tokens, sum, g, "
+    "emit);"
+)
 MULTIPLIED = "if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;"
 MET = "  return !b.core.any(!good);\n}\n\n// ---- residual"
 VARIANTS = (
-    Variant("no prefetch", ((PRODUCTS, "if (me == 0 && bytes > 0)", "if (me == 0 && bytes > 0 && false)"),), True),
-    Variant("prefetch 512 KiB", ((PRODUCTS, "MOST = 128 << 10;  // 16 MiB of all blocks", "MOST = 512 << 10;"),), True),
+    Variant(
+        "no prefetch",
+        ((PRODUCTS, "if (me == 0 && bytes > 0)", "if (me == 0 && bytes > 0 && false)"),),
+        True,
+    ),
+    Variant(
+        "prefetch 512 KiB",
+        ((PRODUCTS, "MOST = 128 << 10;  // 16 MiB of all blocks", "MOST = 512 << 10;"),),
+        True,
+    ),
     Variant("3 slots", ((PRODUCTS, "CHUNK_SLOTS = 4;", "CHUNK_SLOTS = 3;"),), True),
-    Variant("without attention", ((STAGES, "attend_chunk(b, stage, pass, last, chunk.memory(b));", ""),)),
+    Variant(
+        "without attention", ((STAGES, "attend_chunk(b, stage, pass, last, chunk.memory(b));", ""),)
+    ),
     Variant("without norms", ((STAGES, "norm_chunk(b, stage, pass, chunk.memory(b));", ""),)),
     Variant("without products", ((STAGES, MULTIPLIED, "if (!ready()) return false;"),)),
-    Variant("without sums over warps", ((PRODUCTS, ADDED, "if (sum[g][0][0] == 1e30f) emit(0, element, sum[g][0][1], 0.0f);"),)),
+    Variant(
+        "without sums over warps",
+        ((PRODUCTS, ADDED, "if (sum[g][0][0] == 1e30f) emit(0, element, sum[g][0][1], 0.0f);"),),
+    ),
     Variant(
         "without grid barriers",
         (
-            (STAGES, "good = wait_counter(b, counter_of(near", "good = false && wait_counter(b, counter_of(near"),
+            (
+                STAGES,
+                "good = wait_counter(b, counter_of(near",
+                "good = false && wait_counter(b, counter_of(near",
+            ),
             (STAGES, MET, MET.replace("!good", "false")),
         ),
     ),
@@ -95,9 +144,19 @@ def main() -> None:
         return
     begun = time.monotonic()
     trees = {v.name: patched(v, args.out / "trees") for v in chosen(args) if v.changes}
-    command = [sys.executable, "studies/h200-history/prompts.py", "--out", str(args.out.resolve()), "--device", args.device]
+    command = [
+        sys.executable,
+        "studies/h200-history/prompts.py",
+        "--out",
+        str(args.out.resolve()),
+        "--device",
+        args.device,
+    ]
     command += [word for only in args.only for word in ("--only", only)]
-    building = [subprocess.Popen([*command, "--work", f"compile:{v}"], cwd=tree, env=environment(tree)) for v, tree in trees.items()]
+    building = [
+        subprocess.Popen([*command, "--work", f"compile:{v}"], cwd=tree, env=environment(tree))
+        for v, tree in trees.items()
+    ]
     print(f"{compiled(args)} kernels and {len(trees)} variants", flush=True)
     if sum(process.wait() for process in building):
         raise SystemExit("a variant does not compile; see above")
@@ -105,7 +164,9 @@ def main() -> None:
     rows = [*correct(args), *timed(args, Variant(BASE, right=True, models=FULL))]
     write(args, BASE, rows)
     for name, tree in trees.items():
-        subprocess.run([*command, "--work", f"time:{name}"], cwd=tree, env=environment(tree), check=False)
+        subprocess.run(
+            [*command, "--work", f"time:{name}"], cwd=tree, env=environment(tree), check=False
+        )
     table(args)
     print(f"{time.monotonic() - begun:.0f} s in all; {conditions()}", flush=True)
     if not all(row["good"] for row in rows if "good" in row):
@@ -113,12 +174,22 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the samples")
-    parser.add_argument("--device", choices=("cuda", "host"), default="cuda", help="host: small stand-ins, to try this script")
-    parser.add_argument("--only", action="append", default=[], help="models and variants whose names hold this word")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "host"),
+        default="cuda",
+        help="host: small stand-ins, to try this script",
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], help="models and variants whose names hold this word"
+    )
     parser.add_argument("--no-variants", action="store_true", help="the kernel alone")
-    parser.add_argument("--work", help=argparse.SUPPRESS)  # compile:VARIANT or time:VARIANT, in a tree of its own
+    # compile:VARIANT or time:VARIANT, in a tree of its own
+    parser.add_argument("--work", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -160,12 +231,14 @@ def work(args: argparse.Namespace) -> None:
     variant = next(v for v in VARIANTS if v.name == name)
     bench = Bench(args.device)
     if what == "compile":
-        bench.compile([full(bench, model) for model in variant.models if wanted(args, model) or args.only])
+        bench.compile(
+            [full(bench, model) for model in variant.models if wanted(args, model) or args.only]
+        )
         return
     write(args, name, list(timed(args, variant)))
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------------------
 
 
 def small(bench: Bench, spec: ModelSpec, dtype: DType, chunk: int, **more: Any) -> Plan:
@@ -183,7 +256,9 @@ def small(bench: Bench, spec: ModelSpec, dtype: DType, chunk: int, **more: Any) 
         return cpu_plan(spec, {**few, **more, "prompt_chunk": chunk, "context": 64})
     from twin.hardware.load import load_node
 
-    return plan_for(spec, load_node("1xh200"), **{**few, **more, "prompt_chunk": chunk, "context": 64})
+    return plan_for(
+        spec, load_node("1xh200"), **{**few, **more, "prompt_chunk": chunk, "context": 64}
+    )
 
 
 def smalls(bench: Bench) -> Iterator[Plan]:
@@ -221,7 +296,9 @@ def host_chunk(bench: Bench) -> dict[str, int]:
     return {"prompt_chunk": 16} if bench.device == "host" else {}
 
 
-def fulls(bench: Bench, args: argparse.Namespace, models: tuple[str, ...]) -> Iterator[tuple[str, Plan]]:
+def fulls(
+    bench: Bench, args: argparse.Namespace, models: tuple[str, ...]
+) -> Iterator[tuple[str, Plan]]:
     for name in models:
         if wanted(args, name):
             made = full(bench, name)
@@ -232,12 +309,16 @@ def fulls(bench: Bench, args: argparse.Namespace, models: tuple[str, ...]) -> It
 
 def compiled(args: argparse.Namespace) -> int:
     bench = Bench(args.device)
-    plans = [*smalls(bench), *(plan for pair in wides(bench) for plan in pair), *(plan for _, plan in fulls(bench, args, FULL))]
+    plans = [
+        *smalls(bench),
+        *(plan for pair in wides(bench) for plan in pair),
+        *(plan for _, plan in fulls(bench, args, FULL)),
+    ]
     bench.compile(plans)
     return len(plans)
 
 
-# ---- correctness -------------------------------------------------------------------------------------------------
+# ---- correctness ---------------------------------------------------------------------------------
 
 
 def correct(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -250,11 +331,21 @@ def correct(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def against_reference(bench: Bench, plan: Plan) -> dict[str, Any]:
     assert plan.spec is not None
-    prompt, weights = prompt_of(plan, max(LENGTHS) + AFTER), random_weights(plan.spec, SEED, plan.options.weight_dtype)
+    prompt, weights = (
+        prompt_of(plan, max(LENGTHS) + AFTER),
+        random_weights(plan.spec, SEED, plan.options.weight_dtype),
+    )
     reference = Reference(plan, weights)
     logits = np.stack([reference.step(token).copy() for token in prompt])
     with bench.engine(plan, weights=weights) as engine:
-        worst = max(apart(engine.logits(prompt[n : n + AFTER], after=prompt[:n]), logits[n : n + AFTER], logits) for n in LENGTHS)
+        worst = max(
+            apart(
+                engine.logits(prompt[n : n + AFTER], after=prompt[:n]),
+                logits[n : n + AFTER],
+                logits,
+            )
+            for n in LENGTHS
+        )
     return judged(plan, "FP32 reference", worst)
 
 
@@ -269,7 +360,11 @@ def against_steps(bench: Bench, plan: Plan, single: Plan) -> dict[str, Any]:
         again = engine.logits(prompt[max(LENGTHS) :], after=prompt[: max(LENGTHS)])
         same = engine.generate(prompt, max_tokens=12).tokens == tokens
     worst = max(apart(found[n], logits[n : n + AFTER], logits) for n in LENGTHS)
-    return {**judged(plan, "single steps", worst), "same_bits": bool((again == found[max(LENGTHS)]).all()), "same_tokens": same}
+    return {
+        **judged(plan, "single steps", worst),
+        "same_bits": bool((again == found[max(LENGTHS)]).all()),
+        "same_tokens": same,
+    }
 
 
 def apart(found: Any, expected: Any, logits: Any) -> float:
@@ -281,25 +376,38 @@ def apart(found: Any, expected: Any, logits: Any) -> float:
 def judged(plan: Plan, against: str, worst: float) -> dict[str, Any]:
     assert plan.spec is not None
     o = plan.options
-    name = f"{plan.spec.name} x {plan.spec.layers} {o.weight_dtype.value} {o.prompt_chunk} a pass {o.execution.value}"
-    return {"name": name, "against": against, "worst": worst, "good": worst < TOLERANCE[o.weight_dtype]}
+    name = (
+        f"{plan.spec.name} x {plan.spec.layers} {o.weight_dtype.value} {o.prompt_chunk} a pass "
+        f"{o.execution.value}"
+    )
+    return {
+        "name": name,
+        "against": against,
+        "worst": worst,
+        "good": worst < TOLERANCE[o.weight_dtype],
+    }
 
 
 def said(row: dict[str, Any]) -> dict[str, Any]:
     more = ", ".join(f"{key}: {row[key]}" for key in ("same_bits", "same_tokens") if key in row)
     print(
-        f"{'good ' if row['good'] else 'WRONG'} {row['name']:46s} {row['worst']:.1e} of the largest logit from {row['against']} {more}",
+        f"{'good ' if row['good'] else 'WRONG'} {row['name']:46s} {row['worst']:.1e} of the "
+        f"largest logit from {row['against']} {more}",
         flush=True,
     )
     return row
 
 
-# ---- time --------------------------------------------------------------------------------------------------------
+# ---- time ----------------------------------------------------------------------------------------
 
 
 def timed(args: argparse.Namespace, variant: Variant) -> Iterator[dict[str, Any]]:
     bench = Bench(args.device)
-    plans = fulls(bench, args, variant.models) if variant.name == BASE else ((name, full(bench, name)) for name in variant.models)
+    plans = (
+        fulls(bench, args, variant.models)
+        if variant.name == BASE
+        else ((name, full(bench, name)) for name in variant.models)
+    )
     for name, plan in plans:
         prompt = prompt_of(plan, PROMPT)
         with bench.engine(plan) as engine:
@@ -307,11 +415,17 @@ def timed(args: argparse.Namespace, variant: Variant) -> Iterator[dict[str, Any]
         seconds = [float(run.pass_ns.sum()) * 1e-9 for run in runs[1:]]
         floor = passes(plan, len(prompt)) * pass_weight_bytes(plan) / CEILING
         row = {
-            "variant": variant.name, "model": name, "chunk": plan.options.prompt_chunk, "seconds": seconds, "floor_s": floor,
-            "passes": [int(ns) for ns in runs[-1].pass_ns], "prompt_s": [run.prompt_ns * 1e-9 for run in runs],
-            "step_s": statistics.median(float(ns) for run in runs[1:] for ns in run.step_ns) * 1e-9, "tokens": runs[-1].tokens,
+            "variant": variant.name,
+            "model": name,
+            "chunk": plan.options.prompt_chunk,
+            "seconds": seconds,
+            "floor_s": floor,
+            "passes": [int(ns) for ns in runs[-1].pass_ns],
+            "prompt_s": [run.prompt_ns * 1e-9 for run in runs],
+            "step_s": statistics.median(float(ns) for run in runs[1:] for ns in run.step_ns) * 1e-9,
+            "tokens": runs[-1].tokens,
             "same": all(run.tokens == runs[0].tokens for run in runs),
-        }  # fmt: skip
+        }
         print(line(row), flush=True)
         yield row
 
@@ -321,13 +435,17 @@ def line(row: dict[str, Any]) -> str:
     bits = "same tokens" if row["same"] else "TOKENS DIFFER"
     return (
         f"{row['variant']:24s} {row['model']:28s} {row['chunk']:3d} a pass {middle * 1e3:8.2f} ms "
-        f"({min(row['seconds']) * 1e3:.2f}-{max(row['seconds']) * 1e3:.2f}), floor {row['floor_s'] * 1e3:5.1f} ms, "
-        f"a pass {row['passes'][0] / 1e3:.0f}..{row['passes'][-1] / 1e3:.0f} us, a step {row['step_s'] * 1e6:.0f} us, {bits}"
+        f"({min(row['seconds']) * 1e3:.2f}-{max(row['seconds']) * 1e3:.2f}), floor "
+        f"{row['floor_s'] * 1e3:5.1f} ms, a pass "
+        f"{row['passes'][0] / 1e3:.0f}..{row['passes'][-1] / 1e3:.0f} us, a step "
+        f"{row['step_s'] * 1e6:.0f} us, {bits}"
     )
 
 
 def write(args: argparse.Namespace, name: str, rows: list[dict[str, Any]]) -> None:
-    (args.out / f"{name.replace(' ', '-')}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (args.out / f"{name.replace(' ', '-')}.json").write_text(
+        json.dumps(rows, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def table(args: argparse.Namespace) -> None:

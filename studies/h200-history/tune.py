@@ -39,11 +39,20 @@ def measure(names: list[str], traced: list[str]) -> list[dict[str, Any]]:
         made = measure_model(Case(name, plan, prompt))
         gone = plan.bytes_per_step() / made["step_s"] / 1e12
         micro = {key: made[f"{key}_s"] * 1e6 for key in ("step", "p5", "p95")}
-        found = {"tb_s": gone, "same": made["same_tokens"], "tokens": made["tokens"], "registers": made["registers"]}
+        found = {
+            "tb_s": gone,
+            "same": made["same_tokens"],
+            "tokens": made["tokens"],
+            "registers": made["registers"],
+        }
         rows.append({"name": name, **micro, **found, "slots": plan.options.ring_slots})
         spread = f"p5 {micro['p5']:7.1f} p95 {micro['p95']:7.1f}"
         same = f"same {made['same_tokens']} {made['tokens'][:4]} slots {plan.options.ring_slots}"
-        print(f"{name:60s} {micro['step']:8.1f} us  {gone:5.2f} TB/s {gone / 4.61:4.0%}  {spread}  {same}", flush=True)
+        print(
+            f"{name:60s} {micro['step']:8.1f} us  {gone:5.2f} TB/s {gone / 4.61:4.0%}  {spread}  "
+            f"{same}",
+            flush=True,
+        )
     for name in traced:
         found = trace_of(Case(name, plans[name], 32))
         rows.append({"name": name, "trace": found})
@@ -59,7 +68,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--trace", action="append", default=[])
     parser.add_argument(
-        "--patch", action="append", default=[], help="LABEL=FILE:OLD=>NEW; the names run once more with the patched sources"
+        "--patch",
+        action="append",
+        default=[],
+        help="LABEL=FILE:OLD=>NEW; the names run once more with the patched sources",
     )
     args = parser.parse_args()
     if not args.patch:
@@ -78,7 +90,12 @@ def main() -> None:
             if old not in text:
                 raise SystemExit(f"{label}: {file} does not contain {old!r}")
             source.write_text(text.replace(old, new))
-        command = [sys.executable, str(tree / "studies/h200-history/tune.py"), str(args.out) + f".{label}", *args.names]
+        command = [
+            sys.executable,
+            str(tree / "studies/h200-history/tune.py"),
+            str(args.out) + f".{label}",
+            *args.names,
+        ]
         commands.append((label, command, tree))
     for label, command, tree in commands:
         print(f"--- {label}", flush=True)

@@ -1,5 +1,5 @@
-// How long a hand-off of 2,048 floats between all blocks takes, and what the stream reaches beside it, against the bytes under way.
-// nvcc -O3 -std=c++17 -arch=sm_90a window.cu -o window && ./window
+// How long a hand-off of 2,048 floats between all blocks takes, and what the stream reaches beside
+// it, against the bytes under way. nvcc -O3 -std=c++17 -arch=sm_90a window.cu -o window && ./window
 #include <cstdint>
 #include <cstdio>
 
@@ -12,41 +12,51 @@ __device__ u32 address(const void* at) { return u32(__cvta_generic_to_shared(at)
 
 __device__ void wait(u64* barrier, u32 parity) {
   for (u32 done = 0; !done;)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(address(barrier)), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(address(barrier)), "r"(parity)
+        : "memory");
 }
 
-// One thread copies `chunk` bytes after the other, `window` of them under way, until the consumers have finished.
-__device__ void stream(u64* full, unsigned char* slots, const char* weights, u64 bytes, int chunk, int window, volatile int* stop,
-                       u64* total) {
+// One thread copies `chunk` bytes after the other, `window` of them under way, until the consumers
+// have finished.
+__device__ void stream(u64* full, unsigned char* slots, const char* weights, u64 bytes, int chunk,
+                       int window, volatile int* stop, u64* total) {
   const char* const begin = weights + u64(blockIdx.x) * bytes;
   const char* from = begin;
   u32 n = 0;
   for (; !*stop; ++n) {
     const int slot = n % window;
     if (n >= u32(window)) wait(full + slot, (n / window - 1) & 1);
-    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(address(full + slot)), "r"(chunk) : "memory");
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(
+                     address(full + slot)),
+                 "r"(chunk)
+                 : "memory");
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(slots + slot * chunk)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(address(slots + slot * chunk)),
         "l"(from), "r"(chunk), "r"(address(full + slot))
         : "memory");
     from = from + chunk < begin + bytes ? from + chunk : begin;
   }
-  for (u32 back = 1; back <= (n < u32(window) ? n : u32(window)); ++back) wait(full + (n - back) % window, (n - back) / window & 1);
+  for (u32 back = 1; back <= (n < u32(window) ? n : u32(window)); ++back)
+    wait(full + (n - back) % window, (n - back) / window & 1);
   atomicAdd(total, u64(n) * chunk);
 }
 
-// Each block publishes its share and polls everybody's; zero is the sentinel, cleared two turns later.
+// Each block publishes its share and polls everybody's; zero is the sentinel, cleared two turns
+// later.
 __global__ void __launch_bounds__(CONSUMERS + 32, 1)
-    chain(float* exchange, int turns, const char* weights, u64 bytes, u64* total, int chunk, int window) {
+    chain(float* exchange, int turns, const char* weights, u64 bytes, u64* total, int chunk,
+          int window) {
   extern __shared__ __align__(128) unsigned char slots[];
   __shared__ u64 full[64];
   __shared__ volatile int stop;
   const int t = threadIdx.x, share = ELEMENTS / 128;
   if (t == 0) {
-    for (int i = 0; i < 64; ++i) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address(full + i)));
+    for (int i = 0; i < 64; ++i)
+      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address(full + i)));
     stop = 0;
   }
   __syncthreads();
@@ -59,7 +69,8 @@ __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     float* const now = exchange + turn % COPIES * ELEMENTS;
     float* const old = exchange + (turn + 2) % COPIES * ELEMENTS;
     for (int e = blockIdx.x * share + t; t < share && e < ELEMENTS; e += gridDim.x * share) {
-      asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(now + e), "f"(1.0f + 0.0f * kept) : "memory");
+      asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(now + e), "f"(1.0f + 0.0f * kept)
+                   : "memory");
       asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(old + e), "f"(0.0f) : "memory");
     }
     float4 v[2];
@@ -100,12 +111,13 @@ int main() {
       cudaEventCreate(&begin), cudaEventCreate(&end);
       void* arguments[] = {&exchange, &turns, &weights, &bytes, &total, &chunk, &window};
       cudaEventRecord(begin);
-      cudaLaunchCooperativeKernel(reinterpret_cast<void*>(chain), dim3(132), dim3(CONSUMERS + 32), arguments, SHARED, 0);
+      cudaLaunchCooperativeKernel(reinterpret_cast<void*>(chain), dim3(132), dim3(CONSUMERS + 32),
+                                  arguments, SHARED, 0);
       cudaEventRecord(end);
       cudaDeviceSynchronize();
       cudaEventElapsedTime(&ms, begin, end);
     }
-    printf("%3d KiB under way: %6.2f us an exchange, %.2f TB/s (%s)\n", window * chunk / 1024, ms * 1e3 / turns,
-           *total / (ms * 1e-3) / 1e12, cudaGetErrorString(cudaGetLastError()));
+    printf("%3d KiB under way: %6.2f us an exchange, %.2f TB/s (%s)\n", window * chunk / 1024,
+           ms * 1e3 / turns, *total / (ms * 1e-3) / 1e12, cudaGetErrorString(cudaGetLastError()));
   }
 }

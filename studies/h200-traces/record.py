@@ -1,4 +1,5 @@
-"""Records traced steps of real generations on a GPU, for `twin trace`; needs no simulator. See README.md.
+"""Records traced steps of real generations on a GPU, for `twin trace`; needs no simulator. See
+README.md.
 
 python studies/h200-traces/record.py --out out/traces [model ...]
 """
@@ -16,7 +17,8 @@ from twin.engine.session import Generation
 from twin.plan.types import Plan
 from twin.report.recording import STEPS, record
 
-CONTEXTS = {"llama-3.2-1b": 128, "laneformer-2b": 128, "qwen3-8b": 1024}  # positions that the recorded steps lie around
+# positions that the recorded steps lie around
+CONTEXTS = {"llama-3.2-1b": 128, "laneformer-2b": 128, "qwen3-8b": 1024}
 LEAD = 48  # tokens generated before the recorded steps
 
 
@@ -32,10 +34,17 @@ def generate(bench: Bench, plan: Plan, *, trace: bool) -> tuple[Generation, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", help=f"of {', '.join(CONTEXTS)}; all unless given")
     parser.add_argument("--out", type=Path, required=True, help="folder for one MODEL.npz each")
-    parser.add_argument("--device", choices=("cuda", "host"), default="cuda", help="host: small stand-ins, to try this script")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "host"),
+        default="cuda",
+        help="host: small stand-ins, to try this script",
+    )
     args = parser.parse_args()
     unknown = [name for name in args.models if name not in CONTEXTS]
     if unknown:
@@ -49,10 +58,17 @@ def main() -> None:
         traced, prompt = generate(bench, plan, trace=True)
         if traced.tokens != plain.tokens:
             sys.exit(f"{name}: the traced kernel gives other tokens: its marks would prove nothing")
-        us = {kind: float(np.median(made.step_ns[LEAD:])) / 1e3 for kind, made in (("untraced", plain), ("traced", traced))}
+        us = {
+            kind: float(np.median(made.step_ns[LEAD:])) / 1e3
+            for kind, made in (("untraced", plain), ("traced", traced))
+        }
         about = {**conditions(), "device": args.device, "step_us": us}
         record(plan, traced, prompt=prompt, conditions=about).save(args.out / f"{name}.npz")
-        print(f"{name}: {us['untraced']:.1f} us a step, {us['traced']:.1f} us traced -> {args.out / name}.npz", flush=True)
+        print(
+            f"{name}: {us['untraced']:.1f} us a step, {us['traced']:.1f} us traced -> "
+            f"{args.out / name}.npz",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

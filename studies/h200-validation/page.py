@@ -1,4 +1,6 @@
-"""Predicts the held-out runs on record again and writes this study's page: `python studies/h200-validation/page.py`."""
+"""Predicts the held-out runs on record again and writes this study's page:
+`python studies/h200-validation/page.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "h200-sxm"
-KINDS = ("qkv", "attention", "o_proj", "gate_up", "down", "lm_head")  # those that take more than 1 % of a step
+# those that take more than 1 % of a step
+KINDS = ("qkv", "attention", "o_proj", "gate_up", "down", "lm_head")
 CLOSE = 0.10  # error of a kind of stage that the goal allows
 
 
@@ -30,20 +33,40 @@ def stamp() -> Stamp:
 def main() -> None:
     found = compare(calibrated_node(f"1x{DEVICE}"), store.read_run(record()), lambda message: None)
     errors = Series("error", tuple(run.error for run in found.runs))
-    chart = Bars(tuple(run.name for run in found.runs), (errors,), "error of the predicted speed (right: the twin is too fast)")
+    chart = Bars(
+        tuple(run.name for run in found.runs),
+        (errors,),
+        "error of the predicted speed (right: the twin is too fast)",
+    )
     write_page(HERE, stamp(), {"runs": runs(found), "stages": stages(found)}, chart)
     print(f"median {percent(found.median_abs_error)}, worst {percent(found.worst_abs_error)}")
 
 
 def runs(found: Validation) -> str:
-    head = ("run", "blocks", "predicted, tokens/s", "measured, tokens/s", "error", "spread of repeats")
+    head = (
+        "run",
+        "blocks",
+        "predicted, tokens/s",
+        "measured, tokens/s",
+        "error",
+        "spread of repeats",
+    )
     rows = [
-        (run.name, run.blocks, f"{run.predicted_tokens_per_s:,.0f}", f"{run.measured_tokens_per_s:,.0f}",
-         percent(run.error, signed=True), percent(run.spread))
+        (
+            run.name,
+            run.blocks,
+            f"{run.predicted_tokens_per_s:,.0f}",
+            f"{run.measured_tokens_per_s:,.0f}",
+            percent(run.error, signed=True),
+            percent(run.spread),
+        )
         for run in found.runs
-    ]  # fmt: skip
+    ]
     said = f"median error {percent(found.median_abs_error)}, worst {percent(found.worst_abs_error)}"
-    return f"{markdown_table(head, rows)}\n\n{len(rows)} runs: {said}. Fit: {found.fit}; runs: {record().name}."
+    return (
+        f"{markdown_table(head, rows)}\n\n"
+        f"{len(rows)} runs: {said}. Fit: {found.fit}; runs: {record().name}."
+    )
 
 
 def stages(found: Validation) -> str:
@@ -57,7 +80,10 @@ def stages(found: Validation) -> str:
 
 def _close(shown: list[StageCompared]) -> str:
     close = sum(abs(one.error) <= CLOSE for one in shown)
-    return f"{close} of {len(shown)} kinds of stages lie within {CLOSE:.0%}; above 0 the twin is too slow."
+    return (
+        f"{close} of {len(shown)} kinds of stages lie within {CLOSE:.0%}; above 0 the twin is too "
+        "slow."
+    )
 
 
 if __name__ == "__main__":

@@ -24,16 +24,36 @@ def stamp() -> Stamp:
 def main() -> None:
     found = json.loads(RESULT.read_text(encoding="utf-8"))
     runs = found["runs"]
-    head = ("run", "blocks per GPU", "predicted, tokens/s", "measured, tokens/s", "error", "spread of rounds")
+    head = (
+        "run",
+        "blocks per GPU",
+        "predicted, tokens/s",
+        "measured, tokens/s",
+        "error",
+        "spread of rounds",
+    )
     rows = [
-        (run["name"], run["blocks"], f"{run['predicted_tokens_per_s']:,.0f}", f"{run['measured_tokens_per_s']:,.0f}",
-         percent(run["error"], signed=True), percent(run["measured_spread"]))
+        (
+            run["name"],
+            run["blocks"],
+            f"{run['predicted_tokens_per_s']:,.0f}",
+            f"{run['measured_tokens_per_s']:,.0f}",
+            percent(run["error"], signed=True),
+            percent(run["measured_spread"]),
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     sizes = [abs(run["error"]) for run in runs]
-    said = f"{len(runs)} runs: median error {percent(statistics.median(sizes))}, worst {percent(max(sizes))}. Fit: {found['fit']}."
+    said = (
+        f"{len(runs)} runs: median error {percent(statistics.median(sizes))}, worst "
+        f"{percent(max(sizes))}. Fit: {found['fit']}."
+    )
     errors = Series("error", tuple(run["error"] for run in runs))
-    chart = Bars(tuple(run["name"] for run in runs), (errors,), "error of the predicted speed (right: the twin is too fast)")
+    chart = Bars(
+        tuple(run["name"] for run in runs),
+        (errors,),
+        "error of the predicted speed (right: the twin is too fast)",
+    )
     write_page(HERE, stamp(), {"runs": f"{markdown_table(head, rows)}\n\n{said}"}, chart)
 
 

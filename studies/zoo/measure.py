@@ -1,7 +1,7 @@
 """Runs the zoo on this computer's GPU: `python studies/zoo/measure.py NODE --out FILE`.
 
-Each shape: a model of its layers is compared with the FP32 reference, then the whole one is timed; three runs must give the same
-tokens. Needs no simulator. What is done is kept after every shape.
+Each shape: a model of its layers is compared with the FP32 reference, then the whole one is timed;
+three runs must give the same tokens. Needs no simulator. What is done is kept after every shape.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 
 REPEATS, SEED, CHECKED = 3, 1, 3
 
 
 def measured(spec: ModelSpec, node: Node, small: Plan, plan: Plan) -> dict[str, Any]:
-    """Seconds of a step (median), of each repeat, of the prompt; the largest relative difference of logits."""
+    """Seconds of a step (median), of each repeat, of the prompt; the largest relative difference of
+    logits.
+    """
     assert small.spec is not None
     weights = random_weights(small.spec, SEED, small.options.weight_dtype)
     with open_engine(node.device, small, weights) as engine:
-        difference = check_logits(engine, small, weights, [(7 + 13 * at) % small.spec.vocab for at in range(CHECKED)])
+        difference = check_logits(
+            engine, small, weights, [(7 + 13 * at) % small.spec.vocab for at in range(CHECKED)]
+        )
     prompt = [(7 + 13 * at) % spec.vocab for at in range(PROMPT)]
     with open_random(node.device, plan, SEED) as engine:
         runs = [engine.generate(prompt, max_tokens=TOKENS) for _ in range(REPEATS + 1)][1:]
@@ -42,12 +46,17 @@ def measured(spec: ModelSpec, node: Node, small: Plan, plan: Plan) -> dict[str, 
         return {"failed": "the runs gave different tokens"}
     steps = [float(statistics.median(run.step_ns[WARMUP:])) * 1e-9 for run in runs]
     return {
-        "step_s": statistics.median(steps), "runs_s": steps, "prompt_s": runs[0].prompt_ns * 1e-9, "logit_difference": difference
-    }  # fmt: skip
+        "step_s": statistics.median(steps),
+        "runs_s": steps,
+        "prompt_s": runs[0].prompt_ns * 1e-9,
+        "logit_difference": difference,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("node")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -58,7 +67,7 @@ def main() -> None:
         try:
             plans[spec.name] = spec, checked_plan(spec, node), timed_plan(spec, node)
             for plan in plans[spec.name][1:]:
-                validate(plan)
+                prove(plan)
         except TwinError as error:
             plans.pop(spec.name, None)
             made[spec.name] = {"failed": str(error)}
@@ -72,7 +81,12 @@ def main() -> None:
             made[name] = {"failed": str(error)}
         print(f"{time.monotonic() - began:5.0f} s  {name}: {made[name]}", flush=True)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"node": args.node, "conditions": gpu_conditions(), "shapes": made}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps(
+                {"node": args.node, "conditions": gpu_conditions(), "shapes": made}, indent=1
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Sets the committed predictions of the zoo beside its measurements: `python studies/zoo/page.py` writes README.md's blocks."""
+"""Sets the committed predictions of the zoo beside its measurements: `python studies/zoo/page.py`
+writes README.md's blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}  # bytes/s
+# bytes/s
+CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}
 FIT_OF = "h200-sxm"  # the H100 had none of its own: it was predicted from this one
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
@@ -48,25 +51,55 @@ def _read(kind: str, device: str) -> dict[str, Any]:
 
 def rows(device: str) -> list[Row]:
     said, ran = _read("predictions", device)["shapes"], _read("measured", device)["shapes"]
-    return [Row(name, p["weights"], p["step_s"], ran[name]["step_s"]) for name, p in said.items() if "step_s" in ran.get(name, {})]
+    return [
+        Row(name, p["weights"], p["step_s"], ran[name]["step_s"])
+        for name, p in said.items()
+        if "step_s" in ran.get(name, {})
+    ]
 
 
 def stamp() -> Stamp:
     """The fit is the one that the predictions were made with, before anything was measured."""
-    files = [HERE / f"{kind}-{device}.json" for kind in ("predictions", "measured") for device in CEILINGS]
+    files = [
+        HERE / f"{kind}-{device}.json"
+        for kind in ("predictions", "measured")
+        for device in CEILINGS
+    ]
     return Stamp(_read("predictions", FIT_OF)["fit"], files_digest(files))
 
 
 def shapes_table(device: str, found: Sequence[Row]) -> str:
-    head = ("shape", "GB", "predicted, us", "measured, us", "error of the speed", "tokens/s", "share")
+    head = (
+        "shape",
+        "GB",
+        "predicted, us",
+        "measured, us",
+        "error of the speed",
+        "tokens/s",
+        "share",
+    )
     cells = [
-        (row.name, f"{row.weights / 1e9:.2f}", f"{row.predicted_s * 1e6:,.0f}", f"{row.measured_s * 1e6:,.0f}", f"{row.error:+.1%}",
-         f"{1 / row.measured_s:,.0f}", f"{row.share(device):.2f}")
+        (
+            row.name,
+            f"{row.weights / 1e9:.2f}",
+            f"{row.predicted_s * 1e6:,.0f}",
+            f"{row.measured_s * 1e6:,.0f}",
+            f"{row.error:+.1%}",
+            f"{1 / row.measured_s:,.0f}",
+            f"{row.share(device):.2f}",
+        )
         for row in found
-    ]  # fmt: skip
+    ]
     errors = [row.error for row in found]
-    middle, worst, fast = statistics.median(map(abs, errors)), max(errors, key=abs), sum(error > 0 for error in errors)
-    said = f"{len(found)} shapes: median error {middle:.1%}, worst {worst:+.1%}, {fast} too fast. Fit: {stamp().fit}."
+    middle, worst, fast = (
+        statistics.median(map(abs, errors)),
+        max(errors, key=abs),
+        sum(error > 0 for error in errors),
+    )
+    said = (
+        f"{len(found)} shapes: median error {middle:.1%}, worst {worst:+.1%}, {fast} too fast. "
+        f"Fit: {stamp().fit}."
+    )
     return f"{markdown_table(head, cells)}\n\n{said}"
 
 
@@ -75,22 +108,47 @@ def classes_table(found: dict[str, list[Row]]) -> str:
     lines = []
     above = float("inf")
     for least, name in CLASSES:
-        shares = [[row.share(device) for row in of if least <= row.weights / 1e9 < above] for device, of in found.items()]
-        lines.append((name, *(f"{statistics.geometric_mean(some):.2f} ({len(some)}), least {min(some):.2f}" for some in shares)))
+        shares = [
+            [row.share(device) for row in of if least <= row.weights / 1e9 < above]
+            for device, of in found.items()
+        ]
+        lines.append(
+            (
+                name,
+                *(
+                    f"{statistics.geometric_mean(some):.2f} ({len(some)}), least {min(some):.2f}"
+                    for some in shares
+                ),
+            )
+        )
         above = least
-    means = (f"{statistics.geometric_mean(row.share(device) for row in of):.3f}" for device, of in found.items())
-    return markdown_table(("weights", *(f"1x{device}" for device in found)), [*lines, ("all", *means)])
+    means = (
+        f"{statistics.geometric_mean(row.share(device) for row in of):.3f}"
+        for device, of in found.items()
+    )
+    return markdown_table(
+        ("weights", *(f"1x{device}" for device in found)), [*lines, ("all", *means)]
+    )
 
 
 def main() -> None:
     found = {device: rows(device) for device in CEILINGS}
-    bodies = {device: shapes_table(device, of) for device, of in found.items()} | {"classes": classes_table(found)}
+    bodies = {device: shapes_table(device, of) for device, of in found.items()} | {
+        "classes": classes_table(found)
+    }
     names = tuple(row.name for row in found[FIT_OF])
     series = []
     for device, of in found.items():
         shares = {row.name: row.share(device) for row in of}
-        series.append(Series(device.partition("-")[0].upper(), tuple(shares.get(name) for name in names)))
-    write_page(HERE, stamp(), bodies, Bars(names, tuple(series), "share of the ceiling, by the weights alone"))
+        series.append(
+            Series(device.partition("-")[0].upper(), tuple(shares.get(name) for name in names))
+        )
+    write_page(
+        HERE,
+        stamp(),
+        bodies,
+        Bars(names, tuple(series), "share of the ceiling, by the weights alone"),
+    )
     print(bodies["classes"])
 
 

@@ -1,4 +1,5 @@
-"""What the twin says of every shape of the zoo: `python studies/zoo/predict.py NODE ...`, before the first measurement.
+"""What the twin says of every shape of the zoo: `python studies/zoo/predict.py NODE ...`, before
+the first measurement.
 
 Writes predictions-DEVICE.json beside itself.
 """
@@ -31,19 +32,37 @@ def predicted(node: str, at: int) -> dict[str, object]:
     except TwinError as error:
         return {"refused": str(error)}
     result = simulate(plan, machine)
-    return {"step_s": 1 / result.tokens_per_s, "floor_s": result.floor_s, "weights": plan.weight_bytes()}
+    return {
+        "step_s": 1 / result.tokens_per_s,
+        "floor_s": result.floor_s,
+        "weights": plan.weight_bytes(),
+    }
 
 
 def main() -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = [spec.name for spec in shapes()]
     for node in sys.argv[1:]:
         device = calibrated_node(node).device.name
         fit = store.read_fit(device)
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = dict(zip(names, pool.map(partial(predicted, node), range(len(names))), strict=True))
-        context = {"node": node, "fit": fit[1].get("run") if fit else None, "commit": commit.stdout.strip()}
-        (HERE / f"predictions-{device}.json").write_text(json.dumps(context | {"shapes": made}, indent=1) + "\n")
+            made = dict(
+                zip(names, pool.map(partial(predicted, node), range(len(names))), strict=True)
+            )
+        context = {
+            "node": node,
+            "fit": fit[1].get("run") if fit else None,
+            "commit": commit.stdout.strip(),
+        }
+        (HERE / f"predictions-{device}.json").write_text(
+            json.dumps(context | {"shapes": made}, indent=1) + "\n"
+        )
         for name, said in made.items():
             print(node, name, said)
 

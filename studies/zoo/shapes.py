@@ -14,7 +14,8 @@ from twin.plan.types import Plan
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
-CHECKED_LAYERS, CHECKED_VOCAB = 2, 8192  # of the small model with the same layers whose logits are compared
+# of the small model with the same layers whose logits are compared
+CHECKED_LAYERS, CHECKED_VOCAB = 2, 8192
 NUMBERS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -23,7 +24,7 @@ NUMBERS = {
     "head_dim": "head_dim",
     "ffn": "intermediate_size",
     "vocab": "vocab_size",
-}  # fmt: skip
+}
 
 
 def shapes() -> list[ModelSpec]:

@@ -1,4 +1,6 @@
-"""Small plans of every family that the engine runs, and what they compute: where attacks on plans begin."""
+"""Small plans of every family that the engine runs, and what they compute: where attacks on plans
+begin.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,60 @@ from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.build import build
-from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe, turns_probe
+from twin.plan.probe import (
+    attention_probe,
+    exchange_probe,
+    hop_probe,
+    sample_probe,
+    stream_probe,
+    turns_probe,
+)
 from twin.plan.shards import Weights
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Limits,
+    Options,
+    Plan,
+    Sampling,
+)
 from twin.reference.step import Reference
 
 SEED = 3
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**26, memory_bytes=2**26, oversubscribe=True)
 TOKENS = (5, 74, 0, 33, 100, 2, 61)
 LLAMA = ModelSpec(
-    name="llama", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=101, context=64, norm_eps=1e-5,
-    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)), windows=(0, 5),
-)  # fmt: skip
+    name="llama",
+    family="llama",
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=48,
+    vocab=101,
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)),
+    windows=(0, 5),
+)
 QWEN2 = replace(LLAMA, name="qwen2", family="qwen2", qkv_bias=True, rope=Rope(10000.0))
 QWEN3 = replace(LLAMA, name="qwen3", family="qwen3", qk_norm=True, tied=True, head_dim=24)
 WIDE = replace(LLAMA, name="wide", ffn=512, kv_heads=4)  # many column slices to a row
 ROUND = replace(LLAMA, name="round", kv_heads=1, head_dim=16)  # four query heads a key head
 LANED = replace(
-    LLAMA, name="lanes", family="laneformer", layers=6, windows=(4,) * 4 + (0, 0), rope=Rope(10000.0, RopeStyle.INTERLEAVED), kv_heads=4,
-    ffn=64, lanes=Lanes(4, 2),
-)  # fmt: skip
+    LLAMA,
+    name="lanes",
+    family="laneformer",
+    layers=6,
+    windows=(4,) * 4 + (0, 0),
+    rope=Rope(10000.0, RopeStyle.INTERLEAVED),
+    kv_heads=4,
+    ffn=64,
+    lanes=Lanes(4, 2),
+)
 DENSE = (LLAMA, QWEN2, QWEN3, WIDE, ROUND)
 TYPES = (DType.FP32, DType.FP32, DType.FP32, DType.FP16, DType.BF16)
 
@@ -43,14 +79,26 @@ def some_spec(chance: random.Random) -> ModelSpec:
     if chance.random() < 0.7:
         return chance.choice(DENSE)
     count = chance.choice((2, 4))
-    return replace(LANED, lanes=Lanes(count, chance.choice((0, 1, 2, 3, 5)), chance.choice(list(LaneHead)), chance.random() < 0.3))
+    return replace(
+        LANED,
+        lanes=Lanes(
+            count,
+            chance.choice((0, 1, 2, 3, 5)),
+            chance.choice(list(LaneHead)),
+            chance.random() < 0.3,
+        ),
+    )
 
 
 def some_options(chance: random.Random, spec: ModelSpec) -> Options:
     """Options that a user might mix; not every mix can be planned."""
     gpus = chance.choice((1, 1, 1, 2, 4))
     ranks = spec.lanes.count if spec.lanes else gpus
-    collective = chance.choice((CollectiveKind.PUSH, CollectiveKind.PUSH, CollectiveKind.LIBRARY)) if ranks > 1 else CollectiveKind.NONE
+    collective = (
+        chance.choice((CollectiveKind.PUSH, CollectiveKind.PUSH, CollectiveKind.LIBRARY))
+        if ranks > 1
+        else CollectiveKind.NONE
+    )
     dtype = chance.choice(TYPES)
     return Options(
         gpus=gpus,
@@ -92,26 +140,60 @@ def some_probe(chance: random.Random) -> Plan:
     """A probe's plan: streams, exchanges, turns of both, hops, scans, samples."""
     while True:
         options = Options(
-            blocks=chance.choice((1, 2, 3, 4)), slot_bytes=chance.choice((256, 1024)), ring_slots=2, window_slots=1,
-            handoff=chance.choice(list(HandOffKind)), sampling=chance.choice(list(Sampling)), copies=chance.choice((1, 2, 3)),
-            execution=chance.choice((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)), weight_dtype=chance.choice(TYPES),
-            kv_dtype=DType.FP32, context=chance.choice((1, 8)), max_context=16, kv_page=4,
-        )  # fmt: skip
+            blocks=chance.choice((1, 2, 3, 4)),
+            slot_bytes=chance.choice((256, 1024)),
+            ring_slots=2,
+            window_slots=1,
+            handoff=chance.choice(list(HandOffKind)),
+            sampling=chance.choice(list(Sampling)),
+            copies=chance.choice((1, 2, 3)),
+            execution=chance.choice((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)),
+            weight_dtype=chance.choice(TYPES),
+            kv_dtype=DType.FP32,
+            context=chance.choice((1, 8)),
+            max_context=16,
+            kv_page=4,
+        )
         stages = options.copies * chance.choice((1, 2))
         try:
             match chance.choice(("stream", "exchange", "turns", "hop", "attention", "sample")):
                 case "stream":
-                    return stream_probe(options, LIMITS, rows=chance.choice((16, 40)), cols=chance.choice((32, 512)), stages=2)
+                    return stream_probe(
+                        options,
+                        LIMITS,
+                        rows=chance.choice((16, 40)),
+                        cols=chance.choice((32, 512)),
+                        stages=2,
+                    )
                 case "exchange":
-                    return exchange_probe(options, LIMITS, elements=chance.choice((4, 9, 64)), stages=stages)
+                    return exchange_probe(
+                        options, LIMITS, elements=chance.choice((4, 9, 64)), stages=stages
+                    )
                 case "turns":
                     return turns_probe(options, LIMITS, elements=8, rows=16, cols=64, stages=stages)
                 case "hop":
-                    return hop_probe(options, LIMITS, pair=(0, options.blocks - 1), hops=2, rows=chance.choice((0, 16)), cols=64)
+                    return hop_probe(
+                        options,
+                        LIMITS,
+                        pair=(0, options.blocks - 1),
+                        hops=2,
+                        rows=chance.choice((0, 16)),
+                        cols=64,
+                    )
                 case "attention":
-                    return attention_probe(options, LIMITS, heads=4, kv_heads=2, head_dim=8, stages=2, window=chance.choice((0, 4)))
+                    return attention_probe(
+                        options,
+                        LIMITS,
+                        heads=4,
+                        kv_heads=2,
+                        head_dim=8,
+                        stages=2,
+                        window=chance.choice((0, 4)),
+                    )
                 case _:
-                    return sample_probe(replace(options, blocks=1), LIMITS, vocab=chance.choice((2, 100, 101)))
+                    return sample_probe(
+                        replace(options, blocks=1), LIMITS, vocab=chance.choice((2, 100, 101))
+                    )
         except PlanError:
             continue
 
@@ -122,13 +204,21 @@ def weights_of(spec: ModelSpec, dtype: DType) -> Weights:
 
 
 @lru_cache(maxsize=256)
-def _computed(spec: ModelSpec, dtype: DType, kv: DType, delay: int | None) -> tuple[NDArray[np.float32], list[int]]:
+def _computed(
+    spec: ModelSpec, dtype: DType, kv: DType, delay: int | None
+) -> tuple[NDArray[np.float32], list[int]]:
     ranks = spec.lanes.count if spec.lanes else 1
     collective = CollectiveKind.PUSH if ranks > 1 else CollectiveKind.NONE
     options = Options(
-        blocks=ranks, weight_dtype=dtype, kv_dtype=kv, collective=collective, context=8, max_context=64, delay=delay,
+        blocks=ranks,
+        weight_dtype=dtype,
+        kv_dtype=kv,
+        collective=collective,
+        context=8,
+        max_context=64,
+        delay=delay,
         handoff=HandOffKind.COUNTER,
-    )  # fmt: skip
+    )
     plan, weights = build(spec, options, LIMITS), weights_of(spec, dtype)
     reference: Any = Reference(plan, weights)
     logits = np.stack([reference.step(token).copy() for token in TOKENS])
@@ -136,9 +226,16 @@ def _computed(spec: ModelSpec, dtype: DType, kv: DType, delay: int | None) -> tu
 
 
 def computed(plan: Plan) -> tuple[NDArray[np.float32], list[int]]:
-    """(logits after each of TOKENS, four greedy tokens after all of them) by the FP32 reference, for a plan's stored types and delay."""
+    """(logits after each of TOKENS, four greedy tokens after all of them) by the FP32 reference,
+    for a plan's stored types and delay.
+    """
     assert plan.spec is not None
-    return _computed(plan.spec, plan.options.weight_dtype, plan.options.kv_dtype, plan.options.delay if plan.spec.lanes else None)
+    return _computed(
+        plan.spec,
+        plan.options.weight_dtype,
+        plan.options.kv_dtype,
+        plan.options.delay if plan.spec.lanes else None,
+    )
 
 
 def tolerance(plan: Plan) -> float:

@@ -23,13 +23,15 @@ def called(words: list[str], folder: Path, what: str) -> tuple[int, str, str]:
             except SystemExit as ended:  # argparse's own way out
                 code = ended.code if isinstance(ended.code, int) else 1
             except Exception as error:
-                raise Defect(f"{type(error).__name__} ({str(error)[:300]}) came out of {what}") from error
+                raise Defect(
+                    f"{type(error).__name__} ({str(error)[:300]}) came out of {what}"
+                ) from error
     finally:
         os.chdir(here)
     return code, _read(out), _read(err)
 
 
-def _read(stream: io.TextIOWrapper) -> str:
-    stream.flush()
-    stream.buffer.seek(0)
-    return stream.buffer.read().decode("utf-8")
+def _read(output: io.TextIOWrapper) -> str:
+    output.flush()
+    output.buffer.seek(0)
+    return output.buffer.read().decode("utf-8")

@@ -1,8 +1,9 @@
-"""Attacks on checkpoint folders: headers, offsets, types, shapes, indices, links, special files, weights without a value, tokenizers.
+"""Attacks on checkpoint folders: headers, offsets, types, shapes, indices, links, special files,
+weights without a value, tokenizers.
 
-Laws: a folder is refused by one bounded line, or every weight is, bit for bit,
-what was saved; a tokenizer that is accepted gives token ids
-and stop tokens that a model can have, and a prompt is neither cut nor filled up; always in bounded time.
+Laws: a folder is refused by one bounded line, or every weight is, bit for bit, what was saved; a
+tokenizer that is accepted gives token ids and stop tokens that a model can have, and a prompt is
+neither cut nor filled up; always in bounded time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ SPECS = {
     "three files": (SMALL, DType.FP16, 3),
     "tied": (replace(SMALL, tied=True), DType.FP32, 1),
     "biases": (replace(SMALL, family="qwen2", qkv_bias=True), DType.BF16, 2),
-    "lanes": (replace(SMALL, family="laneformer", rope=Rope(1e4, RopeStyle.INTERLEAVED), lanes=Lanes(2, 1)), DType.BF16, 1),
+    "lanes": (
+        replace(
+            SMALL, family="laneformer", rope=Rope(1e4, RopeStyle.INTERLEAVED), lanes=Lanes(2, 1)
+        ),
+        DType.BF16,
+        1,
+    ),
 }
 
 
@@ -62,7 +69,9 @@ class Case:
 
     def file(self, chance: random.Random) -> Path:
         """One of the files of weights."""
-        return self.home / chance.choice([name for name in self.saved.files if name.endswith(".safetensors")])
+        return self.home / chance.choice(
+            [name for name in self.saved.files if name.endswith(".safetensors")]
+        )
 
 
 def attack(chance: random.Random, folder: Path) -> str:
@@ -73,7 +82,8 @@ def attack(chance: random.Random, folder: Path) -> str:
     for file, content in case.saved.files.items():
         (case.home / file).write_bytes(content)
     chosen = [chance.choice(_DAMAGES) for _ in range(chance.choice((1, 1, 1, 2)))]
-    for damage in sorted(set(chosen), key=lambda each: each is _special):  # last: another damage would wait for a pipe
+    # last: another damage would wait for a pipe
+    for damage in sorted(set(chosen), key=lambda each: each is _special):
         case.story += f", {damage.__name__}"
         try:
             damage(chance, case)
@@ -84,7 +94,7 @@ def attack(chance: random.Random, folder: Path) -> str:
     return f"weights {weights}, tokenizer {words}"
 
 
-# ---- laws -------------------------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------------------
 
 
 def _open_weights(case: Case, folder: Path) -> str:
@@ -96,7 +106,11 @@ def _open_weights(case: Case, folder: Path) -> str:
         return "refused"
     for name, array in found.items():
         saved = case.saved.tensors[name]
-        if array.dtype != saved.dtype or array.shape != saved.shape or array.tobytes() != saved.tobytes():
+        if (
+            array.dtype != saved.dtype
+            or array.shape != saved.shape
+            or array.tobytes() != saved.tobytes()
+        ):
             raise Defect(f"{case.story}: {name} is not what was saved, and nothing was said")
     return "accepted"
 
@@ -112,11 +126,20 @@ def _open_tokenizer(case: Case, folder: Path) -> str:
         raise Defect(f"{case.story}: the prompt is {tokens[:9]}")
     if not all(type(token) is int and 0 <= token < 2**24 for token in tokenizer.stop):
         raise Defect(f"{case.story}: generation stops at {tokenizer.stop}")
-    if case.story.count(",") == 1 and case.story.endswith("_frame") and len(tokens) != len(_tokens()):
-        raise Defect(f"{case.story}: a prompt of {len(_tokens())} tokens became one of {len(tokens)}")
+    if (
+        case.story.count(",") == 1
+        and case.story.endswith("_frame")
+        and len(tokens) != len(_tokens())
+    ):
+        raise Defect(
+            f"{case.story}: a prompt of {len(_tokens())} tokens became one of {len(tokens)}"
+        )
     try:
-        stream = tokenizer.stream(tokens)
-        text = "".join(stream.push(token) for token in (65, 0, 299, 257, 256)) + stream.finish()
+        detokenizer = tokenizer.detokenizer(tokens)
+        text = (
+            "".join(detokenizer.push(token) for token in (65, 0, 299, 257, 256))
+            + detokenizer.finish()
+        )
     except TwinError as error:
         check_refusal(error, folder, case.story)
         return "refused"
@@ -134,7 +157,9 @@ def _saved(name: str) -> Saved:
         save_checkpoint(home, weights, shards=shards, dtype=dtype)
         make_byte_tokenizer(home)
         files = {path.name: path.read_bytes() for path in sorted(home.iterdir())}
-    return Saved(files, {each: np.array(weights[each].astype(NUMPY[dtype])) for each in tensors(spec)})
+    return Saved(
+        files, {each: np.array(weights[each].astype(NUMPY[dtype])) for each in tensors(spec)}
+    )
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +169,7 @@ def _tokens() -> list[int]:
         return open_tokenizer(place).encode(PROMPT)
 
 
-# ---- headers ----------------------------------------------------------------------------------------------------
+# ---- headers -------------------------------------------------------------------------------------
 
 
 def _parts(raw: bytes) -> tuple[dict[str, Any], bytes]:
@@ -163,27 +188,83 @@ def _entry(chance: random.Random, case: Case) -> None:
     header, data = _parts(path.read_bytes())
     name = chance.choice([key for key in header if key != "__metadata__"])
     entry = header[name]
-    match chance.choice(("dtype", "shape", "one of the shape", "offsets", "one offset", "any", "whole", "gone", "more")):
+    match chance.choice(
+        (
+            "dtype",
+            "shape",
+            "one of the shape",
+            "offsets",
+            "one offset",
+            "any",
+            "whole",
+            "gone",
+            "more",
+        )
+    ):
         case "dtype":
             entry["dtype"] = chance.choice(
-                (*TEXTS, "F" + "8" * 5_000, "F8_E4M3", "I16", "F64", "BOOL", "U8", "I٣", "BF1" + "6" * 100, 16, None, ["F16"], "bf16")
+                (
+                    *TEXTS,
+                    "F" + "8" * 5_000,
+                    "F8_E4M3",
+                    "I16",
+                    "F64",
+                    "BOOL",
+                    "U8",
+                    "I٣",
+                    "BF1" + "6" * 100,
+                    16,
+                    None,
+                    ["F16"],
+                    "bf16",
+                )
             )
         case "shape":
             entry["shape"] = chance.choice(
-                ([], [1], [*entry["shape"][::-1], 1], [1] * 500, [Raw("9" * 4_000)] * 900, [10**39] * 8, [0, 10**18], [-32, -16], [True,
-                5], [32.0], [2**63],
-                 "32", {"0": 1}, value(chance), [*entry["shape"], 1], [0], [chance.choice(INTEGERS)] * 2)
-            )  # fmt: skip
+                (
+                    [],
+                    [1],
+                    [*entry["shape"][::-1], 1],
+                    [1] * 500,
+                    [Raw("9" * 4_000)] * 900,
+                    [10**39] * 8,
+                    [0, 10**18],
+                    [-32, -16],
+                    [True, 5],
+                    [32.0],
+                    [2**63],
+                    "32",
+                    {"0": 1},
+                    value(chance),
+                    [*entry["shape"], 1],
+                    [0],
+                    [chance.choice(INTEGERS)] * 2,
+                )
+            )
         case "one of the shape":
             entry["shape"][chance.randrange(len(entry["shape"]))] = value(chance)
         case "offsets":
             begin, end = entry["data_offsets"]
             entry["data_offsets"] = chance.choice(
-                ([end, begin], [begin + 2, end + 2], [begin, end + 2], [begin - 2, end], [0, end - begin], [2**63, 2**63 + end - begin],
-                [begin], [], [begin, end, 0],
-                 [-8, end - begin - 8], [float(begin), end], [str(begin), str(end)], {"a": begin, "b": end}, [2**64 - 8,
-                 2**64 + end - begin - 8], [begin, begin], value(chance))
-            )  # fmt: skip
+                (
+                    [end, begin],
+                    [begin + 2, end + 2],
+                    [begin, end + 2],
+                    [begin - 2, end],
+                    [0, end - begin],
+                    [2**63, 2**63 + end - begin],
+                    [begin],
+                    [],
+                    [begin, end, 0],
+                    [-8, end - begin - 8],
+                    [float(begin), end],
+                    [str(begin), str(end)],
+                    {"a": begin, "b": end},
+                    [2**64 - 8, 2**64 + end - begin - 8],
+                    [begin, begin],
+                    value(chance),
+                )
+            )
         case "one offset":
             entry["data_offsets"][chance.randrange(2)] = value(chance)
         case "any":
@@ -198,38 +279,83 @@ def _entry(chance: random.Random, case: Case) -> None:
 
 
 def _names(chance: random.Random, case: Case) -> None:
-    """Tensors missing, twice, under other names, in another order, and ones that nobody asked for."""
+    """Tensors missing, twice, under other names, in another order, and ones that nobody asked
+    for.
+    """
     path = case.file(chance)
     header, data = _parts(path.read_bytes())
     names = [key for key in header if key != "__metadata__"]
     name, other = chance.choice(names), chance.choice(names)
     changed: object = header
-    match chance.choice(("gone", "renamed", "same name", "same place", "shuffled", "empty", "hostile", "extra", "metadata", "none")):
+    match chance.choice(
+        (
+            "gone",
+            "renamed",
+            "same name",
+            "same place",
+            "shuffled",
+            "empty",
+            "hostile",
+            "extra",
+            "metadata",
+            "none",
+        )
+    ):
         case "gone":
             header.pop(name)
         case "renamed":
             header[
                 chance.choice(
-                    (*TEXTS, name + ".bias", "model.layers.0.extra.weight", "quant_state" * 2_000 + " ", "model.layers." + "9" * 600 + ".x")
+                    (
+                        *TEXTS,
+                        name + ".bias",
+                        "model.layers.0.extra.weight",
+                        "quant_state" * 2_000 + " ",
+                        "model.layers." + "9" * 600 + ".x",
+                    )
                 )
             ] = header.pop(name)
         case "same name":
             changed = Pairs([*header.items(), (name, header[other])])
         case "same place":
-            header[name] = dict(header[name], data_offsets=header[other]["data_offsets"], shape=header[other]["shape"])
+            header[name] = dict(
+                header[name],
+                data_offsets=header[other]["data_offsets"],
+                shape=header[other]["shape"],
+            )
         case "shuffled":
             pairs = list(header.items())
             chance.shuffle(pairs)
             changed = dict(pairs)
         case "empty":
-            header[chance.choice(TEXTS)] = {"dtype": "F32", "shape": [0, 7], "data_offsets": [len(data)] * 2}
+            header[chance.choice(TEXTS)] = {
+                "dtype": "F32",
+                "shape": [0, 7],
+                "data_offsets": [len(data)] * 2,
+            }
         case "hostile":
-            extra = chance.choice((*TEXTS, "model.layers.0.self_attn.q_proj.bias", "model.layers.1.x\x1b[2J", "a.weight_scale", "a" * 600))
-            header[extra] = {"dtype": "U8", "shape": [4], "data_offsets": [len(data), len(data) + 4]}
+            extra = chance.choice(
+                (
+                    *TEXTS,
+                    "model.layers.0.self_attn.q_proj.bias",
+                    "model.layers.1.x\x1b[2J",
+                    "a.weight_scale",
+                    "a" * 600,
+                )
+            )
+            header[extra] = {
+                "dtype": "U8",
+                "shape": [4],
+                "data_offsets": [len(data), len(data) + 4],
+            }
             data += bytes(4)
         case "extra":
             for number in range(5_000):
-                header[f"visual.{number}"] = {"dtype": "U8", "shape": [0], "data_offsets": [len(data)] * 2}
+                header[f"visual.{number}"] = {
+                    "dtype": "U8",
+                    "shape": [0],
+                    "data_offsets": [len(data)] * 2,
+                }
         case "metadata":
             header["__metadata__"] = value(chance)
         case "none":
@@ -243,10 +369,25 @@ def _length(chance: random.Random, case: Case) -> None:
     raw = path.read_bytes()
     header, data = _parts(raw)
     at = chance.randrange(len(raw))
-    match chance.choice(("length", "cut", "longer", "flipped", "nothing", "sparse", "spaces", "large", "aligned")):
+    match chance.choice(
+        ("length", "cut", "longer", "flipped", "nothing", "sparse", "spaces", "large", "aligned")
+    ):
         case "length":
             length = chance.choice(
-                (0, 1, 7, len(raw), len(raw) - 8, len(raw) - 7, 2**31, 2**32, 2**63, 2**64 - 1, 100_000_001, len(raw) // 2)
+                (
+                    0,
+                    1,
+                    7,
+                    len(raw),
+                    len(raw) - 8,
+                    len(raw) - 7,
+                    2**31,
+                    2**32,
+                    2**63,
+                    2**64 - 1,
+                    100_000_001,
+                    len(raw) // 2,
+                )
             )
             _rewritten(path, header, data, length)
         case "cut":
@@ -260,7 +401,11 @@ def _length(chance: random.Random, case: Case) -> None:
             if not _same_layout(digits, bytes(head)):
                 path.write_bytes(bytes(head) + data)
         case "nothing":
-            path.write_bytes(chance.choice((b"", bytes(8), b"{}", b"\2" + bytes(7) + b"{}", b"PK\3\4" + bytes(99))))
+            path.write_bytes(
+                chance.choice(
+                    (b"", bytes(8), b"{}", b"\2" + bytes(7) + b"{}", b"PK\3\4" + bytes(99))
+                )
+            )
         case "sparse":
             path.write_bytes(raw)
             os.truncate(path, 2**40)
@@ -268,7 +413,9 @@ def _length(chance: random.Random, case: Case) -> None:
             text = json.dumps(header).encode() + b" " * chance.choice((1, 3, 10**6, 17 * 2**20))
             path.write_bytes(len(text).to_bytes(8, "little") + text + data)
         case "large":
-            piece = chance.choice((b"[],", b"{},", b'"",', b"1,", b'{"a":1},', b"[1,2],", b"9" * 39 + b","))
+            piece = chance.choice(
+                (b"[],", b"{},", b'"",', b"1,", b'{"a":1},', b"[1,2],", b"9" * 39 + b",")
+            )
             text = b'{"a": [' + piece * (4_000_000 // len(piece)) + b"0]}"
             path.write_bytes(len(text).to_bytes(8, "little") + text + data)
         case "aligned":  # tensors at odd addresses are still what was saved
@@ -278,7 +425,9 @@ def _length(chance: random.Random, case: Case) -> None:
 
 
 def _same_layout(one: bytes, other: bytes) -> bool:
-    """Whether two headers exchange the places or types of tensors: a file that says so is another file, not a damaged one."""
+    """Whether two headers exchange the places or types of tensors: a file that says so is another
+    file, not a damaged one.
+    """
     try:
         first, second = json.loads(one[8:]), json.loads(other[8:])
     except ValueError:
@@ -286,14 +435,16 @@ def _same_layout(one: bytes, other: bytes) -> bool:
     return isinstance(second, dict) and first.keys() == second.keys()
 
 
-# ---- folders ----------------------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
 
 def _index(chance: random.Random, case: Case) -> None:
     """The index of several files; of one file it becomes an index of that one."""
     index = case.home / INDEX
     if not index.exists():
-        names = [key for key in _parts((case.home / SINGLE).read_bytes())[0] if key != "__metadata__"]
+        names = [
+            key for key in _parts((case.home / SINGLE).read_bytes())[0] if key != "__metadata__"
+        ]
         (case.home / SINGLE).rename(case.home / "all.safetensors")
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "all.safetensors")}))
     content = json.loads(index.read_text())
@@ -301,13 +452,34 @@ def _index(chance: random.Random, case: Case) -> None:
     name, files = chance.choice(list(where)), sorted(set(where.values()))
     outside = case.home.parent / "outside.safetensors"
     outside.write_bytes((case.home / files[0]).read_bytes())
-    match chance.choice(("file", "file", "moved", "gone", "more", "no map", "twin", "copied", "text", "orphan")):
+    match chance.choice(
+        ("file", "file", "moved", "gone", "more", "no map", "twin", "copied", "text", "orphan")
+    ):
         case "file":
             where[name] = chance.choice(
-                (*TEXTS, "..", ".", "", "/", "../outside.safetensors", str(outside), "tiny/../x", "x" * 5_000, "a\0b", "config.json",
-                INDEX, 3, None, [], {"a": 1},
-                 "./" + files[0], files[0] + "/", files[0].upper(), value(chance))
-            )  # fmt: skip
+                (
+                    *TEXTS,
+                    "..",
+                    ".",
+                    "",
+                    "/",
+                    "../outside.safetensors",
+                    str(outside),
+                    "tiny/../x",
+                    "x" * 5_000,
+                    "a\0b",
+                    "config.json",
+                    INDEX,
+                    3,
+                    None,
+                    [],
+                    {"a": 1},
+                    "./" + files[0],
+                    files[0] + "/",
+                    files[0].upper(),
+                    value(chance),
+                )
+            )
         case "moved":
             where[name] = chance.choice(files)
         case "gone":
@@ -315,7 +487,9 @@ def _index(chance: random.Random, case: Case) -> None:
         case "more":
             where[chance.choice(TEXTS)] = files[0]
         case "no map":
-            content = chance.choice(({}, {"weight_map": value(chance)}, {"weight_map": {}}, [], Raw("[" * 50_000)))
+            content = chance.choice(
+                ({}, {"weight_map": value(chance)}, {"weight_map": {}}, [], Raw("[" * 50_000))
+            )
         case "twin":
             (case.home / "zz.safetensors").symlink_to(files[0])
             where[name] = "zz.safetensors"
@@ -325,7 +499,16 @@ def _index(chance: random.Random, case: Case) -> None:
             where[name] = "zz.safetensors"
         case "text":
             content = Raw(
-                chance.choice(("", "{", "\ufeff{}", '{"weight_map": {"a": "b", "a": "c"}}', "nul", '{"weight_map": ' + "9" * 9_999 + "}"))
+                chance.choice(
+                    (
+                        "",
+                        "{",
+                        "\ufeff{}",
+                        '{"weight_map": {"a": "b", "a": "c"}}',
+                        "nul",
+                        '{"weight_map": ' + "9" * 9_999 + "}",
+                    )
+                )
             )
         case "orphan":
             (case.home / chance.choice(files)).unlink()
@@ -339,7 +522,18 @@ def _special(chance: random.Random, case: Case) -> None:
     path.unlink(missing_ok=True)
     outside = case.home.parent / "secret"
     outside.write_bytes(content)
-    kinds = ("gone", "pipe", "folder", *LINKS, "inside", "cache", "cache out", "hard", "hop", "empty")
+    kinds = (
+        "gone",
+        "pipe",
+        "folder",
+        *LINKS,
+        "inside",
+        "cache",
+        "cache out",
+        "hard",
+        "hop",
+        "empty",
+    )
     kind = chance.choice(kinds)
     case.story += f" {kind}"
     if kind in LINKS:
@@ -391,14 +585,21 @@ def _replaced(kind: str, path: Path, home: Path, content: bytes) -> None:
 
 
 def _worthless(chance: random.Random, case: Case) -> None:
-    """A weight that is infinite or not a number. Must be refused: the bits differ from what was saved."""
+    """A weight that is infinite or not a number. Must be refused: the bits differ from what was
+    saved.
+    """
     path = case.file(chance)
     header, data = _parts(path.read_bytes())
     name = chance.choice([key for key in header if key != "__metadata__"])
     begin, end = header[name]["data_offsets"]
-    bits = {"BF16": (0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81), "F16": (0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x7C01)}
+    bits = {
+        "BF16": (0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7F81),
+        "F16": (0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x7C01),
+    }
     word = (
-        struct.pack("<I", chance.choice((0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF, 0x7F800001)))
+        struct.pack(
+            "<I", chance.choice((0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF, 0x7F800001))
+        )
         if header[name]["dtype"] == "F32"
         else struct.pack("<H", chance.choice(bits[header[name]["dtype"]]))
     )
@@ -410,19 +611,27 @@ def _config(chance: random.Random, case: Case) -> None:
     """A field of config.json, so that it no longer describes the weights."""
     path = case.home / "config.json"
     config = json.loads(path.read_text())
-    key = chance.choice([*(k for k in config if k not in ("rope_theta", "hidden_act")), "torch_dtype", "eos_token_id"])
+    key = chance.choice(
+        [
+            *(k for k in config if k not in ("rope_theta", "hidden_act")),
+            "torch_dtype",
+            "eos_token_id",
+        ]
+    )
     config[key] = value(chance)
     path.write_text(to_json(config))
 
 
-# ---- tokenizers -------------------------------------------------------------------------------------------------
+# ---- tokenizers ----------------------------------------------------------------------------------
 
 
 def _stops(chance: random.Random, case: Case) -> None:
     """Special tokens where the files name them."""
     file = case.home / chance.choice(("generation_config.json", "config.json", TOKENIZER_CONFIG))
     content = json.loads(file.read_text()) if file.exists() else {}
-    key = chance.choice(("eos_token_id", "eos_token_id", "bos_token", "eos_token", "add_bos_token", "bos_token_id"))
+    key = chance.choice(
+        ("eos_token_id", "eos_token_id", "bos_token", "eos_token", "add_bos_token", "bos_token_id")
+    )
     content[key] = chance.choice(
         (
             value(chance),
@@ -443,8 +652,19 @@ def _stops(chance: random.Random, case: Case) -> None:
 def _frame(chance: random.Random, case: Case) -> None:
     """Settings that a tool left behind: they would cut or fill up prompts."""
     content = json.loads((case.home / TOKENIZER).read_text())
-    content["truncation"] = {"direction": "Right", "max_length": chance.choice((0, 1, 5)), "strategy": "LongestFirst", "stride": 0}
-    padding = {"direction": "Left", "pad_to_multiple_of": chance.choice((None, 8, 0)), "pad_id": 7, "pad_type_id": 0, "pad_token": "x"}
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": chance.choice((0, 1, 5)),
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    padding = {
+        "direction": "Left",
+        "pad_to_multiple_of": chance.choice((None, 8, 0)),
+        "pad_id": 7,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
     content["padding"] = padding | {"strategy": {"Fixed": chance.choice((0, 100, 10**12))}}
     (case.home / TOKENIZER).write_text(json.dumps(content))
 
@@ -468,7 +688,9 @@ def _leaf(chance: random.Random, case: Case) -> None:
 
 
 def _spoiled(chance: random.Random, case: Case) -> None:
-    """The text of any JSON file: cut, in another encoding, with bytes that are none, nested without end."""
+    """The text of any JSON file: cut, in another encoding, with bytes that are none, nested without
+    end.
+    """
     path = case.home / chance.choice([name for name in case.saved.files if name.endswith(".json")])
     raw = bytearray(path.read_bytes())
     at = chance.randrange(len(raw))
@@ -489,7 +711,23 @@ def _spoiled(chance: random.Random, case: Case) -> None:
 
 
 _DAMAGES: tuple[Callable[[random.Random, Case], None], ...] = (
-    _entry, _entry, _entry, _names, _names, _length, _length, _index, _index, _special, _special, _worthless, _config, _stops, _frame,
-    _part, _part,
-    _leaf, _spoiled,
-)  # fmt: skip
+    _entry,
+    _entry,
+    _entry,
+    _names,
+    _names,
+    _length,
+    _length,
+    _index,
+    _index,
+    _special,
+    _special,
+    _worthless,
+    _config,
+    _stops,
+    _frame,
+    _part,
+    _part,
+    _leaf,
+    _spoiled,
+)

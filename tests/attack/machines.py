@@ -1,9 +1,11 @@
 """Attacks the twin with random machines, settings and device files.
 
-A machine is a node on file with any of its numbers changed, a little or to the ends of their ranges; a plan on it is refused with one
-TwinError, or simulated. Judged of what is simulated: the result is finite and its causes sum to the step; both executors agree to the
-picosecond, also in what they refuse; no step is faster than its floor; and a single better number costs at most 3 % (Graham's anomaly).
-Texts of settings and device files are drawn from what people mistype and what attackers write: refused in one short line, or read.
+A machine is a node on file with any of its numbers changed, a little or to the ends of their
+ranges; a plan on it is refused with one TwinError, or simulated. Judged of what is simulated: the
+result is finite and its causes sum to the step; both executors agree to the picosecond, also in
+what they refuse; no step is faster than its floor; and a single better number costs at most 3 %
+(Graham's anomaly). Texts of settings and device files are drawn from what people mistype and what
+attackers write: refused in one short line, or read.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Placement, Plan, Sampling
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.units import unit_of
@@ -45,36 +47,143 @@ STEPS = 3
 Setting = tuple[str, str | float]
 
 SHIPPED = ("llama-3.2-1b", "laneformer-2b", "gpt-oss-20b", "qwen3-coder-next")
-NOT_THE_PLANS = ("capacity_bytes", "on_chip_bytes", "peak_bytes_per_s")  # larger is another plan, or only a denominator
+# larger is another plan, or only a denominator
+NOT_THE_PLANS = ("capacity_bytes", "on_chip_bytes", "peak_bytes_per_s")
 MORE_IS_BETTER = ("load_latency_s",)  # more bytes in flight
 UNUSED = ("power.", "device.power.")
 NUMBERS = (
-    "0", "1", "-1", "1.5", "²", "٣", "1_0", "nan", "inf", "-inf", "1e999", "-1e999", "1e-999", "9" * 5000, "0." + "0" * 5000 + "1", "1e",
-    ".", "", " ", "0x10", "1,5", "1e1000000000", "\x1b[31m1", "1\n2", "½", "True", "None", "x", "1e18", "1e300", "0.000001", "1000000",
-)  # fmt: skip
-UNITS = ("", "s", "us", "µs", "B/s", "TB/s", "B", "GiB", "Hz", "GHz", "W", "%", "²", "S", "tb/s", "\x00", "s s", "x" * 3000)
+    "0",
+    "1",
+    "-1",
+    "1.5",
+    "²",
+    "٣",
+    "1_0",
+    "nan",
+    "inf",
+    "-inf",
+    "1e999",
+    "-1e999",
+    "1e-999",
+    "9" * 5000,
+    "0." + "0" * 5000 + "1",
+    "1e",
+    ".",
+    "",
+    " ",
+    "0x10",
+    "1,5",
+    "1e1000000000",
+    "\x1b[31m1",
+    "1\n2",
+    "½",
+    "True",
+    "None",
+    "x",
+    "1e18",
+    "1e300",
+    "0.000001",
+    "1000000",
+)
+UNITS = (
+    "",
+    "s",
+    "us",
+    "µs",
+    "B/s",
+    "TB/s",
+    "B",
+    "GiB",
+    "Hz",
+    "GHz",
+    "W",
+    "%",
+    "²",
+    "S",
+    "tb/s",
+    "\x00",
+    "s s",
+    "x" * 3000,
+)
 SIGNS = ("", "", "x", "*", "+", "-", "x ", "+-", "xx")
 LEAVES: tuple[Any, ...] = (
-    None, True, 0, -1, 3, 10**18, 10**400, 1.5, math.inf, math.nan, "", " ", "x", "\x1b[2J", "1 s", "4.8 TB/s", "9" * 5000, [], {}, [[]],
-    {"a": {}}, ["x"] * 1000, {"value": "1 s"}, {"value": 1, "kind": "vendor", "source": "x"},
+    None,
+    True,
+    0,
+    -1,
+    3,
+    10**18,
+    10**400,
+    1.5,
+    math.inf,
+    math.nan,
+    "",
+    " ",
+    "x",
+    "\x1b[2J",
+    "1 s",
+    "4.8 TB/s",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    ["x"] * 1000,
+    {"value": "1 s"},
+    {"value": 1, "kind": "vendor", "source": "x"},
     {"value": "1 us", "kind": ["x"], "source": {}},
-)  # fmt: skip
+)
 LINES = (
-    "? [a, b]\n: c", "{a: b}: c", "a: *a", "b: &b [*b]", "c: &c {d: *c}", "day: 2026-02-31", "t: !!timestamp x", "n: !!bool x",
-    "o: !!python/object:x y", "i: 0b_", "j: " + "9" * 5000, "k: 1:2:3:4:5:6:7:8:9", "f: 1e999", "g: .inf", "m: {<<: x}",
-    "m: {<<: {name: y}}", "%YAML 3.0", "--- \n---", "\x1b[2J: 1", '"\\e[2J": 1', "- " * 2000 + "x", "x: " + "[" * 5000,
-    "y: " + "{" * 5000, "z: [" + "a," * 3000 + "]", "\tq: 1", "name: x\nname: y", "'", "&", "*", "|", ">",
-    "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "#" * 10_000, "v: " + "v" * 100_000, "=: 1", "~: 1", "null: 1", "1: 1",
+    "? [a, b]\n: c",
+    "{a: b}: c",
+    "a: *a",
+    "b: &b [*b]",
+    "c: &c {d: *c}",
+    "day: 2026-02-31",
+    "t: !!timestamp x",
+    "n: !!bool x",
+    "o: !!python/object:x y",
+    "i: 0b_",
+    "j: " + "9" * 5000,
+    "k: 1:2:3:4:5:6:7:8:9",
+    "f: 1e999",
+    "g: .inf",
+    "m: {<<: x}",
+    "m: {<<: {name: y}}",
+    "%YAML 3.0",
+    "--- \n---",
+    "\x1b[2J: 1",
+    '"\\e[2J": 1',
+    "- " * 2000 + "x",
+    "x: " + "[" * 5000,
+    "y: " + "{" * 5000,
+    "z: [" + "a," * 3000 + "]",
+    "\tq: 1",
+    "name: x\nname: y",
+    "'",
+    "&",
+    "*",
+    "|",
+    ">",
+    "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+    "#" * 10_000,
+    "v: " + "v" * 100_000,
+    "=: 1",
+    "~: 1",
+    "null: 1",
+    "1: 1",
     "1.5: 1",
-)  # fmt: skip
+)
 
 
 def attack(chance: random.Random, folder: Path) -> str:
-    """One case drawn from `chance`, in the empty scratch `folder`. Returns the outcome's word for the tally. Raises Defect."""
+    """One case drawn from `chance`, in the empty scratch `folder`. Returns the outcome's word for
+    the tally. Raises Defect.
+    """
     return chance.choices((_machine, _text, _file, _bytes), (5, 2, 3, 1))[0](chance, folder)
 
 
-# ---- machines ---------------------------------------------------------------------------------------------------------------
+# ---- machines ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,7 +197,10 @@ class Case:
 
     def __str__(self) -> str:
         chosen = ", ".join(f"{name}={value}" for name, value in self.options)
-        return f"{self.model} on {self.node} with {chosen or 'default options'}; settings {list(self.settings)}"
+        return (
+            f"{self.model} on {self.node} with {chosen or 'default options'}; settings "
+            f"{list(self.settings)}"
+        )
 
 
 def _machine(chance: random.Random, folder: Path) -> str:
@@ -96,7 +208,7 @@ def _machine(chance: random.Random, folder: Path) -> str:
     try:
         node = with_numbers(_node(case.node), case.settings)
         plan = plan_for(_spec(case.model), node, **dict(case.options))
-        validate(plan)
+        prove(plan)
     except TwinError as error:
         return _refused(error, str(case), "machine")
     if _work(plan) > LARGE:
@@ -118,7 +230,8 @@ def _case(chance: random.Random) -> Case:
 
 @lru_cache(maxsize=1)
 def _names() -> list[str]:
-    return [name for name in node_names() if not name.endswith("host")]  # which is another computer elsewhere
+    # which is another computer elsewhere
+    return [name for name in node_names() if not name.endswith("host")]
 
 
 @lru_cache(maxsize=64)
@@ -133,14 +246,30 @@ def _spec(model: str) -> ModelSpec:
         spec = load_model(model)
         kept = [0, *range(spec.layers - (3 if spec.lanes else 1), spec.layers)]
         layout = tuple(spec.layout[layer] for layer in kept) if spec.layout else ()
-        return replace(spec, layers=len(kept), windows=tuple(spec.windows[layer] for layer in kept), layout=layout)
+        return replace(
+            spec,
+            layers=len(kept),
+            windows=tuple(spec.windows[layer] for layer in kept),
+            layout=layout,
+        )
     chance = random.Random(model)
     layers, width = chance.choice((1, 2, 4)), chance.choice((64, 256, 1024))
-    lanes = replace(LANES, count=chance.choice((2, 4, 8)), early_exchange=chance.random() < 0.5) if layers == 4 else None
+    lanes = (
+        replace(LANES, count=chance.choice((2, 4, 8)), early_exchange=chance.random() < 0.5)
+        if layers == 4
+        else None
+    )
     return replace(
-        MODEL, name=model, layers=layers, windows=(0,) * layers, hidden=width, ffn=2 * width, vocab=chance.choice((96, 4096)), lanes=lanes,
+        MODEL,
+        name=model,
+        layers=layers,
+        windows=(0,) * layers,
+        hidden=width,
+        ffn=2 * width,
+        vocab=chance.choice((96, 4096)),
+        lanes=lanes,
         context=4096,
-    )  # fmt: skip
+    )
 
 
 def _options(chance: random.Random, model: str) -> Iterator[tuple[str, Any]]:
@@ -166,7 +295,9 @@ def _options(chance: random.Random, model: str) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(chance: random.Random, node: Node) -> Iterator[Setting]:
-    """Changes of some numbers: mostly ordinary ones, sometimes far off, sometimes to the ends of what is allowed and a little beyond."""
+    """Changes of some numbers: mostly ordinary ones, sometimes far off, sometimes to the ends of
+    what is allowed and a little beyond.
+    """
     known = numbers(node)
     spread = chance.choice((0.3, 1.0, 1.0, 2.5))
     for path in chance.sample(sorted(known), chance.choice((0, 1, 1, 2, 4, 8, 20))):
@@ -174,7 +305,12 @@ def _settings(chance: random.Random, node: Node) -> Iterator[Setting]:
         unit = unit_of(path.rsplit(".", 1)[-1])
         way = chance.random()
         if way < 0.06:
-            yield path, chance.choice((least, most, least * 0.99, most * 1.01, math.nextafter(most, math.inf)))
+            yield (
+                path,
+                chance.choice(
+                    (least, most, least * 0.99, most * 1.01, math.nextafter(most, math.inf))
+                ),
+            )
         elif not unit:
             yield path, float(chance.choice((1, 2, 4, 8)))
         elif way < 0.12 and unit == "s":
@@ -187,12 +323,22 @@ def _judged(plan: Plan, node: Node, case: Case) -> Result:
     """The result, by the laws of a single machine."""
     result = simulate(plan, node, steps=STEPS, executor=Executor.COMPILED)
     times = (result.step_ps, *result.step_ends_ps)
-    if min(times) <= 0 or not all(math.isfinite(value) for value in (result.tokens_per_s, result.floor_s, result.mbu)):
-        raise Defect(f"{case}: a step of {result.step_ps} ps and a floor of {result.floor_s} s are no result")
-    if sum(result.attribution_ps.values()) != result.step_ps or min(result.attribution_ps.values()) < 0:
+    if min(times) <= 0 or not all(
+        math.isfinite(value) for value in (result.tokens_per_s, result.floor_s, result.mbu)
+    ):
+        raise Defect(
+            f"{case}: a step of {result.step_ps} ps and a floor of {result.floor_s} s are no result"
+        )
+    if (
+        sum(result.attribution_ps.values()) != result.step_ps
+        or min(result.attribution_ps.values()) < 0
+    ):
         raise Defect(f"{case}: causes {result.attribution_ps} do not sum to {result.step_ps} ps")
     if result.consumed_bytes + result.in_ring_bytes != result.delivered_bytes:
-        raise Defect(f"{case}: {result.delivered_bytes} bytes delivered, {result.consumed_bytes} consumed, {result.in_ring_bytes} in rings")
+        raise Defect(
+            f"{case}: {result.delivered_bytes} bytes delivered, {result.consumed_bytes} consumed, "
+            f"{result.in_ring_bytes} in rings"
+        )
     _above_the_floor(result, case)
     if _work(plan) <= SMALL:
         _equal(result, simulate(plan, node, steps=STEPS, executor=Executor.SIMPY), case)
@@ -200,11 +346,16 @@ def _judged(plan: Plan, node: Node, case: Case) -> Result:
 
 
 def _above_the_floor(result: Result, case: Case) -> None:
-    """From the start; a single step may be ahead by what the rings held when it began. Steps that differ by their routing: the first."""
+    """From the start; a single step may be ahead by what the rings held when it began. Steps that
+    differ by their routing: the first.
+    """
     count = 1 if result.routing else STEPS
     for step, end in enumerate(result.step_ends_ps[:count]):
         if not result.routing and end + 1 < (step + 1) * result.floor_s * 1e12:
-            raise Defect(f"{case}: {step + 1} steps end at {end} ps, before {step + 1} floors of {result.floor_s} s")
+            raise Defect(
+                f"{case}: {step + 1} steps end at {end} ps, before {step + 1} floors of "
+                f"{result.floor_s} s"
+            )
 
 
 def _work(plan: Plan) -> int:
@@ -217,7 +368,10 @@ def _equal(one: Result, two: Result, case: Case) -> None:
     first, second = (json.loads(result.to_json()) | {"executor": ""} for result in (one, two))
     if first != second:
         differ = [name for name in first if first[name] != second[name]]
-        raise Defect(f"{case}: executors differ in {differ}: {[first[d] for d in differ]} and {[second[d] for d in differ]}")
+        raise Defect(
+            f"{case}: executors differ in {differ}: {[first[d] for d in differ]} and "
+            f"{[second[d] for d in differ]}"
+        )
 
 
 def _same_refusal(plan: Plan, node: Node, case: Case, said: str) -> None:
@@ -247,16 +401,23 @@ def _improve(chance: random.Random, plan: Plan, node: Node, case: Case, before: 
             continue
         slower = after.step_ends_ps[-1] / before.step_ends_ps[-1]
         if slower > ANOMALY:
-            raise Defect(f"{case}; then {path} x{factor:g} is {slower - 1:.1%} slower: {before.step_ends_ps} and {after.step_ends_ps} ps")
+            raise Defect(
+                f"{case}; then {path} x{factor:g} is {slower - 1:.1%} slower: "
+                f"{before.step_ends_ps} and {after.step_ends_ps} ps"
+            )
         _above_the_floor(after, replace(case, settings=(*case.settings, (path, f"x{factor:g}"))))
 
 
 def _improvable(path: str) -> bool:
     leaf = path.rsplit(".", 1)[-1]
-    return unit_of(leaf) in ("s", "B/s", "Hz") and leaf not in NOT_THE_PLANS and not path.startswith(UNUSED)
+    return (
+        unit_of(leaf) in ("s", "B/s", "Hz")
+        and leaf not in NOT_THE_PLANS
+        and not path.startswith(UNUSED)
+    )
 
 
-# ---- texts ------------------------------------------------------------------------------------------------------------------
+# ---- texts ---------------------------------------------------------------------------------------
 
 
 def _text(chance: random.Random, folder: Path) -> str:
@@ -264,10 +425,24 @@ def _text(chance: random.Random, folder: Path) -> str:
     node = _node(chance.choice(_names()))
     path = chance.choice(sorted(numbers(node)))
     if chance.random() < 0.15:
-        path = chance.choice((path[:-2], path.upper(), "", "x" * 10**5, "\x1b[2J", "..", "name", path + ".value", "²"))
+        path = chance.choice(
+            (
+                path[:-2],
+                path.upper(),
+                "",
+                "x" * 10**5,
+                "\x1b[2J",
+                "..",
+                "name",
+                path + ".value",
+                "²",
+            )
+        )
     value: str | float = "".join(chance.choice(part) for part in (SIGNS, NUMBERS, ("", " "), UNITS))
     if chance.random() < 0.2:
-        value = chance.choice((math.nan, math.inf, -math.inf, 1e308, -0.0, 5e-324, 1e-300, 10**30, 0.5, True))
+        value = chance.choice(
+            (math.nan, math.inf, -math.inf, 1e308, -0.0, 5e-324, 1e-300, 10**30, 0.5, True)
+        )
     case = f"{node.name}: --set {path!r:.200} = {value!r:.200}"
     try:
         changed = with_number(node, path, value)
@@ -275,18 +450,28 @@ def _text(chance: random.Random, folder: Path) -> str:
         return _refused(error, case, "text")
     for where, number in numbers(changed).items():
         least, most = limits(where)
-        if not all(least <= end <= most for end in (number.low, number.value, number.high) if end is not None):
+        if not all(
+            least <= end <= most
+            for end in (number.low, number.value, number.high)
+            if end is not None
+        ):
             raise Defect(f"{case}: accepted, and {where} is {number.value}")
     return "text accepted"
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def _file(chance: random.Random, folder: Path) -> str:
     """A shipped device or node file with a leaf, a line or a name changed."""
     kind = chance.choice(("devices", "devices", "nodes"))
-    original = chance.choice([file for file in sorted((data_dir("hwmodels") / kind).glob("*.yaml")) if file.stem != "host"])
+    original = chance.choice(
+        [
+            file
+            for file in sorted((data_dir("hwmodels") / kind).glob("*.yaml"))
+            if file.stem != "host"
+        ]
+    )
     lines = original.read_text(encoding="utf-8").splitlines()
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(lines))
@@ -302,7 +487,9 @@ def _file(chance: random.Random, folder: Path) -> str:
             lines = lines or [""]
         else:
             lines[at] = lines[at].replace(
-                chance.choice((":", '"', "{", ",", "value", "kind", " ")), chance.choice(("", "\t", "[", "&a ", "*a", "!!", "²", "\x07")), 1
+                chance.choice((":", '"', "{", ",", "value", "kind", " ")),
+                chance.choice(("", "\t", "[", "&a ", "*a", "!!", "²", "\x07")),
+                1,
             )
     file = folder / original.name
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
@@ -318,7 +505,9 @@ def _other_number(chance: random.Random, line: str) -> str:
     """Another quantity in the first quotes."""
     before, quote, rest = line.partition('"')
     return (
-        f'{before}"{chance.choice(NUMBERS)} {chance.choice(UNITS)}"{rest.partition(quote)[2]}' if quote else line + chance.choice(NUMBERS)
+        f'{before}"{chance.choice(NUMBERS)} {chance.choice(UNITS)}"{rest.partition(quote)[2]}'
+        if quote
+        else line + chance.choice(NUMBERS)
     )
 
 
@@ -329,13 +518,24 @@ def _bytes(chance: random.Random, folder: Path) -> str:
     if way == 0:
         file.write_bytes(chance.randbytes(chance.choice((0, 1, 100, 10_000))))
     elif way == 1:
-        anchors = "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
-        file.write_text(f"a: &a [x, x, x]\n{anchors}" + chance.choice(("", "name: *i\n", "block: *h\n", "like: *i\n")))
+        anchors = "".join(
+            f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n"
+            for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        )
+        file.write_text(
+            f"a: &a [x, x, x]\n{anchors}"
+            + chance.choice(("", "name: *i\n", "block: *h\n", "like: *i\n"))
+        )
     elif way == 2:
-        file.write_text("\n".join(chance.choice(LINES) for _ in range(chance.randrange(1, 20))), encoding="utf-8", errors="replace")
+        file.write_text(
+            "\n".join(chance.choice(LINES) for _ in range(chance.randrange(1, 20))),
+            encoding="utf-8",
+            errors="replace",
+        )
     else:
         file.write_bytes(
-            chance.choice((b"[", b"- ", b"a: ", b"{a: ", b'"', b"\xff", b"? ", b"&a ")) * chance.choice((1, 50, 5000, 400_000))
+            chance.choice((b"[", b"- ", b"a: ", b"{a: ", b'"', b"\xff", b"? ", b"&a "))
+            * chance.choice((1, 50, 5000, 400_000))
         )
     return _read(chance, file, "bytes")
 
@@ -351,7 +551,11 @@ def _read(chance: random.Random, file: Path, what: str) -> str:
     except TwinError as error:
         return _refused(error, case, what)
     if what == "device file":
-        outside = [path for path, number in numbers(made).items() if not limits(path)[0] <= number.value <= limits(path)[1]]
+        outside = [
+            path
+            for path, number in numbers(made).items()
+            if not limits(path)[0] <= number.value <= limits(path)[1]
+        ]
         if outside:
             raise Defect(f"{case}: read, and {outside} are out of range")
     return f"{what} read"
@@ -360,5 +564,7 @@ def _read(chance: random.Random, file: Path, what: str) -> str:
 def _refused(error: TwinError, case: str, what: str) -> str:
     said = str(error)
     if len(said) > SHORT or not said.isprintable():
-        raise Defect(f"{case}: refused with {len(said)} characters, not a short line: {said[:SHORT]!r}")
+        raise Defect(
+            f"{case}: refused with {len(said)} characters, not a short line: {said[:SHORT]!r}"
+        )
     return f"{what} refused"

@@ -1,4 +1,6 @@
-"""Random mixes of valid options: what can be planned is accepted, runs, and computes what the reference does."""
+"""Random mixes of valid options: what can be planned is accepted, runs, and computes what the
+reference does.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 from tests.attack.bases import some_plan
 from tests.attack.defect import Defect
 from tests.attack.plans import describe, run
-from twin.proof.validate import violations
+from twin.proof.prove import violations
 
 NAME = "option mixes"
 SPARE_COPIES = 3  # with fewer, reuse may come too early, and is refused
@@ -18,7 +20,9 @@ def attack(chance: random.Random, folder: Path) -> str:
     """One plan of the builder's."""
     plan = some_plan(chance)
     found = violations(plan)
-    if found and (plan.options.copies >= SPARE_COPIES or any(violation.rule != "race" for violation in found)):
+    if found and (
+        plan.options.copies >= SPARE_COPIES or any(violation.rule != "race" for violation in found)
+    ):
         raise Defect(f"the builder's own plan is refused: {found[0]}; {describe(plan)}")
     if found:
         return "refused for its few copies"

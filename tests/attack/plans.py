@@ -1,8 +1,10 @@
-"""Edited plans on the CPU engine: what the validator accepts computes the reference's tokens, however long a block may stop.
+"""Edited plans on the CPU engine: what the proof accepts computes the reference's tokens, however
+long a block may stop.
 
-A plan of the builder's gets one to three mistakes, of those that a builder could make (tests/proof/mutations.py) and of any field
-set to anything. `validate` may raise nothing but its own error, what it accepts runs twice, once with blocks that nap at random,
-and both runs give the reference's logits and greedy tokens.
+A plan of the builder's gets one to three mistakes, of those that a builder could make
+(tests/proof/mutations.py) and of any field set to anything. `prove` may raise nothing but its own
+error, what it accepts runs twice, once with blocks that nap at random, and both runs give the
+reference's logits and greedy tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from twin.engine import host
 from twin.errors import InvalidPlan, TwinError
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.toolchain import build_host
 
 NAME = "plans"
@@ -50,11 +52,11 @@ def attack(chance: random.Random, folder: Path) -> str:
 
 def accepted(plan: Plan, what: str) -> bool:
     try:
-        validate(plan)
+        prove(plan)
     except InvalidPlan:
         return False
     except Exception as error:
-        raise Defect(f"the validator raises {type(error).__name__}: {error}; {what}") from error
+        raise Defect(f"the proof raises {type(error).__name__}: {error}; {what}") from error
     return True
 
 
@@ -62,7 +64,11 @@ def describe(plan: Plan) -> str:
     """What is not default about a plan's options."""
     default = type(plan.options)()
     changed = {f.name: getattr(plan.options, f.name) for f in dataclasses.fields(default)}
-    words = ", ".join(f"{name}={_word(value)}" for name, value in changed.items() if value != getattr(default, name))
+    words = ", ".join(
+        f"{name}={_word(value)}"
+        for name, value in changed.items()
+        if value != getattr(default, name)
+    )
     lanes = f" {plan.spec.lanes}" if plan.spec and plan.spec.lanes else ""
     return f"{plan.spec.name if plan.spec else plan.name}{lanes} ({words})"
 
@@ -71,11 +77,13 @@ def _word(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
-# ---- running -------------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 
 
 def run(plan: Plan, *, naps: bool, what: str) -> None:
-    """The plan on the CPU engine. Raises Defect where it does not compute what the reference does."""
+    """The plan on the CPU engine. Raises Defect where it does not compute what the reference
+    does.
+    """
     if plan.spec is None:
         _run_probe(plan, naps=naps, what=what)
         return
@@ -85,7 +93,11 @@ def run(plan: Plan, *, naps: bool, what: str) -> None:
         try:
             with make(plan, weights, watchdog_s=WATCHDOG_S) as engine:
                 logits = engine.logits(TOKENS[:room])
-                tokens = engine.generate(TOKENS, max_tokens=4).tokens if room >= len(TOKENS) + 3 else wanted_tokens
+                tokens = (
+                    engine.generate(TOKENS, max_tokens=4).tokens
+                    if room >= len(TOKENS) + 3
+                    else wanted_tokens
+                )
         except TwinError as error:
             raise Defect(f"accepted, and cannot run: {error}; {what}") from error
     worst = float(np.abs(logits - wanted[:room]).max() / np.abs(wanted).max())
@@ -121,7 +133,7 @@ class engine_with:  # read as a phrase: with engine_with(flags) as make
         host.build_host = self.kept
 
 
-# ---- edits ---------------------------------------------------------------------------------------------------------------
+# ---- edits ---------------------------------------------------------------------------------------
 
 
 def edited(plan: Plan, chance: random.Random) -> tuple[str, Plan]:
@@ -132,7 +144,8 @@ def edited(plan: Plan, chance: random.Random) -> tuple[str, Plan]:
             mutation = chance.choice(MUTATIONS)
             try:
                 name, changed = mutation.__name__, mutation(plan, chance)
-            except (ValueError, LookupError, ArithmeticError):  # an edit before took what this one changes
+            except (ValueError, LookupError, ArithmeticError):
+                # an edit before took what this one changes
                 continue
         else:
             name, changed = any_field(plan, chance)
@@ -146,7 +159,9 @@ def any_field(plan: Plan, chance: random.Random) -> tuple[str, Plan | None]:
     """Some field, anywhere in the plan but in the model, set to something of its type."""
     places = list(_places(plan, chance))
     path, owner, put = chance.choice(places)
-    field = chance.choice([f.name for f in dataclasses.fields(owner) if f.name not in ("spec", "name")])
+    field = chance.choice(
+        [f.name for f in dataclasses.fields(owner) if f.name not in ("spec", "name")]
+    )
     value = other_value(getattr(owner, field), owner, field, plan, chance)
     if value is SAME:
         return "", None
@@ -175,7 +190,9 @@ def _places(plan: Plan, chance: random.Random) -> Iterator[tuple[str, Any, Put]]
             yield (
                 f"{stage.name}.matrix",
                 stage.matrix,
-                lambda new, at=at, stage=stage: _put_item(plan, "stages", at, replace(stage, matrix=new)),
+                lambda new, at=at, stage=stage: _put_item(
+                    plan, "stages", at, replace(stage, matrix=new)
+                ),
             )
         for part in ("reads", "resets"):
             held = getattr(stage, part)
@@ -204,14 +221,20 @@ NUMBERS = (-1, 0, 1, 2, 3, 7, 16, 1000, 2**20, 2**31 - 1, 2**31, 2**40)
 
 
 def other_value(value: Any, owner: Any, field: str, plan: Plan, chance: random.Random) -> Any:
-    """Something else of the same kind: a neighbour, another member, another object's, or far off."""
+    """Something else of the same kind: a neighbour, another member, another object's, or far
+    off.
+    """
     match value:
         case bool():
             return not value
         case Enum():
-            return chance.choice([member for member in type(value) if member is not value] or [value])
+            return chance.choice(
+                [member for member in type(value) if member is not value] or [value]
+            )
         case int():
-            return chance.choice((value + 1, value - 1, 2 * value, value // 2, value + 8, chance.choice(NUMBERS)))
+            return chance.choice(
+                (value + 1, value - 1, 2 * value, value // 2, value + 8, chance.choice(NUMBERS))
+            )
         case float():
             return chance.choice((0.0, -value, 2 * value, 1e30, float("inf"), float("nan")))
         case None:
@@ -221,11 +244,27 @@ def other_value(value: Any, owner: Any, field: str, plan: Plan, chance: random.R
         case tuple():
             return _other_tuple(value, owner, field, plan, chance)
         case _:
-            return None if field in ("matrix", "scan", "attention", "routed", "format", "sequences", "residual", "common") else SAME
+            return (
+                None
+                if field
+                in (
+                    "matrix",
+                    "scan",
+                    "attention",
+                    "routed",
+                    "format",
+                    "sequences",
+                    "residual",
+                    "common",
+                )
+                else SAME
+            )
 
 
 def _instead_of_nothing(owner: Any, field: str, plan: Plan, chance: random.Random) -> Any:
-    others = [getattr(stage, field) for stage in plan.stages if getattr(stage, field, None) is not None]
+    others = [
+        getattr(stage, field) for stage in plan.stages if getattr(stage, field, None) is not None
+    ]
     if field == "sequences":
         return (1,) * plan.blocks
     if field == "routed":
@@ -244,12 +283,20 @@ def _instead_of_nothing(owner: Any, field: str, plan: Plan, chance: random.Rando
 def _formats() -> list[Any]:
     from twin.models.load import load_model
 
-    return [weight.format for weight in load_model("qwen3-30b-a3b").weights()] + [w.format for w in load_model("gpt-oss-20b").weights()]
+    return [weight.format for weight in load_model("qwen3-30b-a3b").weights()] + [
+        w.format for w in load_model("gpt-oss-20b").weights()
+    ]
 
 
-def _other_tuple(value: tuple[Any, ...], owner: Any, field: str, plan: Plan, chance: random.Random) -> Any:
+def _other_tuple(
+    value: tuple[Any, ...], owner: Any, field: str, plan: Plan, chance: random.Random
+) -> Any:
     """Items dropped, repeated, exchanged, shifted, or another object's tuple."""
-    same = [o for o in (*plan.stages, *plan.values, *(s.matrix for s in plan.stages if s.matrix)) if type(o) is type(owner)]
+    same = [
+        o
+        for o in (*plan.stages, *plan.values, *(s.matrix for s in plan.stages if s.matrix))
+        if type(o) is type(owner)
+    ]
     choice = chance.choice(("drop", "repeat", "exchange", "reverse", "other", "empty", "shift"))
     if choice == "empty":
         return ()
@@ -267,7 +314,11 @@ def _other_tuple(value: tuple[Any, ...], owner: Any, field: str, plan: Plan, cha
         items[at], items[to] = items[to], items[at]
     elif choice == "reverse":
         items.reverse()
-    elif isinstance(items[at], tuple) and items[at] and all(isinstance(edge, int) for edge in items[at]):
+    elif (
+        isinstance(items[at], tuple)
+        and items[at]
+        and all(isinstance(edge, int) for edge in items[at])
+    ):
         by = chance.choice((-8, -1, 1, 8))
         items[at] = tuple(edge + by for edge in items[at])
     elif isinstance(items[at], tuple) and items[at]:

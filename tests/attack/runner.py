@@ -1,4 +1,5 @@
-"""Runs attacks in processes of their own: a case may crash, hang or take all memory, and the others go on.
+"""Runs attacks in processes of their own: a case may crash, hang or take all memory, and the others
+go on.
 
 Each case is drawn from (attack, seed, number) alone, so that a report can be repeated.
 """
@@ -32,7 +33,9 @@ PROCESS_BYTES = 6 << 30  # so that no case takes the computer's memory
 
 def attacks() -> list[str]:
     """The names of all attacks: the modules of this folder that have a function of this name."""
-    return sorted(p.stem for p in FOLDER.glob("*.py") if "\ndef attack(" in p.read_text(encoding="utf-8"))
+    return sorted(
+        p.stem for p in FOLDER.glob("*.py") if "\ndef attack(" in p.read_text(encoding="utf-8")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,32 @@ class Tally:
 
 
 def run(
-    names: list[str], *, seed: int, jobs: int = 1, seconds: float | None = None, cases: int | None = None, first: int = 0,
+    names: list[str],
+    *,
+    seed: int,
+    jobs: int = 1,
+    seconds: float | None = None,
+    cases: int | None = None,
+    first: int = 0,
     tell: Callable[[dict[str, Tally]], None] = lambda tallies: None,
-) -> dict[str, Tally]:  # fmt: skip
-    """Cases of all attacks in turn, until `seconds` are over or each has had `cases`. `tell` hears of the tallies every few seconds."""
+) -> dict[str, Tally]:
+    """Cases of all attacks in turn, until `seconds` are over or each has had `cases`. `tell` hears
+    of the tallies every few seconds.
+    """
     tallies = {name: Tally() for name in names}
     todo = _turns(names, seed, first, cases)
     workers: list[_Worker] = []
-    end, next_word = time.monotonic() + (seconds if seconds is not None else float("inf")), time.monotonic() + 10
+    end, next_word = (
+        time.monotonic() + (seconds if seconds is not None else float("inf")),
+        time.monotonic() + 10,
+    )
     try:
         while True:
-            while len(workers) < jobs and time.monotonic() < end and (case := next(todo, None)) is not None:
+            while (
+                len(workers) < jobs
+                and time.monotonic() < end
+                and (case := next(todo, None)) is not None
+            ):
                 workers.append(_Worker(case))
             if not workers:
                 return tallies
@@ -112,7 +130,10 @@ def _count(tally: Tally, case: Case, report: Report) -> None:
     if defect is None and report.added_bytes > CASE_BYTES:
         defect = f"took {report.added_bytes / 1e9:.2f} GB more, the limit is {CASE_BYTES / 1e9:.2f}"
     tally.outcomes["defect" if defect else report.outcome] += 1
-    tally.slowest_s, tally.largest_bytes = max(tally.slowest_s, report.cpu_s), max(tally.largest_bytes, report.added_bytes)
+    tally.slowest_s, tally.largest_bytes = (
+        max(tally.slowest_s, report.cpu_s),
+        max(tally.largest_bytes, report.added_bytes),
+    )
     if defect:
         tally.defects.append((case, defect))
 
@@ -123,7 +144,8 @@ class _Worker:
     def __init__(self, case: Case) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,))  # not a daemon: those may have no children
+        # not a daemon: those may have no children
+        self.process = context.Process(target=_work, args=(theirs,))
         self.process.start()
         theirs.close()
         self.alive = True
@@ -139,7 +161,8 @@ class _Worker:
         try:
             if self.pipe.poll():
                 got: Report = self.pipe.recv()
-                self.alive = got.added_bytes <= CASE_BYTES // 4  # what one case left behind is not counted as another's
+                # what one case left behind is not counted as another's
+                self.alive = got.added_bytes <= CASE_BYTES // 4
                 return got
         except (EOFError, ConnectionError):
             self.process.join(10)

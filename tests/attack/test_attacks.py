@@ -17,12 +17,16 @@ FEW = 60  # cases, unless the attack says GATE_CASES: about four seconds
 def test_no_case_breaks_a_law(name: str) -> None:
     cases = getattr(importlib.import_module(f"tests.attack.{name}"), "GATE_CASES", FEW)
     tally = run([name], seed=SEED, cases=cases)[name]
-    assert not tally.defects, "\n".join(f"python -m tests.attack --case {case}: {what}" for case, what in tally.defects)
+    assert not tally.defects, "\n".join(
+        f"python -m tests.attack --case {case}: {what}" for case, what in tally.defects
+    )
     assert sum(tally.outcomes.values()) == cases
     assert len(tally.outcomes) > 1, "everything ends alike: the attack has lost its edge"
 
 
-def test_what_a_case_does_to_its_process_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_case_does_to_its_process_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:  # type: ignore[no-untyped-def]
     from tests.attack import plans
 
     def broken(chance: object, folder: object) -> str:

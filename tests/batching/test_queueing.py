@@ -15,9 +15,17 @@ SERVICE_S = TOKEN_S * TOKENS
 
 
 def run(
-    load: float, *, nodes: int = 1, batch: int = 1, distribution: str = EXPONENTIAL, shared: bool = False, requests: int = 40_000
+    load: float,
+    *,
+    nodes: int = 1,
+    batch: int = 1,
+    distribution: str = EXPONENTIAL,
+    shared: bool = False,
+    requests: int = 40_000,
 ) -> Served:
-    """One class at `load` of the group's capacity. `shared`: a batch is as slow as its sequences one after the other."""
+    """One class at `load` of the group's capacity. `shared`: a batch is as slow as its sequences
+    one after the other.
+    """
     traffic = Traffic("all", load * nodes / SERVICE_S, TOKENS, distribution)
     step = (lambda sequences: TOKEN_S * sequences) if shared else (lambda sequences: TOKEN_S)
     hours = requests / traffic.per_s / 3600
@@ -26,27 +34,35 @@ def run(
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_one_server_waits_as_mm1(load: float) -> None:
-    assert run(load).waits("all").mean() == pytest.approx(mean_wait_mg1(load / SERVICE_S, SERVICE_S, 1.0), rel=0.06)
+    assert run(load).waits("all").mean() == pytest.approx(
+        mean_wait_mg1(load / SERVICE_S, SERVICE_S, 1.0), rel=0.06
+    )
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_equal_requests_wait_as_md1(load: float) -> None:
     served = run(load, distribution=FIXED)
-    assert served.waits("all").mean() == pytest.approx(mean_wait_mg1(load / SERVICE_S, SERVICE_S, 0.0), rel=0.06)
+    assert served.waits("all").mean() == pytest.approx(
+        mean_wait_mg1(load / SERVICE_S, SERVICE_S, 0.0), rel=0.06
+    )
 
 
 def test_several_servers_wait_as_mmc() -> None:
     served = run(0.6, nodes=4)
     expected = mean_wait_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4)
     assert served.waits("all").mean() == pytest.approx(expected, rel=0.08)
-    assert (served.waits("all") > 0).mean() == pytest.approx(waits_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4), rel=0.05)
+    assert (served.waits("all") > 0).mean() == pytest.approx(
+        waits_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("distribution", [EXPONENTIAL, FIXED])
 def test_a_shared_server_takes_as_long_as_processor_sharing(distribution: str) -> None:
     """Whatever the lengths' distribution, and nobody waits for a place."""
     served = run(0.6, batch=10_000, distribution=distribution, shared=True, requests=30_000)
-    assert served.took("all").mean() == pytest.approx(mean_time_shared(0.6 / SERVICE_S, SERVICE_S), rel=0.07)
+    assert served.took("all").mean() == pytest.approx(
+        mean_time_shared(0.6 / SERVICE_S, SERVICE_S), rel=0.07
+    )
     assert served.waits("all").max() == 0
 
 
@@ -62,7 +78,11 @@ def test_the_busy_share_is_the_load() -> None:
 
 
 def test_same_seed_same_requests_and_more_nodes_never_wait_longer() -> None:
-    few, many, again = run(0.8, nodes=2, requests=3000), run(0.4, nodes=4, requests=3000), run(0.8, nodes=2, requests=3000)
+    few, many, again = (
+        run(0.8, nodes=2, requests=3000),
+        run(0.4, nodes=4, requests=3000),
+        run(0.8, nodes=2, requests=3000),
+    )
     assert [r.done for r in few.requests] == [r.done for r in again.requests]
     assert [r.tokens for r in few.requests] == [r.tokens for r in many.requests]
     assert many.waits("all").mean() <= few.waits("all").mean()

@@ -46,10 +46,19 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(spec: ModelSpec, settings: Settings, **chosen: Any) -> tuple[Source, Plans]:
     options = {"blocks": 8 if spec.lanes else 2, "weight_dtype": DType.BF16, **chosen}
-    made = make_plans(spec, NODE, options, context=settings.context, tokens=settings.tokens, positions=settings.positions)
+    made = make_plans(
+        spec,
+        NODE,
+        options,
+        context=settings.context,
+        tokens=settings.tokens,
+        positions=settings.positions,
+    )
     return Source(spec, hold_random(spec, 1, DType.BF16), "random, seed 1", None), made
 
 
 def measured(source: Source, made: Plans, settings: Settings, watch: Quiet) -> Measured:
     make_engine = partial(HostEngine)
-    return Bench(source, made, settings, make_engine=make_engine, watch=watch, show=lambda text: None).run()
+    return Bench(
+        source, made, settings, make_engine=make_engine, watch=watch, show=lambda text: None
+    ).run()

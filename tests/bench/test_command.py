@@ -39,8 +39,13 @@ def test_refused(words: tuple[str, ...], says: str, twin: Twin, checkpoint: Path
 
 
 def test_a_gpu_machine_needs_no_simulator() -> None:
-    blocked = "import sys; sys.modules['simpy'] = None\nfrom twin.cli import build_parser; build_parser(['bench'])"
-    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, cwd=ROOT, check=False)
+    blocked = (
+        "import sys; sys.modules['simpy'] = None\n"
+        "from twin.cli import build_parser; build_parser(['bench'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", blocked], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -51,11 +56,27 @@ def _host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "check_present", lambda device: None)
     monkeypatch.setattr(bench, "compile_all", lambda device, plans, show: {})
     monkeypatch.setattr(bench, "gpu_state", lambda: {"driver": "580.1"})
-    monkeypatch.setattr(bench, "open_engine", lambda device, plan, weights: HostEngine(plan, weights))
+    monkeypatch.setattr(
+        bench, "open_engine", lambda device, plan, weights: HostEngine(plan, weights)
+    )
     monkeypatch.setattr(bench, "Clocks", Quiet)
 
 
-SHORT = ("--node", "h200-sxm", "--no-peers", "--context", "5", "--tokens", "6", "--repeats", "2", "--blocks", "2", "--commit", "abc")
+SHORT = (
+    "--node",
+    "h200-sxm",
+    "--no-peers",
+    "--context",
+    "5",
+    "--tokens",
+    "6",
+    "--repeats",
+    "2",
+    "--blocks",
+    "2",
+    "--commit",
+    "abc",
+)
 
 
 @pytest.mark.usefixtures("_host_for_gpu")
@@ -65,8 +86,17 @@ def test_a_benchmark_is_recorded(twin: Twin, checkpoint: Path, tmp_path: Path) -
     (folder,) = (tmp_path / "runs").iterdir()
     stored, shown = record.read(folder), json.loads(outcome.out)
     assert shown == stored | {"record": str(folder)}
-    assert (stored["model"], stored["node"], stored["context"], stored["commit"]) == ("tiny", "1xh200-sxm", 5, "abc")
-    assert (stored["driver"], stored["clocks"], stored["weights"]) == ("580.1", {"rounds": 2}, "checkpoint tiny")
+    assert (stored["model"], stored["node"], stored["context"], stored["commit"]) == (
+        "tiny",
+        "1xh200-sxm",
+        5,
+        "abc",
+    )
+    assert (stored["driver"], stored["clocks"], stored["weights"]) == (
+        "580.1",
+        {"rounds": 2},
+        "checkpoint tiny",
+    )
     assert stored["predicted_tokens_per_s"] > 0
     text = twin("bench", checkpoint, *SHORT, "--out", tmp_path / "again", "--fill", "steps").out
     assert "resident" in text
@@ -83,7 +113,9 @@ def test_a_benchmark_is_recorded(twin: Twin, checkpoint: Path, tmp_path: Path) -
         (("--fidelity-context", "6"), "--fidelity-context 6: at most --context 5"),
     ],
 )
-def test_refused_before_anything_is_loaded(words: tuple[str, ...], says: str, twin: Twin, checkpoint: Path, tmp_path: Path) -> None:
+def test_refused_before_anything_is_loaded(
+    words: tuple[str, ...], says: str, twin: Twin, checkpoint: Path, tmp_path: Path
+) -> None:
     outcome = twin("bench", checkpoint, *SHORT, "--out", tmp_path / "runs", *words)
     assert (outcome.code, outcome.out) == (2, "")
     assert says in outcome.err

@@ -19,8 +19,12 @@ def logits(*rows: list[float]) -> Any:
 
 def test_kl_of_two_coins() -> None:
     even, biased = logits([0.0, 0.0]), logits([math.log(3.0), 0.0])
-    assert kl_divergence(even, biased)[0] == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25), rel=1e-6)
-    assert kl_divergence(biased, even)[0] == pytest.approx(0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5), rel=1e-6)
+    assert kl_divergence(even, biased)[0] == pytest.approx(
+        0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25), rel=1e-6
+    )
+    assert kl_divergence(biased, even)[0] == pytest.approx(
+        0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5), rel=1e-6
+    )
 
 
 def test_kl_is_zero_for_the_same_distribution_and_never_negative() -> None:

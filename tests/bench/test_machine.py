@@ -18,7 +18,12 @@ LINE = "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 3201, 587.31, 51\n"
 def test_a_state_is_read_by_name() -> None:
     state = parse_states(LINE)[0]
     assert (state["gpu"], state["driver"]) == ("NVIDIA H200", "580.159.04")
-    assert (state["sm_mhz"], state["memory_mhz"], state["power_w"], state["temperature_c"]) == (1980, 3201, 587.31, 51)
+    assert (state["sm_mhz"], state["memory_mhz"], state["power_w"], state["temperature_c"]) == (
+        1980,
+        3201,
+        587.31,
+        51,
+    )
 
 
 def test_what_the_driver_does_not_tell_is_none_and_other_lines_are_left_out() -> None:
@@ -27,7 +32,9 @@ def test_what_the_driver_does_not_tell_is_none_and_other_lines_are_left_out() ->
 
 
 def test_clocks_are_summed_up() -> None:
-    clocks = Clocks(under_load=parse_states(LINE + LINE.replace("1980, 3201, 1980", "1500, 3201, 1980")))
+    clocks = Clocks(
+        under_load=parse_states(LINE + LINE.replace("1980, 3201, 1980", "1500, 3201, 1980"))
+    )
     made = clocks.to_json()
     assert made["under_load"]["sm_mhz"] == {"low": 1500, "median": 1740, "high": 1980}
     assert made["after_rounds"]["sm_mhz"] is None
@@ -55,7 +62,9 @@ def test_without_a_driver_the_next_step_is_said(monkeypatch: pytest.MonkeyPatch)
 def test_commit_says_when_files_differ(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.example")
-        return subprocess.run(["git", "-C", str(tmp_path), *who, *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     git("init", "-q")
     (tmp_path / "file").write_text("1")

@@ -19,7 +19,9 @@ from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError
 from twin.models.spec import DType
 
-SETTINGS = Settings(context=6, tokens=10, repeats=3, prompts=2, fidelity_context=6, determinism=True, peers=False)
+SETTINGS = Settings(
+    context=6, tokens=10, repeats=3, prompts=2, fidelity_context=6, determinism=True, peers=False
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,9 @@ def complete(settings: Settings, spec: Any = TINY) -> dict[str, Any]:
     source, plans = prepared(spec, settings)
     made = measured(source, plans, settings, watch)
     assert watch.rounds == settings.repeats
-    return result.build(made, source, plans, settings, NODE, clocks=watch.to_json(), driver="none", commit="x") | {"made": made}
+    return result.build(
+        made, source, plans, settings, NODE, clocks=watch.to_json(), driver="none", commit="x"
+    ) | {"made": made}
 
 
 def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> None:
@@ -40,9 +44,12 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
     made = out.pop("made")
     assert list(out["variants"]) == [RESIDENT, GRAPH, CEILING]
     assert out["fidelity"]["determinism"] == {"runs": 5, "tokens": 20, "bitwise_equal": True}
-    assert out["fidelity"]["numpy_logit_difference"] < 2.5e-4  # partial outputs are exchanged as FP16: half a unit of its last place
+    # partial outputs are exchanged as FP16: half a unit of its last place
+    assert out["fidelity"]["numpy_logit_difference"] < 2.5e-4
     assert out["notes"]["graph_tokens_equal"] is True
-    assert out["stream_fraction"] == pytest.approx(out["bytes_per_step"] * out["tokens_per_s"] / out["ceiling_bytes_per_s"])
+    assert out["stream_fraction"] == pytest.approx(
+        out["bytes_per_step"] * out["tokens_per_s"] / out["ceiling_bytes_per_s"]
+    )
     assert out["mbu"] == pytest.approx(out["bytes_per_step"] * out["tokens_per_s"] / 4.8e12)
     assert result.shortfalls(out) == []
     folder = record.write(tmp_path, out, made.samples, made.judged)
@@ -50,14 +57,22 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize("spec", [TINY, replace(LANES, context=128, heads=8, head_dim=8)], ids=["llama", "lanes"])
+@pytest.mark.parametrize(
+    "spec", [TINY, replace(LANES, context=128, heads=8, head_dim=8)], ids=["llama", "lanes"]
+)
 def test_with_peers_the_timed_outputs_are_judged(spec: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
     pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
-    out = complete(replace(SETTINGS, peers=True, determinism=False, fill_by_steps=spec is not TINY), spec)
+    out = complete(
+        replace(SETTINGS, peers=True, determinism=False, fill_by_steps=spec is not TINY), spec
+    )
     fidelity = out["fidelity"]
     assert EAGER in out["variants"]
-    assert (fidelity["prompts"], fidelity["positions"], fidelity["timed_outputs"]) == (2, 2 * 11, True)
+    assert (fidelity["prompts"], fidelity["positions"], fidelity["timed_outputs"]) == (
+        2,
+        2 * 11,
+        True,
+    )
     assert fidelity["kl_engine"]["mean"] < fidelity["kl_peer"]["mean"] < 1e-3
     assert fidelity["greedy_agrees"]
     assert fidelity["replay_mismatches"] == 0
@@ -68,7 +83,9 @@ def test_fill_by_steps_times_the_same_positions() -> None:
     settings = replace(SETTINGS, fill_by_steps=True, determinism=False)
     source, plans = prepared(TINY, settings)
     with HostEngine(plans.resident, source.weights) as engine:
-        bench = Bench(source, plans, settings, make_engine=HostEngine, watch=Quiet(), show=lambda text: None)
+        bench = Bench(
+            source, plans, settings, make_engine=HostEngine, watch=Quiet(), show=lambda text: None
+        )
         filled, tokens = bench._decode(engine, [5, 4, 3, 2, 1, 0])
         bench.settings = SETTINGS
         read, again = bench._decode(engine, tokens[:6])
@@ -79,7 +96,9 @@ def test_fill_by_steps_times_the_same_positions() -> None:
 
 def test_other_tokens_than_judged_stop_the_benchmark() -> None:
     source, plans = prepared(TINY, SETTINGS)
-    bench = Bench(source, plans, SETTINGS, make_engine=HostEngine, watch=Quiet(), show=lambda text: None)
+    bench = Bench(
+        source, plans, SETTINGS, make_engine=HostEngine, watch=Quiet(), show=lambda text: None
+    )
     bench._prompts = [[1] * 6]
     bench._known = {0: [1] * 17}
     bench._decode = lambda engine, prompt: (Steps(np.ones(10, np.int64)), [2] * 17)  # type: ignore[method-assign]
@@ -90,9 +109,14 @@ def test_other_tokens_than_judged_stop_the_benchmark() -> None:
 def test_shortfalls_are_said() -> None:
     kl = {"mean": 2e-4, "max": 1e-3}
     fidelity = {
-        "kl_not_worse": False, "kl_engine": kl, "kl_peer": {"mean": 1e-4, "max": 1e-3}, "greedy_agrees": False,
-        "decided_mismatches": 3, "decided_positions": 90, "determinism": {"runs": 5, "tokens": 1000, "bitwise_equal": False},
-    }  # fmt: skip
+        "kl_not_worse": False,
+        "kl_engine": kl,
+        "kl_peer": {"mean": 1e-4, "max": 1e-3},
+        "greedy_agrees": False,
+        "decided_mismatches": 3,
+        "decided_positions": 90,
+        "determinism": {"runs": 5, "tokens": 1000, "bitwise_equal": False},
+    }
     said = result.shortfalls({"fidelity": fidelity})
     assert len(said) == 3
     assert "3 of 90" in said[1]
@@ -116,4 +140,6 @@ def test_fp32_has_no_16_bit_noise() -> None:
     settings = replace(SETTINGS, peers=True)
     source, plans = prepared(TINY, settings, weight_dtype=DType.FP32)
     with pytest.raises(EngineError, match="--no-peers"):
-        Bench(source, plans, settings, make_engine=HostEngine, watch=Quiet(), show=lambda text: None)
+        Bench(
+            source, plans, settings, make_engine=HostEngine, watch=Quiet(), show=lambda text: None
+        )

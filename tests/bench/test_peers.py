@@ -27,7 +27,10 @@ TOLERANCE = 2e-5  # as hf_cases
 pytestmark = pytest.mark.hf
 torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
 pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -35,30 +38,47 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # the models are tiny
 
 
-def numpy_logits(spec: ModelSpec, table: Table, prompt: list[int], gpus: int = 1, blocks: int = 1) -> Any:
+def numpy_logits(
+    spec: ModelSpec, table: Table, prompt: list[int], gpus: int = 1, blocks: int = 1
+) -> Any:
     reference = Reference(plan(spec, gpus, blocks, 1, 16, Sampling.GREEDY), table, kv_dtype=None)
     return np.array([reference.step(token) for token in prompt])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_weights_give_the_same_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "CHUNK", 7)  # several passes over the cache
+    monkeypatch.setattr(peers, "AT_ONCE", 7)  # several passes over the cache
     table, prompt = weights(CASES[name]), tokens(CASES[name])
     expected = numpy_logits(table.spec, table, prompt)
     model = peers.make_model(table.spec, table, DType.FP32, device="cpu", attention="eager")
     assert np.abs(peers.reference_logits(model, prompt, 12) - expected[-12:]).max() < TOLERANCE
     decoder = Decoder(model, len(prompt))
     for _ in range(2):  # the cache forgets the sequence before
-        assert np.abs(decoder.follow(prompt[:8], prompt[8:], captured=False) - expected[7:]).max() < TOLERANCE
+        assert (
+            np.abs(decoder.follow(prompt[:8], prompt[8:], captured=False) - expected[7:]).max()
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_take_their_class_from_the_folder_and_their_weights_as_they_are_stored(name: str, tmp_path: Path) -> None:
+def test_families_take_their_class_from_the_folder_and_their_weights_as_they_are_stored(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FAMILIES[name]))
     table, prompt = weights(FAMILIES[name]), tokens(FAMILIES[name])
-    model = peers.make_model(table.spec, table, DType.FP32, device="cpu", attention="eager", folder=tmp_path)
-    assert np.abs(peers.reference_logits(model, prompt, 12) - numpy_logits(table.spec, table, prompt)[-12:]).max() < TOLERANCE
-    with pytest.raises(ConfigError, match=f"a {table.spec.family} configuration cannot be written; allowed: llama"):
+    model = peers.make_model(
+        table.spec, table, DType.FP32, device="cpu", attention="eager", folder=tmp_path
+    )
+    assert (
+        np.abs(
+            peers.reference_logits(model, prompt, 12)
+            - numpy_logits(table.spec, table, prompt)[-12:]
+        ).max()
+        < TOLERANCE
+    )
+    with pytest.raises(
+        ConfigError, match=f"a {table.spec.family} configuration cannot be written; allowed: llama"
+    ):
         peers.make_model(table.spec, table, DType.FP32, device="cpu")
 
 
@@ -67,7 +87,8 @@ def test_what_is_timed_is_greedy_decoding() -> None:
     decoder = Decoder(peers.make_model(table.spec, table, DType.FP32, device="cpu"), 40)
     steps = decoder.run(prompt, 9, captured=False)
     reference = Reference(plan(table.spec, 1, 1, 1, 16, Sampling.GREEDY), table, kv_dtype=None)
-    assert [*steps.tokens] == reference.generate(prompt, 10)[1:]  # the prompt's own step gives the first
+    # the prompt's own step gives the first
+    assert [*steps.tokens] == reference.generate(prompt, 10)[1:]
     assert len(steps.ns) == 9
     assert steps.ns.min() > 0
     with pytest.raises(EngineError, match="positions exceed the static cache"):
@@ -87,7 +108,9 @@ def test_bf16_weights_arrive_bit_by_bit() -> None:
 def test_a_class_that_does_not_fit_is_refused() -> None:
     table = weights(CASES["llama"])
     other = Table(replace(table.spec, qk_norm=True), table | {})
-    with pytest.raises(EngineError, match=r"LlamaForCausalLM has no model\.layers\.0\.self_attn\.q_norm"):
+    with pytest.raises(
+        EngineError, match=r"LlamaForCausalLM has no model\.layers\.0\.self_attn\.q_norm"
+    ):
         peers.make_model(other.spec, other, DType.FP32, device="cpu")
 
 
@@ -132,8 +155,13 @@ def test_a_captured_step_is_the_eager_one(name: str, marked: None) -> None:
     table, prompt = weights(CASES[name]), tokens(CASES[name])
     decoder = Decoder(peers.make_model(table.spec, table, DType.FP32, device="cuda"), 60)
     decoder.capture(prompt[:5])
-    assert decoder.run(prompt[:6], 20, captured=True).tokens == decoder.run(prompt[:6], 20, captured=False).tokens
-    eager, captured = (decoder.follow(prompt[:8], prompt[8:], captured=way) for way in (False, True))
+    assert (
+        decoder.run(prompt[:6], 20, captured=True).tokens
+        == decoder.run(prompt[:6], 20, captured=False).tokens
+    )
+    eager, captured = (
+        decoder.follow(prompt[:8], prompt[8:], captured=way) for way in (False, True)
+    )
     assert np.abs(eager - captured).max() < TOLERANCE
 
 
@@ -141,4 +169,6 @@ def test_a_captured_step_is_the_eager_one(name: str, marked: None) -> None:
 def test_a_sliding_window_cannot_be_captured(marked: None) -> None:
     table = weights(CASES["mistral"])
     with pytest.raises(EngineError, match="cannot be captured"):
-        Decoder(peers.make_model(table.spec, table, DType.FP32, device="cuda"), 60).capture([1, 2, 3])
+        Decoder(peers.make_model(table.spec, table, DType.FP32, device="cuda"), 60).capture(
+            [1, 2, 3]
+        )

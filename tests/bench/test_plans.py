@@ -31,7 +31,10 @@ def test_rings_fit_the_kernel_that_is_built() -> None:
     made = plans("llama-3.2-1b")
     for plan in (made.resident, made.graph, made.ceiling):
         assert 0 <= plan.limits.on_chip_bytes - shared_bytes(plan) < 2 * plan.options.slot_bytes
-    assert (made.resident.options.execution, made.graph.options.execution) == (Execution.RESIDENT, Execution.GRAPH)
+    assert (made.resident.options.execution, made.graph.options.execution) == (
+        Execution.RESIDENT,
+        Execution.GRAPH,
+    )
 
 
 def test_the_ceiling_streams_the_model_s_bytes_with_every_block() -> None:
@@ -49,13 +52,17 @@ def test_bytes_are_the_mean_of_the_timed_steps() -> None:
     plan = plans("llama-3.2-1b").resident
     spec, tokens = load_model("llama-3.2-1b"), 128
     cached = np.mean([spec.kv_bytes(32 + step, DType.BF16) for step in range(tokens)])
-    assert mean_bytes(plan, context=32, tokens=tokens) == pytest.approx(plan.weight_bytes() + cached)
+    assert mean_bytes(plan, context=32, tokens=tokens) == pytest.approx(
+        plan.weight_bytes() + cached
+    )
 
 
 def test_a_window_bounds_the_cached_bytes() -> None:
     spec = replace(TINY, family="mistral", windows=(8, 8))
     plan = make_plans(spec, NODE, {"blocks": 4}, context=100, tokens=4, positions=104).resident
-    assert mean_bytes(plan, context=100, tokens=4) == plan.weight_bytes() + spec.kv_bytes(8, DType.BF16)
+    assert mean_bytes(plan, context=100, tokens=4) == plan.weight_bytes() + spec.kv_bytes(
+        8, DType.BF16
+    )
 
 
 @pytest.mark.parametrize("chosen", [{"execution": Execution.GRAPH}, {"max_context": 100}])
@@ -71,7 +78,10 @@ def test_a_context_beyond_the_model_s_is_refused() -> None:
 
 def test_a_model_too_large_for_the_gpu_is_refused_with_the_node_that_holds_it() -> None:
     with pytest.raises(
-        PlanError, match=r"needs \d+ GB of memory per GPU, a h200-sxm has 141 GB, \d+ GB too few: 8xh200-sxm is the smallest node"
+        PlanError,
+        match=r"needs \d+ GB of memory per GPU, a h200-sxm has 141 GB, \d+ GB too few: "
+        r"8xh200-sxm is "
+        r"the smallest node",
     ):
         plans("llama-3.1-405b")
 
@@ -79,14 +89,22 @@ def test_a_model_too_large_for_the_gpu_is_refused_with_the_node_that_holds_it() 
 def test_lanes_are_timed_as_a_llama_of_the_same_dimensions() -> None:
     spec = load_model("laneformer-2b")
     peer = shape_peer(spec, DType.FP16)
-    assert (peer.family, peer.lanes, peer.rope.style, peer.dtype) == ("llama", None, RopeStyle.HALF, DType.FP16)
+    assert (peer.family, peer.lanes, peer.rope.style, peer.dtype) == (
+        "llama",
+        None,
+        RopeStyle.HALF,
+        DType.FP16,
+    )
     assert peer.streamed_parameters == spec.streamed_parameters
     assert shape_peer(TINY, DType.FP16) == replace(TINY, dtype=DType.FP16)
 
 
 def test_held_random_weights_are_those_of_twin_run() -> None:
     held, one_by_one = hold_random(TINY, 7, DType.FP16), random_weights(TINY, 7, DType.FP16)
-    assert all((held[name] == one_by_one[name]).all() and held[name].dtype == np.float16 for name in tensors(TINY))
+    assert all(
+        (held[name] == one_by_one[name]).all() and held[name].dtype == np.float16
+        for name in tensors(TINY)
+    )
 
 
 def test_a_checkpoint_is_found_and_loaded_as_the_plan_has_it(checkpoint: Path) -> None:
@@ -97,14 +115,22 @@ def test_a_checkpoint_is_found_and_loaded_as_the_plan_has_it(checkpoint: Path) -
 
 
 def test_prompts_differ_and_have_the_length_asked_for(checkpoint: Path) -> None:
-    for source in (find_source(str(checkpoint), None), find_source(str(checkpoint / "config.json"), 3)):
+    for source in (
+        find_source(str(checkpoint), None),
+        find_source(str(checkpoint / "config.json"), 3),
+    ):
         prompts = make_prompts(source.load(DType.BF16), 12, 90)
-        assert all(len(prompt) == 90 and 0 <= min(prompt) <= max(prompt) < TINY.vocab for prompt in prompts)
+        assert all(
+            len(prompt) == 90 and 0 <= min(prompt) <= max(prompt) < TINY.vocab for prompt in prompts
+        )
         assert len({tuple(prompt) for prompt in prompts}) == 12
         assert prompts[:3] == make_prompts(source.load(DType.BF16), 3, 90)
 
 
-@pytest.mark.parametrize(("model", "seed"), [("llama-3.2-1b", None), ("llama-3.2-1b", -1), ("nowhere", None), ("nowhere", 1)])
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [("llama-3.2-1b", None), ("llama-3.2-1b", -1), ("nowhere", None), ("nowhere", 1)],
+)
 def test_a_source_that_is_none_is_refused(model: str, seed: int | None) -> None:
     with pytest.raises(TwinError):
         find_source(model, seed)

@@ -16,35 +16,65 @@ from twin.errors import CalibrationError
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
 RESULT: dict[str, Any] = {
-    "model": "a model/1", "node": "1xh200-sxm", "context": 32, "tokens_per_s": 1000.0, "us_per_token": 1000.0,
-    "bytes_per_step": 4_000_000_000, "ceiling_bytes_per_s": 4.6e12, "stream_fraction": 0.87, "mbu": 0.83,
-    "fidelity": {}, "clocks": {}, "driver": "580.1", "commit": "abc-dirty",
-}  # fmt: skip
-SAMPLES = [Sample("resident", 0, Steps(np.array([10, 11], np.int64))), Sample("graph", 0, Steps(np.array([20, 21], np.int64)))]
+    "model": "a model/1",
+    "node": "1xh200-sxm",
+    "context": 32,
+    "tokens_per_s": 1000.0,
+    "us_per_token": 1000.0,
+    "bytes_per_step": 4_000_000_000,
+    "ceiling_bytes_per_s": 4.6e12,
+    "stream_fraction": 0.87,
+    "mbu": 0.83,
+    "fidelity": {},
+    "clocks": {},
+    "driver": "580.1",
+    "commit": "abc-dirty",
+}
+SAMPLES = [
+    Sample("resident", 0, Steps(np.array([10, 11], np.int64))),
+    Sample("graph", 0, Steps(np.array([20, 21], np.int64))),
+]
 
 
 def test_a_record_reads_back_and_keeps_every_sample(tmp_path: Path) -> None:
     logits = np.array([[1.0, 0.0]], np.float32)
-    folder = record.write(tmp_path, RESULT, SAMPLES, [fidelity.judge(logits, logits, logits, [0])] * 2)
+    folder = record.write(
+        tmp_path, RESULT, SAMPLES, [fidelity.judge(logits, logits, logits, [0])] * 2
+    )
     assert folder.name.endswith("-a-model-1-32")
     assert record.read(folder) == RESULT
     rows = list(csv.DictReader((folder / record.SAMPLES).open()))
     assert [(r["variant"], r["repeat"], r["step"], r["ns"]) for r in rows] == [
-        ("resident", "0", "0", "10"), ("resident", "0", "1", "11"), ("graph", "0", "0", "20"), ("graph", "0", "1", "21"),
-    ]  # fmt: skip
+        ("resident", "0", "0", "10"),
+        ("resident", "0", "1", "11"),
+        ("graph", "0", "0", "20"),
+        ("graph", "0", "1", "21"),
+    ]
     judged = list(csv.DictReader((folder / record.FIDELITY).open()))
-    assert [(r["prompt"], r["position"], r["chosen"]) for r in judged] == [("0", "0", "0"), ("1", "0", "0")]
+    assert [(r["prompt"], r["position"], r["chosen"]) for r in judged] == [
+        ("0", "0", "0"),
+        ("1", "0", "0"),
+    ]
 
 
 @pytest.mark.parametrize("name", record.FIELDS)
 def test_every_field_is_needed(name: str, tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=f"without {name}"):
-        record.write(tmp_path, {key: value for key, value in RESULT.items() if key != name}, SAMPLES, [])
+        record.write(
+            tmp_path, {key: value for key, value in RESULT.items() if key != name}, SAMPLES, []
+        )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("mbu", math.nan), ("tokens_per_s", 0.0), ("context", True), ("driver", 580), ("bytes_per_step", 1.5)]
+    ("name", "value"),
+    [
+        ("mbu", math.nan),
+        ("tokens_per_s", 0.0),
+        ("context", True),
+        ("driver", 580),
+        ("bytes_per_step", 1.5),
+    ],
 )
 def test_wrong_values_are_refused(name: str, value: object) -> None:
     with pytest.raises(CalibrationError, match=name):
@@ -53,7 +83,9 @@ def test_wrong_values_are_refused(name: str, value: object) -> None:
 
 def test_the_description_lists_the_fields() -> None:
     text = (RUNS / "README.md").read_text()
-    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(record.FIELDS)
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(
+        record.FIELDS
+    )
 
 
 def test_stored_results_keep_the_format() -> None:

@@ -20,10 +20,32 @@ def variant(name: str, log: list[str], ns: int = 1000) -> Variant:
 def test_variants_alternate_after_all_are_warm() -> None:
     log: list[str] = []
     samples = alternate(
-        [variant("a", log), variant("b", log)], 3, show=lambda text: None, after_round=lambda: log.append("round")
-    )  # fmt: skip
-    assert log == ["warm a", "warm b", "a0", "b0", "round", "a1", "b1", "round", "a2", "b2", "round"]
-    assert [(s.variant, s.repeat) for s in samples] == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+        [variant("a", log), variant("b", log)],
+        3,
+        show=lambda text: None,
+        after_round=lambda: log.append("round"),
+    )
+    assert log == [
+        "warm a",
+        "warm b",
+        "a0",
+        "b0",
+        "round",
+        "a1",
+        "b1",
+        "round",
+        "a2",
+        "b2",
+        "round",
+    ]
+    assert [(s.variant, s.repeat) for s in samples] == [
+        ("a", 0),
+        ("b", 0),
+        ("a", 1),
+        ("b", 1),
+        ("a", 2),
+        ("b", 2),
+    ]
 
 
 def test_the_median_is_over_repetitions_and_a_slow_step_counts_in_its_own() -> None:

@@ -1,4 +1,6 @@
-"""A GPU that is not there: its seconds come from the simulator, with numbers that the fit does not know."""
+"""A GPU that is not there: its seconds come from the simulator, with numbers that the fit does not
+know.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,12 @@ class Pretended:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         pass
 
     def fill_random(self, seed: int) -> None:
@@ -93,7 +100,9 @@ class Pretended:
         machine = Machine(self.plan, hidden_node(), steps=STEPS, keep_all=True)
         machine.run()
         before = max(block.ended[-2] for block in machine.blocks)
-        ends = np.array([[log[-1][0] for log in block.log[-1]] for block in machine.blocks]) - before
+        ends = (
+            np.array([[log[-1][0] for log in block.log[-1]] for block in machine.blocks]) - before
+        )
         period = self.step_s * 1e9
         ns = (ends / 1000)[None] + (np.arange(steps) * period)[:, None, None]
         shaped = ns.reshape(steps, self.plan.ranks, self.plan.blocks, len(self.plan.stages))
@@ -101,7 +110,9 @@ class Pretended:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
-    """Make `measure` and `engine_runs` see the GPU; the plan whose name holds `broken` does not run."""
+    """Make `measure` and `engine_runs` see the GPU; the plan whose name holds `broken` does not
+    run.
+    """
 
     def open_engine(device: Device, plan: Plan, weights: Any) -> Pretended:
         if broken and broken in plan.name:
@@ -110,6 +121,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
 
     for module in (measure, engine_runs, tracing):
         monkeypatch.setattr(module, "compile_all", lambda *args, **chosen: {})
-        monkeypatch.setattr(module, "open_random", lambda device, plan, seed, trace=False: Pretended(plan, trace=trace))
+        monkeypatch.setattr(
+            module,
+            "open_random",
+            lambda device, plan, seed, trace=False: Pretended(plan, trace=trace),
+        )
     monkeypatch.setattr(measure, "check_present", lambda device: None)
     monkeypatch.setattr(measure, "open_engine", open_engine)

@@ -1,4 +1,6 @@
-"""Which numbers a group of probes binds: by curvature, on one side only, as a sum, or not at all."""
+"""Which numbers a group of probes binds: by curvature, on one side only, as a sum, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ def group(slopes: list[list[float]], *, level: float = NOISE) -> Group:
     def misfit(point: Vector) -> float:
         return float(np.sum((matrix @ point) ** 2))
 
-    return Group([f"n{at}" for at in range(matrix.shape[1])], np.zeros(matrix.shape[1]), matrix, level, misfit)
+    return Group(
+        [f"n{at}" for at in range(matrix.shape[1])],
+        np.zeros(matrix.shape[1]),
+        matrix,
+        level,
+        misfit,
+    )
 
 
 def strengths(found: Group, *before: Number) -> dict[str, float]:
@@ -41,7 +49,9 @@ def test_more_noise_binds_less() -> None:
 
 def test_a_wider_range_is_easier_to_bind_than_a_narrow_one() -> None:
     wide = strengths(group([[0.02], [0.02]]), Number(1.0, Kind.ASSUMED, "test", 0.1, 10.0))["n0"]
-    narrow = strengths(group([[0.02], [0.02]]), Number(1.0, Kind.MEASURED, "test", 0.99, 1.01))["n0"]
+    narrow = strengths(group([[0.02], [0.02]]), Number(1.0, Kind.MEASURED, "test", 0.99, 1.01))[
+        "n0"
+    ]
     assert wide / narrow == pytest.approx(math.log(10) / ALLOWED)
 
 
@@ -64,8 +74,12 @@ def test_a_rate_that_nothing_waits_for_is_not_bound_on_one_side_only() -> None:
 
 
 def test_the_allowed_range_holds_what_the_file_says_and_a_factor_of_two_about_the_value() -> None:
-    assert allowed(Number(4.0, Kind.MEASURED, "test", 3.9, 4.1), math.log(3.0)) == pytest.approx((math.log(1.5), math.log(6.0)))
-    assert allowed(Number(4.0, Kind.ASSUMED, "test", 0.0, 40.0), math.log(3.0)) == pytest.approx((math.log(1.5), math.log(40.0)))
+    assert allowed(Number(4.0, Kind.MEASURED, "test", 3.9, 4.1), math.log(3.0)) == pytest.approx(
+        (math.log(1.5), math.log(6.0))
+    )
+    assert allowed(Number(4.0, Kind.ASSUMED, "test", 0.0, 40.0), math.log(3.0)) == pytest.approx(
+        (math.log(1.5), math.log(40.0))
+    )
 
 
 def test_curvature_is_the_misfits_growth_with_the_others_following() -> None:

@@ -1,4 +1,6 @@
-"""Fitting finds the numbers that made the samples, says what no probe settles, and refuses what does not belong together."""
+"""Fitting finds the numbers that made the samples, says what no probe settles, and refuses what
+does not belong together.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
-from twin.proof.validate import violations
+from twin.proof.prove import violations
 
 TRUE = {
     "block.bf16_bytes_per_s": 20e9,
@@ -30,9 +32,19 @@ TRUE = {
     "block.sample_element_s": 5e-9,
     "sharing.switch_s": 1.5e-6,
 }
-RATES = ("memory.stream_bytes_per_s", "llc.bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s")  # out of the way
-FEW = ("stream-bf16-1MB-b1", "rows-64", "exchange-sentinel-64-b1", "exchange-sentinel-64-b2", "exchange-sentinel-4096-b2",
-       "attention-1024-b1", "graph-b2", "sample-4096", "turns-512x512-b8")  # fmt: skip
+# out of the way
+RATES = ("memory.stream_bytes_per_s", "llc.bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s")
+FEW = (
+    "stream-bf16-1MB-b1",
+    "rows-64",
+    "exchange-sentinel-64-b1",
+    "exchange-sentinel-64-b2",
+    "exchange-sentinel-4096-b2",
+    "attention-1024-b1",
+    "graph-b2",
+    "sample-4096",
+    "turns-512x512-b8",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +54,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def two_cores() -> Node:
     """This computer's node, with two cores whatever it has."""
-    return apply_fit(load_node("1xhost"), {"structure.blocks_per_die": Number(2, Kind.MEASURED, "test")})
+    return apply_fit(
+        load_node("1xhost"), {"structure.blocks_per_die": Number(2, Kind.MEASURED, "test")}
+    )
 
 
 def probes() -> list[Probe]:
@@ -51,13 +65,17 @@ def probes() -> list[Probe]:
 
 
 def truth(node: Node) -> Node:
-    return apply_fit(node, {path: Number(value, Kind.MEASURED, "test") for path, value in TRUE.items()})
+    return apply_fit(
+        node, {path: Number(value, Kind.MEASURED, "test") for path, value in TRUE.items()}
+    )
 
 
 def measured(node: Node, chosen: list[Probe]) -> store.Run:
     random = np.random.default_rng(1)
     made = truth(node)
-    samples = {p.name: (simulated_step_s(made, p) * (1 + 0.01 * random.random(5))).tolist() for p in chosen}
+    samples = {
+        p.name: (simulated_step_s(made, p) * (1 + 0.01 * random.random(5))).tolist() for p in chosen
+    }
     return store.write_run("host", "test", {"device": "host"}, samples)
 
 
@@ -84,18 +102,23 @@ def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
 
 
 def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
-    node = apply_fit(truth(two_cores()), {path: Number(2e11, Kind.MEASURED, "test") for path in RATES})
+    node = apply_fit(
+        truth(two_cores()), {path: Number(2e11, Kind.MEASURED, "test") for path in RATES}
+    )
     turns = [p for p in probes() if p.group == "turns"]
     samples = {p.name: [simulated_step_s(node, p)] * 3 for p in turns}
     begun = apply_fit(node, {"sharing.switch_s": Number(1e-7, Kind.ASSUMED, "test")})
     fit = fit_node(begun, turns, store.write_run("host", "test", {}, samples), lambda said: None)
-    assert fit.numbers["sharing.switch_s"].value == pytest.approx(TRUE["sharing.switch_s"], rel=0.05)
+    assert fit.numbers["sharing.switch_s"].value == pytest.approx(
+        TRUE["sharing.switch_s"], rel=0.05
+    )
 
 
 def test_a_number_that_no_probe_binds_keeps_what_its_file_says() -> None:
     node = two_cores()
     fit = fit_node(node, probes(), measured(node, probes()), lambda said: None)
-    assert fit.binding["block.fp32_bytes_per_s"] < 1 <= fit.binding["block.kv_bytes_per_s"]  # no FP32 probe among the few
+    # no FP32 probe among the few
+    assert fit.binding["block.fp32_bytes_per_s"] < 1 <= fit.binding["block.kv_bytes_per_s"]
     assert {path for path, number in fit.numbers.items() if number.kind is Kind.FITTED} == {
         p for p, strength in fit.binding.items() if strength >= 1
     }
@@ -107,13 +130,21 @@ def test_an_interval_ends_where_the_fit_does_however_noisy_a_probe_is() -> None:
     """`make demo` once ended with a memory of 70.8 B/s at least, which no device may have."""
     node, chosen = two_cores(), probes()
     run = measured(node, chosen)
-    run.samples["stream-bf16-1MB-b1"] = [run.samples["stream-bf16-1MB-b1"][0] * factor for factor in (1e-12, 1e-6, 1.0, 1e6, 1e12)]
+    run.samples["stream-bf16-1MB-b1"] = [
+        run.samples["stream-bf16-1MB-b1"][0] * factor for factor in (1e-12, 1e-6, 1.0, 1e6, 1e12)
+    ]
     fit = fit_node(node, chosen, run, lambda said: None)
     widest = math.exp(2 * REACH)  # from one end of the reach to the other
     for path, number in fit.numbers.items():
         assert number.low is not None
         assert number.high is not None
-        assert number.value / widest <= number.low <= number.value <= number.high <= number.value * widest, path
+        assert (
+            number.value / widest
+            <= number.low
+            <= number.value
+            <= number.high
+            <= number.value * widest
+        ), path
     apply_fit(node, fit.numbers)
 
 
@@ -127,7 +158,9 @@ def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
     node = two_cores()
     *rest, newest = probes()
     found = measured(node, rest)
-    run = store.write_run("host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples)
+    run = store.write_run(
+        "host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples
+    )
     said: list[str] = []
     fit = fit_node(node, probes(), run, said.append)
     assert set(fit.residuals) == {probe.name for probe in rest}
@@ -135,7 +168,9 @@ def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
 
 
 def test_a_run_comes_back_as_it_was_stored() -> None:
-    run = store.write_run("host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]})
+    run = store.write_run(
+        "host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]}
+    )
     again = store.read_run(run.folder)
     assert (again.id, again.meta, again.samples) == (run.id, run.meta, run.samples)
 

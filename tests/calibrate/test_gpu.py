@@ -1,4 +1,6 @@
-"""A GPU's probes, from measuring over the fit to predictions of engine runs, on a GPU whose numbers only the test knows."""
+"""A GPU's probes, from measuring over the fit to predictions of engine runs, on a GPU whose numbers
+only the test knows.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,27 @@ from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
 from twin.plan.probe import stream_probe
 from twin.plan.types import Options
-from twin.proof.validate import violations
+from twin.proof.prove import violations
 from twin.sim.run import simulate
 
-SETTLED = (  # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither a tile nor a hop
-    ("memory.stream_bytes_per_s",), ("warps.copy_s",), ("warps.pair_bytes_per_s",), ("warps.slice_s", "warps.reduction_s"),
-    ("block.element_s",), ("l2.latency_s",), ("warps.round_s",), ("warps.unit_s",), ("block.sample_element_s",),
+# by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither
+# a tile nor a hop
+SETTLED = (
+    ("memory.stream_bytes_per_s",),
+    ("warps.copy_s",),
+    ("warps.pair_bytes_per_s",),
+    ("warps.slice_s", "warps.reduction_s"),
+    ("block.element_s",),
+    ("l2.latency_s",),
+    ("warps.round_s",),
+    ("warps.unit_s",),
+    ("block.sample_element_s",),
     ("warps.tile_s", "block.stage_s"),
-    ("handoff.hop_s", "block.stage_s"), ("handoff.hop_s", "handoff.fence_s", "block.stage_s"), ("warps.item_s", "block.stage_s"),
+    ("handoff.hop_s", "block.stage_s"),
+    ("handoff.hop_s", "handoff.fence_s", "block.stage_s"),
+    ("warps.item_s", "block.stage_s"),
     ("launch.graph_edge_s", "block.stage_s"),
-)  # fmt: skip
+)
 SLOW = ("hop-0-1", "graph-matrices", "exchange-grid-16-b132")  # to simulate
 SHARED_BYTES = 232448  # of an H200's block
 HUGE = 150 * 10**9
@@ -67,7 +80,10 @@ def small_runs() -> list[HeldOut]:
     spec = replace(spec, name="shallow", layers=2, windows=(0, 0), vocab=8192)
     options = default_options(spec, h200(), context=40, max_context=64)
     shallow = HeldOut("shallow", spec, options, 16, 48, 2, traced=True)
-    return [shallow, replace(shallow, name="shallow-b96", options=replace(options, blocks=96), traced=False)]
+    return [
+        shallow,
+        replace(shallow, name="shallow-b96", options=replace(options, blocks=96), traced=False),
+    ]
 
 
 def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
@@ -108,9 +124,22 @@ def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     """What the slow test below does with all groups."""
     pretend(monkeypatch)
     groups = {name: GPU_RECIPE.groups[name] for name in ("exchange", "sample")}
-    some = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.group in groups and probe.name not in SLOW]
-    monkeypatch.setattr(recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, groups=groups, probes=lambda limits, quick: some))
-    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    some = [
+        probe
+        for probe in gpu_probes(limits_of(h200()), quick=True)
+        if probe.group in groups and probe.name not in SLOW
+    ]
+    monkeypatch.setattr(
+        recipe_module,
+        "GPU_RECIPE",
+        replace(GPU_RECIPE, groups=groups, probes=lambda limits, quick: some),
+    )
+    assert (
+        main(
+            ["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]
+        )
+        == 0
+    )
     assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
     node = calibrated_node("1xh200")
     for path in ("block.element_s", "l2.latency_s", "block.sample_element_s"):
@@ -120,7 +149,9 @@ def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     judged = store.read_fit("1xh200-sxm")
     assert fitted is not None
     assert judged is not None
-    assert {path: number.value for path, number in judged[0].items()} == {path: number.value for path, number in fitted[0].items()}
+    assert {path: number.value for path, number in judged[0].items()} == {
+        path: number.value for path, number in fitted[0].items()
+    }
     assert judged[1]["binding"].keys() == judged[0].keys()
     for path, number in judged[0].items():
         assert (number.kind is Kind.FITTED) == (judged[1]["binding"][path] >= 1), path
@@ -131,9 +162,17 @@ def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch)
-    monkeypatch.setattr(gpu_probes_module, "FROM_MEMORY", 80 * 10**6)  # still more than the L2 holds, and quicker to simulate
-    monkeypatch.setattr(gpu_probes_module, "QUICK", [name for name in gpu_probes_module.QUICK if name not in SLOW])
-    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    # still more than the L2 holds, and quicker to simulate
+    monkeypatch.setattr(gpu_probes_module, "FROM_MEMORY", 80 * 10**6)
+    monkeypatch.setattr(
+        gpu_probes_module, "QUICK", [name for name in gpu_probes_module.QUICK if name not in SLOW]
+    )
+    assert (
+        main(
+            ["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]
+        )
+        == 0
+    )
     assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
     node = calibrated_node("1xh200")
     for paths in SETTLED:
@@ -148,8 +187,12 @@ def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     said = json.loads(capsys.readouterr().out)
     assert said["worst_abs_error"] < 0.03
     assert {row["run"] for row in said["stages"]} == {"shallow"}
-    for row in said["stages"]:  # two chains in a hurry settle the numbers of five in sum: a step is right where its stages are not yet
-        assert row["predicted_s"] == pytest.approx(row["measured_s"], rel=0.3, abs=2e-7), row["stage"]
+    # two chains in a hurry settle the numbers of five in sum: a step is right where its stages are
+    # not yet
+    for row in said["stages"]:
+        assert row["predicted_s"] == pytest.approx(row["measured_s"], rel=0.3, abs=2e-7), row[
+            "stage"
+        ]
 
 
 def getattr_path(node: Node, path: str) -> float:
@@ -159,24 +202,42 @@ def getattr_path(node: Node, path: str) -> float:
     return float(found.value)  # type: ignore[attr-defined]
 
 
-def test_chains_of_layers_are_traced_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_of_layers_are_traced_after_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch)
-    some = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name in ("chain-small", "sample-32000")]
-    monkeypatch.setattr(recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, probes=lambda limits, quick: some))
-    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    some = [
+        probe
+        for probe in gpu_probes(limits_of(h200()), quick=True)
+        if probe.name in ("chain-small", "sample-32000")
+    ]
+    monkeypatch.setattr(
+        recipe_module, "GPU_RECIPE", replace(GPU_RECIPE, probes=lambda limits, quick: some)
+    )
+    assert (
+        main(
+            ["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]
+        )
+        == 0
+    )
     stages = store.read_run(tmp_path / "probes").stages
     assert {one.run for one in stages} == {"chain-small"}
     assert {"qkv", "attention", "o_proj", "gate_up", "down"} <= {one.stage for one in stages}
 
 
 def test_stages_of_layers_are_wanted_as_shares_of_the_step_without_marks() -> None:
-    (chain,) = [probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name == "chain-small"]
+    (chain,) = [
+        probe for probe in gpu_probes(limits_of(h200()), quick=True) if probe.name == "chain-small"
+    ]
     # the embedding comes once in a step, and a clock ticks coarsely
     spans = (("embed", 1e-4), ("qkv", 4e-4), ("down", 3e-4))
     traced = tuple(store.StageTimes("chain-small", kind, span, 0.0, 0.0) for kind, span in spans)
     run = store.Run(Path("run"), {}, {"chain-small": [1e-3]}, traced)
     wanted = {(name, kind): span for name, kind, span in stage_targets([chain], run)}
-    assert wanted == {("chain-small", "qkv"): pytest.approx(5e-4), ("chain-small", "down"): pytest.approx(3.75e-4)}
+    assert wanted == {
+        ("chain-small", "qkv"): pytest.approx(5e-4),
+        ("chain-small", "down"): pytest.approx(3.75e-4),
+    }
     assert stage_targets([chain], replace(run, stages=())) == []
 
 
@@ -184,7 +245,12 @@ def test_a_probe_that_does_not_run_is_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch, broken="hop 0-1")
-    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]) == 0
+    assert (
+        main(
+            ["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]
+        )
+        == 0
+    )
     run = store.read_run(tmp_path / "probes")
     assert run.meta["failed"] == {"hop-0-1": "no room on this multiprocessor"}
     assert "hop-0-1" not in run.samples
@@ -193,35 +259,53 @@ def test_a_probe_that_does_not_run_is_left_out_and_named(
 
 def test_measuring_needs_no_simulator() -> None:
     code = (
-        "import sys\nfor name in ('simpy', 'scipy', 'pandas', 'plotly', 'tokenizers'): sys.modules[name] = None\n"
-        "from twin.cli import build_parser\nbuild_parser(['calibrate', 'validate'])"
+        "import sys\nfor name in ('simpy', 'scipy', 'pandas', 'plotly', 'tokenizers'): "
+        "sys.modules[name] = None\nfrom twin.cli import build_parser\n"
+        "build_parser(['calibrate', 'validate'])"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=data_dir("hwmodels").parent)
 
 
 def test_a_run_of_another_device_is_refused(tmp_path: Path) -> None:
-    store.save_run(tmp_path / "run", {"device": "host", "date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]})
+    store.save_run(
+        tmp_path / "run", {"device": "host", "date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]}
+    )
     with pytest.raises(CalibrationError, match="measured on host, not on h200-sxm"):
         store.adopt_run(tmp_path / "run", NAME, "probes")
 
 
 def test_a_run_is_adopted_once_under_its_own_date(tmp_path: Path) -> None:
     store.save_run(
-        tmp_path / "run", {"device": NAME, "date": "2026-11-21T10:00:00+00:00"}, {"a": [1.0]}, [store.StageTimes("a", "qkv", 1, 2, 3)]
+        tmp_path / "run",
+        {"device": NAME, "date": "2026-11-21T10:00:00+00:00"},
+        {"a": [1.0]},
+        [store.StageTimes("a", "qkv", 1, 2, 3)],
     )
     first = store.adopt_run(tmp_path / "run", NAME, "probes")
     again = store.adopt_run(tmp_path / "run", NAME, "probes")
     assert first.id == again.id == "2026-11-21T100000-probes"
-    assert store.adopt_run(first.folder, NAME, "probes").stages == (store.StageTimes("a", "qkv", 1, 2, 3),)
+    assert store.adopt_run(first.folder, NAME, "probes").stages == (
+        store.StageTimes("a", "qkv", 1, 2, 3),
+    )
 
 
-@pytest.mark.parametrize("words", [("--measure-only",), ("--out", "somewhere"), ("--measure-only", "--out", "."), ("--from", "nowhere")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--measure-only",),
+        ("--out", "somewhere"),
+        ("--measure-only", "--out", "."),
+        ("--from", "nowhere"),
+    ],
+)
 def test_folders_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
     assert main(["calibrate", "h200", *words]) == 2
 
 
 def test_another_gpu_is_not_taken_for_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90a", 132, 85 * 10**9))
+    monkeypatch.setattr(
+        choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90a", 132, 85 * 10**9)
+    )
     with pytest.raises(EngineError, match=r"h200-sxm has 132 .* here is NVIDIA H100"):
         choose.check_present(h200().device)
     monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H200", "sm_90a", 132, HUGE))
@@ -237,7 +321,11 @@ def test_stretches_undo_a_clock_that_ticks_coarsely() -> None:
 def test_spans_of_stages_add_up_to_the_step() -> None:
     plan = stream_probe(Options(blocks=2), limits_of(h200()), rows=16, cols=512, stages=3)
     random = np.random.default_rng(3)
-    finished = np.cumsum(random.uniform(1, 2, (2, 5 * 3)), axis=1).reshape(2, 5, 3).transpose(1, 0, 2)[:, None]
+    finished = (
+        np.cumsum(random.uniform(1, 2, (2, 5 * 3)), axis=1)
+        .reshape(2, 5, 3)
+        .transpose(1, 0, 2)[:, None]
+    )
     trace = np.stack([finished - 0.5, finished], axis=-1)
     (times,) = stage_times("x", plan, trace)
     steps = np.diff(finished[:, 0, :, -1].max(axis=1))
@@ -245,8 +333,11 @@ def test_spans_of_stages_add_up_to_the_step() -> None:
     assert times.work_s == pytest.approx(3 * 0.5)
 
 
-def test_what_a_helper_makes_aside_is_not_compared() -> None:
+def test_what_the_keeper_makes_is_not_compared() -> None:
     """Its end is never the last of the block's, so it has no span of its own."""
-    measured = [store.StageTimes("lanes", "down", 2.0, 0.5, 1.5), store.StageTimes("lanes", "reduce", 0.0, 0.0, 0.1)]
+    measured = [
+        store.StageTimes("lanes", "down", 2.0, 0.5, 1.5),
+        store.StageTimes("lanes", "reduce", 0.0, 0.0, 0.1),
+    ]
     found = list(stages_compared(measured, {"lanes": Simulated(4.0, {"down": 3.0, "reduce": 0.0})}))
     assert [(one.stage, one.error) for one in found] == [("down", 0.5)]

@@ -28,26 +28,38 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept() -> None:
-    found = Validation("1xh200-sxm", "r", tuple(Compared(f"run{at}", speed, 100.0, 0.0, 1) for at, speed in enumerate(SPEEDS)))
+    found = Validation(
+        "1xh200-sxm",
+        "r",
+        tuple(Compared(f"run{at}", speed, 100.0, 0.0, 1) for at, speed in enumerate(SPEEDS)),
+    )
     keep(load_node("1xh200"), found, RECORD)
 
 
-def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(elsewhere: None) -> None:
+def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(
+    elsewhere: None,
+) -> None:
     assert known_error(load_node("1xh200")) is None
     kept()
     for name in ("1xh200", "8xh200"):
-        assert known_error(load_node(name)) == KnownError("1xh200-sxm", "r", "record", {"run0": 0.1, "run1": -0.05, "run2": 0.04})
+        assert known_error(load_node(name)) == KnownError(
+            "1xh200-sxm", "r", "record", {"run0": 0.1, "run1": -0.05, "run2": 0.04}
+        )
     assert known_error(load_node("1xh100")) is None
 
 
 def test_errors_of_another_fit_are_not_told(elsewhere: None) -> None:
     kept()
-    store.write_fit("1xh200-sxm", {"handoff.hop_s": Number(8e-7, Kind.FITTED, "test", 6e-7, 9e-7)}, {"run": "r"})
+    store.write_fit(
+        "1xh200-sxm", {"handoff.hop_s": Number(8e-7, Kind.FITTED, "test", 6e-7, 9e-7)}, {"run": "r"}
+    )
     assert known_error(load_node("1xh200")) is None
 
 
 def test_median_worst_and_interval_are_of_all_runs() -> None:
-    known = KnownError("1xh200-sxm", "r", "record", {str(at): speed / 100 - 1 for at, speed in enumerate(SPEEDS)})
+    known = KnownError(
+        "1xh200-sxm", "r", "record", {str(at): speed / 100 - 1 for at, speed in enumerate(SPEEDS)}
+    )
     assert (known.median, known.worst) == (pytest.approx(0.05), pytest.approx(0.1))
     low, high = known.interval(1000.0)
     assert 1000 / 1.1 < low < 1000 / 1.04 < 1000 < high < 1000 / 0.95
@@ -77,8 +89,12 @@ def test_simulate_tells_the_error_and_its_interval(twin: Twin) -> None:
     said = json.loads(twin("simulate", "llama-3.2-1b", "1xh200", "--json").out)
     known = known_error(calibrated_node("1xh200"))
     assert known is not None
-    assert said["held_out"]["median_abs_error"] == statistics.median(map(abs, known.errors.values()))
+    assert said["held_out"]["median_abs_error"] == statistics.median(
+        map(abs, known.errors.values())
+    )
     assert said["held_out"]["runs"] == len(known.errors)
     low, high = said["held_out"]["tokens_per_s"]
     assert low < high
-    assert json.loads(twin("simulate", "llama-3.2-1b", "1xmi300x", "--json").out)["held_out"] is None
+    assert (
+        json.loads(twin("simulate", "llama-3.2-1b", "1xmi300x", "--json").out)["held_out"] is None
+    )

@@ -1,4 +1,6 @@
-"""A record of engine runs holds what it ran: it is read back as it was, whatever today's held-out runs are."""
+"""A record of engine runs holds what it ran: it is read back as it was, whatever today's held-out
+runs are.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,22 @@ def record(meta: dict[str, Any]) -> store.Run:
 def test_what_a_record_says_it_ran_comes_before_todays_runs() -> None:
     (today,) = [run for run in held_out(H200) if run.name == "llama-1b"]
     changed = written(today) | {"prompt": 99}
-    assert [run.prompt for run in runs_of(record({RUNS: {"llama-1b": changed, "not-run": changed}}), H200)] == [99]
+    assert [
+        run.prompt
+        for run in runs_of(record({RUNS: {"llama-1b": changed, "not-run": changed}}), H200)
+    ] == [99]
     assert runs_of(record({}), H200) == [today]
 
 
-@pytest.mark.parametrize("runs", [[], {"a": {}}, {"a": 3}, {"a": {"model": "llama-3.2-1b", "options": {"nothing": 1}, "prompt": 1}}])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        {"a": {}},
+        {"a": 3},
+        {"a": {"model": "llama-3.2-1b", "options": {"nothing": 1}, "prompt": 1}},
+    ],
+)
 def test_damaged_runs_of_a_record_are_named(runs: Any) -> None:
     with pytest.raises(CalibrationError, match=r"meta.yaml: runs hold no engine runs"):
         recorded(HERE, {RUNS: runs})

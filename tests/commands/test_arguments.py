@@ -20,4 +20,7 @@ class Options:
 
 
 def test_a_comment_stands_behind_a_field_or_above_it() -> None:
-    assert _comments(Options) == {"behind": "how many", "above": "a reason that is too long for the end of a line"}
+    assert _comments(Options) == {
+        "behind": "how many",
+        "above": "a reason that is too long for the end of a line",
+    }

@@ -1,4 +1,5 @@
-"""Records the logits of transformers for tests/engine/test_huggingface.py: python -m tests.data.make_hf_goldens [CASE..].
+"""Records the logits of transformers for tests/engine/test_huggingface.py: python -m
+tests.data.make_hf_goldens [CASE..].
 
 Needs the extra 'hf'. The recorded files change only with a stated reason.
 """
@@ -23,7 +24,13 @@ def main() -> None:
         prompt = tokens(config)
         logits = hf_logits(config, weights(config), prompt)
         greedy = np.array(hf_greedy(config, weights(config), prompt, GREEDY))
-        np.savez_compressed(GOLDENS / f"{name}.npz", config=json.dumps(config), tokens=np.array(prompt), logits=logits, greedy=greedy)
+        np.savez_compressed(
+            GOLDENS / f"{name}.npz",
+            config=json.dumps(config),
+            tokens=np.array(prompt),
+            logits=logits,
+            greedy=greedy,
+        )
         print(name, logits.shape, np.abs(logits).max())
 
 

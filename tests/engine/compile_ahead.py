@@ -1,8 +1,10 @@
-"""Compiles the kernels of the GPU tests on all cores, so that the tests find them in the cache: one after the other they take minutes.
+"""Compiles the kernels of the GPU tests on all cores, so that the tests find them in the cache: one
+after the other they take minutes.
 
     python tests/engine/compile_ahead.py [--workers N] [-k EXPRESSION]
 
-Needs no GPU. As a pytest plugin it takes one share of the tests, and ends each where its kernel has been compiled.
+Needs no GPU. As a pytest plugin it takes one share of the tests, and ends each where its kernel has
+been compiled.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from twin.engine.driver import ADVICE, Driver
     from twin.errors import EngineError
 
-    for mark in ("skipif", "skip", "xfail"):  # of the plugin that is left out: it would skip all without a GPU
+    # of the plugin that is left out: it would skip all without a GPU
+    for mark in ("skipif", "skip", "xfail"):
         config.addinivalue_line("markers", f"{mark}: not heeded here")
     compiled = cuda.compile_cubin
 
@@ -40,21 +43,46 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.skip("compiled")
 
     cuda.compile_cubin = compile_only  # type: ignore[assignment]
-    cuda.open_driver = lambda: Driver(FakeDriver(), EngineError, ADVICE)  # a GPU would be asked before
+    # a GPU would be asked before
+    cuda.open_driver = lambda: Driver(FakeDriver(), EngineError, ADVICE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("-k", default="", help="only tests that pytest would take with this expression")
+    parser.add_argument(
+        "-k", default="", help="only tests that pytest would take with this expression"
+    )
     args = parser.parse_args()
     plugins = ["-p", "no:cacheprovider", "-p", "no:skipping", "-p", "tests.engine.compile_ahead"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", args.k, *plugins, "tests/engine/test_cuda_engine.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-k",
+        args.k,
+        *plugins,
+        "tests/engine/test_cuda_engine.py",
+    ]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     running = []
     for part in range(args.workers):
         env = {**os.environ, SHARE: f"{part}/{args.workers}", "PYTHONPATH": path}
-        running.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        running.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     failed = 0
     for one in running:
         said = one.communicate()[0]

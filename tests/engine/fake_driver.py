@@ -1,4 +1,6 @@
-"""A CUDA driver without a GPU: it records its calls, its device memory is the host's, and its kernel a function of Python."""
+"""A CUDA driver without a GPU: it records its calls, its device memory is the host's, and its
+kernel a function of Python.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import numpy as np
 from twin.engine.cuda import _Launch
 from twin.kernel.header import Control
 
-Kernel = Callable[[Any, Control], None]  # what it was launched with, and the words that it answers in
+# what it was launched with, and the words that it answers in
+Kernel = Callable[[Any, Control], None]
 HOPPER = (9, 0)
 MULTIPROCESSORS = 132
 MEMORY_BYTES = 141 * 10**9
@@ -37,7 +40,9 @@ def answers_at_once(launch: Any, control: Control) -> None:
     if request.tokens:
         (ctypes.c_int32 * made).from_address(request.tokens)[:] = range(3, 3 + made)
     if request.stamps:
-        (ctypes.c_uint64 * request.steps).from_address(request.stamps)[:] = range(2000, 2000 + 1000 * request.steps, 1000)
+        (ctypes.c_uint64 * request.steps).from_address(request.stamps)[:] = range(
+            2000, 2000 + 1000 * request.steps, 1000
+        )
     control.emitted = made
 
 
@@ -46,9 +51,10 @@ class FakeDriver:
 
     CUresult = CUresult
     CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major", CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="multiprocessors",
-    )  # fmt: skip
+    )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
@@ -57,11 +63,22 @@ class FakeDriver:
     CUlaunchConfig = SimpleNamespace
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
 
-    def __init__(self, *, capability: tuple[int, int] = HOPPER, gpus: int = 1, kernel: Kernel = answers_at_once) -> None:
+    def __init__(
+        self,
+        *,
+        capability: tuple[int, int] = HOPPER,
+        gpus: int = 1,
+        kernel: Kernel = answers_at_once,
+    ) -> None:
         self.calls: list[tuple[Any, ...]] = []  # (name, arguments)
         self.refuse: dict[str, CUresult] = {}  # calls that fail, by name
-        self.held: dict[int, np.ndarray[Any, Any]] = {}  # memory that nobody has given back, by its address
-        self._answers = {"major": capability[0], "minor": capability[1], "multiprocessors": MULTIPROCESSORS}
+        # memory that nobody has given back, by its address
+        self.held: dict[int, np.ndarray[Any, Any]] = {}
+        self._answers = {
+            "major": capability[0],
+            "minor": capability[1],
+            "multiprocessors": MULTIPROCESSORS,
+        }
         self._gpus, self._kernel, self._handles = gpus, kernel, 0
 
     @staticmethod
@@ -88,7 +105,10 @@ class FakeDriver:
         if own is not None:
             answer: tuple[Any, ...] = own(*arguments)
             return answer
-        if any(word in name for word in ("Create", "Retain", "Load", "GetFunction", "EndCapture", "Instantiate")):
+        if any(
+            word in name
+            for word in ("Create", "Retain", "Load", "GetFunction", "EndCapture", "Instantiate")
+        ):
             self._handles += 1
             return (f"{name}-{self._handles}",)
         return ()
@@ -136,7 +156,12 @@ class FakeDriver:
 
     def _cuLaunchKernelEx(self, config: Any, kernel: Any, arguments: int, extra: int) -> tuple[()]:
         launch = _Launch.from_address(ctypes.c_void_p.from_address(arguments).value or 0)
-        first, last = (ctypes.c_int.from_address(ctypes.c_void_p.from_address(arguments + 8 * n).value or 0).value for n in (3, 4))
+        first, last = (
+            ctypes.c_int.from_address(
+                ctypes.c_void_p.from_address(arguments + 8 * n).value or 0
+            ).value
+            for n in (3, 4)
+        )
         if last > first:
             self._kernel(launch, Control.from_address(launch.control))
         return ()

@@ -1,4 +1,6 @@
-"""Small models of each family, with the configurations transformers takes and weights from a frozen generator."""
+"""Small models of each family, with the configurations transformers takes and weights from a frozen
+generator.
+"""
 
 from __future__ import annotations
 
@@ -39,46 +41,88 @@ _LLAMA3 = {
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES, "rope_scaling": _LLAMA3},
     "llama-tied": {
-        "model_type": "llama", **_SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "model_type": "llama",
+        **_SIZES,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
     "mistral": {"model_type": "mistral", **_SIZES, "sliding_window": 7},
     "qwen2": {"model_type": "qwen2", **_SIZES, "tie_word_embeddings": True},
-    "qwen2-window": {"model_type": "qwen2", **_SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "qwen2-window": {
+        "model_type": "qwen2",
+        **_SIZES,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+    },
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 16, "rope_theta": 1e6},
-}  # fmt: skip
+}
 
-# Families that do something otherwise than Llama. All heads have 16 elements, so that those with the same kernel share it.
+# Families that do something otherwise than Llama. All heads have 16 elements, so that those with
+# the same kernel share it.
 _WIDE: dict[str, Any] = {**_SIZES, "hidden_size": 128, "num_hidden_layers": 4}
 _GEMMA: dict[str, Any] = {
-    **_WIDE, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 10,
-    "sliding_window": 7, "torch_dtype": "float32",
-}  # fmt: skip
+    **_WIDE,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 10,
+    "sliding_window": 7,
+    "torch_dtype": "float32",
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", **_WIDE, "sliding_window": 9, "pad_token_id": 0},
     "phi4": {
-        "model_type": "phi3", **_WIDE, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 16, "pad_token_id": 0,
+        "model_type": "phi3",
+        **_WIDE,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 16,
+        "pad_token_id": 0,
         "rope_scaling": {
-            "type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
         },
     },
     "granite": {
-        "model_type": "granite", **_WIDE, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+        "model_type": "granite",
+        **_WIDE,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.2,
         "logits_scaling": 0.375,
     },
     "smollm3": {"model_type": "smollm3", **_WIDE, "pad_token_id": 0},
-    "internlm3": {"model_type": "internlm3", **_WIDE, "head_dim": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}},
+    "internlm3": {
+        "model_type": "internlm3",
+        **_WIDE,
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+    },
     "olmo2": {"model_type": "olmo2", **_WIDE},
     "gemma": {
-        "model_type": "gemma", **_WIDE, "hidden_act": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True,
+        "model_type": "gemma",
+        **_WIDE,
+        "hidden_act": "gelu_pytorch_tanh",
+        "head_dim": 16,
+        "tie_word_embeddings": True,
         "torch_dtype": "float32",
     },
-    "gemma2": {"model_type": "gemma2", **_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma2": {
+        "model_type": "gemma2",
+        **_GEMMA,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
     "gemma3": {
-        "model_type": "gemma3_text", **_GEMMA, "sliding_window_pattern": 3, "rope_local_base_freq": 100.0,
+        "model_type": "gemma3_text",
+        **_GEMMA,
+        "sliding_window_pattern": 3,
+        "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
-}  # fmt: skip
+}
 ALL = CASES | FAMILIES
 
 # GPUs, blocks per GPU, splits of a KV head, positions of a page, sampling
@@ -100,20 +144,27 @@ class Table(dict[str, Array]):
 
 
 def weights(config: dict[str, Any]) -> Table:
-    """FP32 weights of a configuration. RandomState, because its numbers never change with numpy's version."""
+    """FP32 weights of a configuration. RandomState, because its numbers never change with numpy's
+    version.
+    """
     spec = from_config(config, "case")
     random = np.random.RandomState(SEED)
     values: dict[str, Array] = {}
     for name in tensors(spec):
         shape = canonical_shape(spec, name)
         scale = 0.1 if len(shape) == 1 else shape[1] ** -0.5
-        values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(np.float32)
+        values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(
+            np.float32
+        )
     return Table(spec, values)
 
 
 def as_stored(table: Table) -> dict[str, Array]:
     """The same weights as a checkpoint names and stores them."""
-    return {tensor.name: stored(table.spec, names, table) for tensor, names in checkpoint(table.spec).items()}
+    return {
+        tensor.name: stored(table.spec, names, table)
+        for tensor, names in checkpoint(table.spec).items()
+    }
 
 
 def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
@@ -123,14 +174,27 @@ def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
 
 
 def tokens(config: dict[str, Any]) -> list[int]:
-    return [int(t) for t in np.random.RandomState(SEED + 1).randint(0, config["vocab_size"], POSITIONS)]
+    return [
+        int(t) for t in np.random.RandomState(SEED + 1).randint(0, config["vocab_size"], POSITIONS)
+    ]
 
 
-def plan(spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, sampling: Sampling, **more: Any) -> Plan:
+def plan(
+    spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, sampling: Sampling, **more: Any
+) -> Plan:
     """A plan on a machine without limits."""
-    collective = more.pop("collective", CollectiveKind.PUSH if gpus > 1 or spec.lanes else CollectiveKind.NONE)
+    collective = more.pop(
+        "collective", CollectiveKind.PUSH if gpus > 1 or spec.lanes else CollectiveKind.NONE
+    )
     options = Options(
-        gpus=gpus, blocks=blocks, attention_splits=splits, kv_page=page, sampling=sampling, collective=collective,
-        context=8, max_context=32, **more,
-    )  # fmt: skip
+        gpus=gpus,
+        blocks=blocks,
+        attention_splits=splits,
+        kv_page=page,
+        sampling=sampling,
+        collective=collective,
+        context=8,
+        max_context=32,
+        **more,
+    )
     return build(spec, options, Limits(64, 1, 2**30, 2**40, True))

@@ -23,15 +23,31 @@ from twin.reference.step import Reference
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
 LLAMA = ModelSpec(
-    name="llama", family="llama", layers=3, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=101, context=64, norm_eps=1e-5,
-    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)), windows=(0, 5, 0),
-)  # fmt: skip
+    name="llama",
+    family="llama",
+    layers=3,
+    hidden=64,
+    heads=8,
+    kv_heads=4,
+    head_dim=8,
+    ffn=96,
+    vocab=101,
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(10000.0, scaling=RopeScaling("llama3", 8.0)),
+    windows=(0, 5, 0),
+)
 QWEN2 = replace(LLAMA, name="qwen2", family="qwen2", qkv_bias=True, rope=Rope(10000.0))
 QWEN3 = replace(LLAMA, name="qwen3", family="qwen3", qk_norm=True, tied=True, head_dim=24)
 LANED = replace(
-    LLAMA, name="lanes", family="laneformer", layers=6, windows=(4,) * 4 + (0, 0), rope=Rope(10000.0, RopeStyle.INTERLEAVED),
+    LLAMA,
+    name="lanes",
+    family="laneformer",
+    layers=6,
+    windows=(4,) * 4 + (0, 0),
+    rope=Rope(10000.0, RopeStyle.INTERLEAVED),
     lanes=Lanes(4, 2),
-)  # fmt: skip
+)
 TOKENS = [5, 74, 0, 33, 100, 2, 61, 9, 10, 11, 12, 5, 5, 80]
 SEED = 3
 FULL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
@@ -40,8 +56,14 @@ FULL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
 def planned(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
     """A small plan; several ranks push unless told otherwise."""
     base: dict[str, Any] = {
-        "context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP32, "kv_dtype": DType.FP32, "blocks": 2,
-    }  # fmt: skip
+        "context": 8,
+        "max_context": 64,
+        "kv_page": 4,
+        "slot_bytes": 1024,
+        "weight_dtype": DType.FP32,
+        "kv_dtype": DType.FP32,
+        "blocks": 2,
+    }
     if spec.lanes or chosen.get("gpus", 1) > 1:
         base["collective"] = CollectiveKind.PUSH
     return build(spec, Options(**(base | chosen)), LIMITS)
@@ -72,7 +94,9 @@ def waits_for_the_others(plan: Plan) -> Plan:
     value = next(s.publishes for s in stages if s.kind is StageKind.LM_HEAD)
     assert value is not None
     spans = (((0, plan.values[value].elements),),) * plan.blocks
-    stages[at.index] = replace(at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans)))
+    stages[at.index] = replace(
+        at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans))
+    )
     return replace(plan, stages=tuple(stages))
 
 
@@ -85,7 +109,9 @@ def sums_what_comes_later(plan: Plan) -> Plan:
 
 
 def after_the_first(act: Callable[[], None]) -> Callable[[int], None]:
-    """Acts from another thread, a little after the first token: a busy computer may take long to get there."""
+    """Acts from another thread, a little after the first token: a busy computer may take long to
+    get there.
+    """
     waiting = [threading.Timer(0.05, act)]
 
     def told(token: int) -> None:
@@ -95,9 +121,25 @@ def after_the_first(act: Callable[[], None]) -> Callable[[int], None]:
     return told
 
 
-def run_script(script: str, sanitizer: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_script(
+    script: str, sanitizer: str = "", timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own; a sanitizer's library must be there when it starts."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     if sanitizer:
-        environment |= {"LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=1 exitcode=66"}
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=timeout_s, check=False)
+        environment |= {
+            "LD_PRELOAD": sanitizer,
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "TSAN_OPTIONS": "report_bugs=1 exitcode=66",
+        }
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=timeout_s,
+        check=False,
+    )

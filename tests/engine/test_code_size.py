@@ -1,4 +1,6 @@
-"""How much code a layer is: by stage, of kernels of a few instructions; and of real ones, against the cache that should hold it."""
+"""How much code a layer is: by stage, of kernels of a few instructions; and of real ones, against
+the cache that should hold it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Called, Kernel, Place, Row
 from twin.errors import ToolchainError
 
-INSTRUCTION_CACHE = 128 * 1024  # bytes, of an H200's block: past it instructions take two to four times as long (studies/h200-history)
+# bytes, of an H200's block: past it instructions take two to four times as long
+# (studies/h200-history)
+INSTRUCTION_CACHE = 128 * 1024
 
 
-# Builds of test_device_builds, the second a slow one there. Of Qwen3-8B other contexts and rings make a difference of 2 KiB at most.
+# Builds of test_device_builds, the second a slow one there. Of Qwen3-8B other contexts and rings
+# make a difference of 2 KiB at most.
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -35,7 +40,7 @@ def test_the_instruction_cache_holds_a_layer(model: str, name: str) -> None:
     assert size.layer_bytes <= INSTRUCTION_CACHE, size.stage_bytes
 
 
-# ---- the count, on kernels of a few instructions ---------------------------------------------------------------------------------
+# ---- the count, on kernels of a few instructions -------------------------------------------------
 
 
 def kernel(*callers: str, called: tuple[Called, ...] = ()) -> Kernel:
@@ -49,12 +54,25 @@ def kernel(*callers: str, called: tuple[Called, ...] = ()) -> Kernel:
     return Kernel(bytes(16 * len(callers)), tuple(rows), called)
 
 
-DOWN, EMBED, DOT, HANG = "_ZN4twin4downEv", "_ZN4twin5embedEv", "_ZN4twin4Core9dot_tilesIfEEvv", "_ZN4twin11report_hangEv"
+DOWN, EMBED, DOT, HANG = (
+    "_ZN4twin4downEv",
+    "_ZN4twin5embedEv",
+    "_ZN4twin4Core9dot_tilesIfEEvv",
+    "_ZN4twin11report_hangEv",
+)
 STAGE = "_ZN4twin9run_stageERNS_5BlockEi"
 
 
 def test_an_instruction_counts_once_for_its_stage() -> None:
-    size = measured(kernel("", f"{DOT} < {DOWN} < {STAGE}", f"{DOWN} < {STAGE}", STAGE, f"{DOT} < {EMBED} < {STAGE}"))
+    size = measured(
+        kernel(
+            "",
+            f"{DOT} < {DOWN} < {STAGE}",
+            f"{DOWN} < {STAGE}",
+            STAGE,
+            f"{DOT} < {EMBED} < {STAGE}",
+        )
+    )
     assert size.stage_bytes == {"down": 32, "run_stage": 16, "embed": 16}
     assert (size.kernel_bytes, size.layer_bytes) == (80, 48)
 
@@ -68,7 +86,10 @@ def test_a_function_that_is_called_counts_once_for_the_layer() -> None:
     """Not so the compiler's own, which the rows take for what lies before them."""
     called = (Called(16, 48, DOT), Called(48, 64, "__cuda_sm3x_div_rn_noftz_f32_slowpath"))
     size = measured(kernel(DOWN, "", HANG, DOWN, called=called))
-    assert (size.stage_bytes, size.seldom_bytes) == ({"down": 16, "Core::dot_tiles": 16}, {"report_hang": 16})
+    assert (size.stage_bytes, size.seldom_bytes) == (
+        {"down": 16, "Core::dot_tiles": 16},
+        {"report_hang": 16},
+    )
     assert size.layer_bytes == 32
     assert measured(kernel(DOWN, "", called=(Called(16, 32, EMBED),))).layer_bytes == 16
 

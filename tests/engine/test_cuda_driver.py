@@ -24,7 +24,14 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.types import Execution, Limits, Options, Plan
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
+H200 = Limits(
+    blocks=132,
+    dies=1,
+    on_chip_bytes=232448,
+    memory_bytes=141 * 10**9,
+    oversubscribe=False,
+    teams=True,
+)
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]
 
 Installs = Callable[[FakeDriver], FakeDriver]
@@ -32,7 +39,9 @@ Installs = Callable[[FakeDriver], FakeDriver]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
-    """Makes a driver the one that cuda-python binds, and the compiler one that says what it was asked for."""
+    """Makes a driver the one that cuda-python binds, and the compiler one that says what it was
+    asked for.
+    """
 
     def use(fake: FakeDriver) -> FakeDriver:
         bindings = ModuleType("cuda.bindings")
@@ -42,7 +51,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
         return fake
 
     def compiled(plan: Plan, arch: str, *, trace: bool) -> CompileReport:
-        return CompileReport(arch, "none", registers=1, stack_bytes=0, spill_bytes=0, shared_bytes=1024, cubin=b"code")
+        return CompileReport(
+            arch,
+            "none",
+            registers=1,
+            stack_bytes=0,
+            spill_bytes=0,
+            shared_bytes=1024,
+            cubin=b"code",
+        )
 
     monkeypatch.setattr(cuda, "compile_cubin", compiled)
     return use
@@ -50,9 +67,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
 
 def planned(**chosen: Any) -> Plan:
     base: dict[str, Any] = {
-        "context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16,
+        "context": 8,
+        "max_context": 64,
+        "kv_page": 4,
+        "slot_bytes": 1024,
+        "weight_dtype": DType.FP16,
+        "kv_dtype": DType.FP16,
         "blocks": 6,
-    }  # fmt: skip
+    }
     return build(LLAMA, Options(**(base | chosen)), H200)
 
 
@@ -62,7 +84,9 @@ def opened(**chosen: Any) -> CudaEngine:
 
 
 @pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
-def test_a_session_generates_and_gives_all_memory_back(install: Installs, execution: Execution) -> None:
+def test_a_session_generates_and_gives_all_memory_back(
+    install: Installs, execution: Execution
+) -> None:
     fake = install(FakeDriver())
     with opened(execution=execution) as engine:
         for _ in range(2):
@@ -86,11 +110,24 @@ def test_a_resident_generation_is_one_cooperative_launch_of_all_blocks(install: 
     assert (config.gridDimX, config.sharedMemBytes, config.numAttrs) == (6, 1024, 1)
 
 
-@pytest.mark.parametrize("name", ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuFuncSetAttribute", "cuStreamCreate"])
-def test_a_refusal_names_the_call_the_error_its_code_and_the_next_step(install: Installs, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuModuleLoadData",
+        "cuFuncSetAttribute",
+        "cuStreamCreate",
+    ],
+)
+def test_a_refusal_names_the_call_the_error_its_code_and_the_next_step(
+    install: Installs, name: str
+) -> None:
     fake = install(FakeDriver())
     fake.refuse[name] = CUresult.CUDA_ERROR_UNKNOWN
-    with pytest.raises(EngineError, match=rf"{name} failed: CUDA_ERROR_UNKNOWN \(code 999\); report this"):
+    with pytest.raises(
+        EngineError, match=rf"{name} failed: CUDA_ERROR_UNKNOWN \(code 999\); report this"
+    ):
         opened()
     assert not fake.held
 
@@ -98,7 +135,9 @@ def test_a_refusal_names_the_call_the_error_its_code_and_the_next_step(install: 
 def test_memory_that_is_not_there_is_said_with_what_to_do(install: Installs) -> None:
     fake = install(FakeDriver())
     fake.refuse["cuMemAlloc"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    with pytest.raises(EngineError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(code 2\); end other programs on this GPU"):
+    with pytest.raises(
+        EngineError, match=r"CUDA_ERROR_OUT_OF_MEMORY \(code 2\); end other programs on this GPU"
+    ):
         opened()
     assert fake.names()[-1] == "cuDevicePrimaryCtxRelease"
 
@@ -113,7 +152,9 @@ def test_a_kernel_that_fails_closes_the_engine(install: Installs) -> None:
     fake._kernel = fails
     with opened() as engine:
         with pytest.raises(
-            EngineError, match=r"the kernel failed: cuStreamQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS \(code 700\); this process"
+            EngineError,
+            match=r"the kernel failed: cuStreamQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS \(code "
+            r"700\); this process",
         ):
             engine.generate(PROMPT, max_tokens=4)
         with pytest.raises(EngineError, match="closed"):
@@ -123,7 +164,11 @@ def test_a_kernel_that_fails_closes_the_engine(install: Installs) -> None:
 def test_a_computer_without_a_gpu_is_told_so(install: Installs) -> None:
     fake = install(FakeDriver())
     fake.refuse["cuInit"] = CUresult.CUDA_ERROR_NO_DEVICE
-    with pytest.raises(EngineError, match=r"cuInit failed: CUDA_ERROR_NO_DEVICE \(code 100\); run on a computer with an NVIDIA GPU"):
+    with pytest.raises(
+        EngineError,
+        match=r"cuInit failed: CUDA_ERROR_NO_DEVICE \(code 100\); run on a computer with an NVIDIA "
+        r"GPU",
+    ):
         open_driver()
     install(FakeDriver(gpus=0))
     with pytest.raises(EngineError, match="the NVIDIA driver sees no GPU"):
@@ -136,11 +181,13 @@ def test_a_binding_without_its_library_is_told_so(install: Installs) -> None:
             raise RuntimeError("Failed to dlopen libcuda.so.1")
 
     install(Unbound())  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"no NVIDIA driver can be loaded \(Failed to dlopen libcuda.so.1\)"):
+    with pytest.raises(
+        EngineError, match=r"no NVIDIA driver can be loaded \(Failed to dlopen libcuda.so.1\)"
+    ):
         open_driver()
 
 
-# ---- the instruction set ---------------------------------------------------------------------------------------
+# ---- the instruction set -------------------------------------------------------------------------
 
 
 def test_the_gpus_capability_is_what_the_compiler_is_told(install: Installs) -> None:
@@ -150,9 +197,14 @@ def test_the_gpus_capability_is_what_the_compiler_is_told(install: Installs) -> 
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_another_capability_is_refused_with_what_is_supported(install: Installs, capability: tuple[int, int]) -> None:
+def test_another_capability_is_refused_with_what_is_supported(
+    install: Installs, capability: tuple[int, int]
+) -> None:
     fake = install(FakeDriver(capability=capability))
-    said = rf"NVIDIA Fake has compute capability {capability[0]}\.{capability[1]}, and the kernel is written for 9\.0 \(sm_90a\)"
+    said = (
+        rf"NVIDIA Fake has compute capability {capability[0]}\.{capability[1]}, and the kernel is "
+        r"written for 9\.0 \(sm_90a\)"
+    )
     for ask in (opened, choose.gpu, lambda: choose.check_present(load_node("1xh200").device)):
         with pytest.raises(EngineError, match=said):
             ask()
@@ -162,7 +214,10 @@ def test_another_capability_is_refused_with_what_is_supported(install: Installs,
 def test_the_gpu_that_is_here_is_the_one_that_is_named(install: Installs) -> None:
     install(FakeDriver())
     choose.check_present(load_node("1xh200").device)
-    with pytest.raises(EngineError, match=r"h100-sxm has 132 multiprocessors of sm_90a and 80 GB; here is NVIDIA Fake"):
+    with pytest.raises(
+        EngineError,
+        match=r"h100-sxm has 132 multiprocessors of sm_90a and 80 GB; here is NVIDIA Fake",
+    ):
         choose.check_present(load_node("1xh100").device)
 
 
@@ -171,7 +226,9 @@ def test_the_hardware_model_of_a_supported_gpu_names_what_its_capability_gives(n
     assert load_node(node).device.isa == architecture((9, 0), node) in ARCHITECTURES.values()
 
 
-def test_both_compilers_are_told_the_same_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_both_compilers_are_told_the_same_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[str] = []
 
     def compiler(command: list[str]) -> str:
@@ -181,4 +238,10 @@ def test_both_compilers_are_told_the_same_machine(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(cuda_build, "run_compiler", compiler)
     cuda_build._by_nvcc("nvcc", "sm_90a", [*cuda_build.FLAGS], tmp_path)
-    assert asked[:5] == ["nvcc", "-std=c++17", "--ptxas-options=-v", "-gencode=arch=compute_90a,code=sm_90a", "-cubin"]
+    assert asked[:5] == [
+        "nvcc",
+        "-std=c++17",
+        "--ptxas-options=-v",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-cubin",
+    ]

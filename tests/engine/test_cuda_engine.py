@@ -1,4 +1,6 @@
-"""The engine on an NVIDIA GPU: the reference's numbers from every protocol and execution, and the same bits every time."""
+"""The engine on an NVIDIA GPU: the reference's numbers from every protocol and execution, and the
+same bits every time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import numpy as np
 import pytest
 
 from tests.engine.small_engine import LANED as FOUR_LANES
-from tests.engine.small_engine import LLAMA, QWEN2, QWEN3, SEED, TOKENS, after_the_first, sums_what_comes_later
+from tests.engine.small_engine import (
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    SEED,
+    TOKENS,
+    after_the_first,
+    sums_what_comes_later,
+)
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
@@ -22,15 +32,34 @@ from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Parts, Plan, Sampling, StageKind
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Limits,
+    Options,
+    Parts,
+    Plan,
+    Sampling,
+    StageKind,
+)
 from twin.reference.step import Reference
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
+H200 = Limits(
+    blocks=132,
+    dies=1,
+    on_chip_bytes=232448,
+    memory_bytes=141 * 10**9,
+    oversubscribe=False,
+    teams=True,
+)
 LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))
 FAMILIES = (LLAMA, QWEN2, QWEN3, LANED)
 EXECUTIONS = (Execution.RESIDENT, Execution.GRAPH)
 DTYPES = (DType.FP16, DType.BF16)
-TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.2e-2, DType.FP32: 2e-5}  # a cached value may round to its other neighbour
+# a cached value may round to its other neighbour
+TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.2e-2, DType.FP32: 2e-5}
 
 
 def missing() -> str:
@@ -52,9 +81,14 @@ pytestmark = gpu
 
 def planned(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
     base: dict[str, Any] = {
-        "context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16,
+        "context": 8,
+        "max_context": 64,
+        "kv_page": 4,
+        "slot_bytes": 1024,
+        "weight_dtype": DType.FP16,
+        "kv_dtype": DType.FP16,
         "blocks": 6,
-    }  # fmt: skip
+    }
     if spec.lanes:
         base |= {"collective": CollectiveKind.PUSH, "blocks": 16}
     return build(spec, Options(**(base | chosen)), H200)
@@ -69,8 +103,13 @@ def wide(name: str, layers: int) -> Plan:
     spec = load_model(name)
     spec = replace(spec, layers=layers, windows=spec.windows[-layers:], vocab=8192)
     chosen: dict[str, Any] = {
-        "blocks": 128 if spec.lanes else 132, "slot_bytes": 16384, "ring_slots": 6, "window_slots": 6, "max_context": 512, "kv_page": 16,
-    }  # fmt: skip
+        "blocks": 128 if spec.lanes else 132,
+        "slot_bytes": 16384,
+        "ring_slots": 6,
+        "window_slots": 6,
+        "max_context": 512,
+        "kv_page": 16,
+    }
     return planned(spec, **(chosen | typed(DType.FP16 if spec.lanes else DType.BF16)))
 
 
@@ -81,15 +120,33 @@ WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)]
 
 SCANNED: list[tuple[ModelSpec, dict[str, Any]]] = [
     (replace(LLAMA, head_dim=64, heads=8, kv_heads=2), {"attention_splits": 1} | typed(DType.BF16)),
-    (replace(LLAMA, head_dim=64, heads=6, kv_heads=2, windows=(0, 21, 0)), {"attention_splits": 3, "slot_bytes": 16384}),
-    (replace(LLAMA, head_dim=64, heads=3, kv_heads=3, windows=(40, 5, 0)), {"attention_splits": 1, "kv_page": 5}),
-    (replace(QWEN3, head_dim=128, heads=5, kv_heads=1), {"attention_splits": 2, "slot_bytes": 8192} | typed(DType.BF16)),
-    (replace(QWEN3, head_dim=128, heads=8, kv_heads=1), {"attention_splits": 1, "slot_bytes": 16384}),
+    (
+        replace(LLAMA, head_dim=64, heads=6, kv_heads=2, windows=(0, 21, 0)),
+        {"attention_splits": 3, "slot_bytes": 16384},
+    ),
+    (
+        replace(LLAMA, head_dim=64, heads=3, kv_heads=3, windows=(40, 5, 0)),
+        {"attention_splits": 1, "kv_page": 5},
+    ),
+    (
+        replace(QWEN3, head_dim=128, heads=5, kv_heads=1),
+        {"attention_splits": 2, "slot_bytes": 8192} | typed(DType.BF16),
+    ),
+    (
+        replace(QWEN3, head_dim=128, heads=8, kv_heads=1),
+        {"attention_splits": 1, "slot_bytes": 16384},
+    ),
 ]
 
 
 def scanned_plan(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> Plan:
-    base: dict[str, Any] = {"slot_bytes": 4096, "ring_slots": 4, "window_slots": 2, "max_context": 128, "prompt_chunk": 16}
+    base: dict[str, Any] = {
+        "slot_bytes": 4096,
+        "ring_slots": 4,
+        "window_slots": 2,
+        "max_context": 128,
+        "prompt_chunk": 16,
+    }
     return planned(spec, execution=execution, **(base | chosen))
 
 
@@ -101,7 +158,9 @@ def hung_plan(handoff: HandOffKind) -> Plan:
     value = next(s.publishes for s in stages if s.kind is StageKind.LM_HEAD)
     assert value is not None
     spans = (((0, plan.values[value].elements),),) * plan.blocks
-    stages[at.index] = replace(at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans)))
+    stages[at.index] = replace(
+        at, reads=(*at.reads, replace(at.reads[0], value=value, parts=Parts.ALL, spans=spans))
+    )
     return replace(plan, stages=tuple(stages))
 
 
@@ -115,7 +174,11 @@ def all_plans() -> Iterator[Plan]:
     yield sums_what_comes_later(planned(LANED))
     yield from (planned(s, handoff=h, execution=x, **typed(d)) for s, h, d, x in MATRIX)
     yield from (planned(LANED, lane_stagger_ns=stagger) for stagger in STAGGERS)
-    yield from (planned(replace(LANED, lanes=Lanes(8, d, h, e)), late_parts=late) for h, d, e in LANE_CASES for late in LateParts)
+    yield from (
+        planned(replace(LANED, lanes=Lanes(8, d, h, e)), late_parts=late)
+        for h, d, e in LANE_CASES
+        for late in LateParts
+    )
     yield from (wide(*one) for one in WIDE)
     yield crowded_plan()
     yield from (scanned_plan(*one, x) for one in SCANNED for x in EXECUTIONS)
@@ -125,7 +188,9 @@ def all_plans() -> Iterator[Plan]:
 
 
 def probes(execution: Execution, handoff: HandOffKind) -> list[Plan]:
-    options = Options(blocks=5, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048)
+    options = Options(
+        blocks=5, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048
+    )
     lone = replace(options, blocks=1, sampling=Sampling.FULL)
     return [
         stream_probe(options, H200, rows=300, cols=256, stages=2),
@@ -141,7 +206,9 @@ def crowded_plan() -> Plan:
 
 
 class Kept(dict[str, Any]):
-    """Random weights, each made once: ranks are packed one after the other, and real widths take seconds to make."""
+    """Random weights, each made once: ranks are packed one after the other, and real widths take
+    seconds to make.
+    """
 
     def __init__(self, spec: ModelSpec, dtype: DType) -> None:
         super().__init__()
@@ -167,13 +234,16 @@ def expected(plan: Plan, tokens: list[int]) -> np.ndarray[Any, Any]:
     return np.stack([reference.step(token).copy() for token in tokens])
 
 
-# ---- hangs first: the tests after these rely on the watchdog ---------------------------------------------------
+# ---- hangs first: the tests after these rely on the watchdog -------------------------------------
 
 
 @pytest.mark.parametrize("handoff", [HandOffKind.SENTINEL, HandOffKind.COUNTER])
 def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKind) -> None:
     plan = hung_plan(handoff)
-    with CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running, pytest.raises(EngineError) as caught:
+    with (
+        CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running,
+        pytest.raises(EngineError) as caught,
+    ):
         running.generate([1, 2, 3], max_tokens=3)
     assert "down[0]" in str(caught.value)
     assert "candidates" in str(caught.value)
@@ -182,15 +252,24 @@ def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKi
 def test_a_keeper_that_waits_for_parts_that_never_come_ends_by_watchdog() -> None:
     """Its consumers wait for the keeper, not for the clock."""
     plan = sums_what_comes_later(planned(LANED))
-    with CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running, pytest.raises(EngineError, match=r"in reduce\[1\] at step 0"):
+    with (
+        CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running,
+        pytest.raises(EngineError, match=r"in reduce\[1\] at step 0"),
+    ):
         running.generate([1, 2, 3], max_tokens=3)
 
 
-# ---- the reference's numbers -----------------------------------------------------------------------------------
+# ---- the reference's numbers ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spec", "handoff", "dtype", "execution"), MATRIX, ids=lambda v: v.name if isinstance(v, ModelSpec) else v.value)
-def test_numbers_match_the_reference_and_repeat(spec: ModelSpec, handoff: HandOffKind, dtype: DType, execution: Execution) -> None:
+@pytest.mark.parametrize(
+    ("spec", "handoff", "dtype", "execution"),
+    MATRIX,
+    ids=lambda v: v.name if isinstance(v, ModelSpec) else v.value,
+)
+def test_numbers_match_the_reference_and_repeat(
+    spec: ModelSpec, handoff: HandOffKind, dtype: DType, execution: Execution
+) -> None:
     plan = planned(spec, handoff=handoff, execution=execution, **typed(dtype))
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
@@ -217,12 +296,17 @@ def test_every_protocol_and_execution_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("late", list(LateParts))
 @pytest.mark.parametrize(("head", "delay", "early"), LANE_CASES)
-def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool, late: LateParts) -> None:
+def test_lanes_match_the_reference(
+    head: LaneHead, delay: int, early: bool, late: LateParts
+) -> None:
     plan = planned(replace(LANED, lanes=Lanes(8, delay, head, early)), late_parts=late)
-    assert any(plan.aside(stage) for stage in plan.stages) == (late is LateParts.REDUCED)
+    assert any(plan.by_keeper(stage) for stage in plan.stages) == (late is LateParts.REDUCED)
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
-        assert np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.FP16]
+        assert (
+            np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max()
+            < TOLERANCE[DType.FP16]
+        )
 
 
 def test_staggered_lanes_give_the_same_bits() -> None:
@@ -241,43 +325,83 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(tokens)
-        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert (
+            np.abs(logits - wanted).max() / np.abs(wanted).max()
+            < TOLERANCE[plan.options.weight_dtype]
+        )
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(4))
         made = running.generate(tokens, max_tokens=200)
         assert running.generate(tokens, max_tokens=200).tokens == made.tokens
 
 
-@pytest.mark.parametrize(("execution", "max_context"), [(Execution.RESIDENT, 64), (Execution.RESIDENT, 512), (Execution.GRAPH, 64)])
+@pytest.mark.parametrize(
+    ("execution", "max_context"),
+    [(Execution.RESIDENT, 64), (Execution.RESIDENT, 512), (Execution.GRAPH, 64)],
+)
 @pytest.mark.parametrize("spec", [LLAMA, LANED], ids=lambda spec: spec.name)
-def test_caches_of_several_tiles_match_the_reference(spec: ModelSpec, execution: Execution, max_context: int) -> None:
-    """Sixteen positions a tile; the newest is in none, and stands alone when all before fill theirs. Long scans: two heads a key."""
-    plan = planned(spec, slot_bytes=512, ring_slots=4, window_slots=2, attention_splits=1, execution=execution, max_context=max_context)
+def test_caches_of_several_tiles_match_the_reference(
+    spec: ModelSpec, execution: Execution, max_context: int
+) -> None:
+    """Sixteen positions a tile; the newest is in none, and stands alone when all before fill
+    theirs. Long scans: two heads a key.
+    """
+    plan = planned(
+        spec,
+        slot_bytes=512,
+        ring_slots=4,
+        window_slots=2,
+        attention_splits=1,
+        execution=execution,
+        max_context=max_context,
+    )
     tokens = (5 * TOKENS)[:60]
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
-        assert np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert (
+            np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max()
+            < TOLERANCE[plan.options.weight_dtype]
+        )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize(("spec", "chosen"), SCANNED, ids=[f"{one.head_dim}-{one.heads // one.kv_heads}" for one, _ in SCANNED])
-def test_scans_on_tensor_cores_match_the_reference(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> None:
-    """Products of 16 positions: tiles of one and of four, some not full; the newest alone or among others; windows that begin anywhere."""
+@pytest.mark.parametrize(
+    ("spec", "chosen"),
+    SCANNED,
+    ids=[f"{one.head_dim}-{one.heads // one.kv_heads}" for one, _ in SCANNED],
+)
+def test_scans_on_tensor_cores_match_the_reference(
+    spec: ModelSpec, chosen: dict[str, Any], execution: Execution
+) -> None:
+    """Products of 16 positions: tiles of one and of four, some not full; the newest alone or among
+    others; windows that begin anywhere.
+    """
     plan = scanned_plan(spec, chosen, execution)
     assert layout(plan).sizes["tensor_scan"]
     tokens = (6 * TOKENS)[:80]
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(tokens)
-        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert (
+            np.abs(logits - wanted).max() / np.abs(wanted).max()
+            < TOLERANCE[plan.options.weight_dtype]
+        )
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(2))
         after = running.logits(tokens[70:], after=tokens[:70])  # what passes have cached
-        assert np.abs(after - wanted[70:]).max() / np.abs(wanted).max() < TOLERANCE[plan.options.weight_dtype]
+        assert (
+            np.abs(after - wanted[70:]).max() / np.abs(wanted).max()
+            < TOLERANCE[plan.options.weight_dtype]
+        )
 
 
 def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:
-    """Loads whose results nobody had used yet met the next copy into their slot, with six or more slots in flight."""
+    """Loads whose results nobody had used yet met the next copy into their slot, with six or more
+    slots in flight.
+    """
     plan = wide("llama-3.2-1b", 4)
-    plans = [replace(plan, options=replace(plan.options, ring_slots=12, window_slots=window)) for window in (2, 12)]
+    plans = [
+        replace(plan, options=replace(plan.options, ring_slots=12, window_slots=window))
+        for window in (2, 12)
+    ]
     ids = [int(t) for t in np.random.default_rng(SEED).integers(0, plan.spec.vocab, 40)]
     seen = []
     for one in plans:
@@ -296,7 +420,7 @@ def test_sampled_tokens_are_those_of_the_python_sampler(execution: Execution) ->
     assert tokens == [sample(row, params, step) for step, row in enumerate(logits)]
 
 
-# ---- ends ------------------------------------------------------------------------------------------------------
+# ---- ends ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -334,5 +458,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
     plan = planned()
     with pytest.raises(EngineError, match="one GPU"):
         CudaEngine(replace(plan, options=replace(plan.options, gpus=2)), None)
-    with pytest.raises(EngineError, match=r"300 blocks .* cannot be resident: \d+ multiprocessors hold \d each"):
+    with pytest.raises(
+        EngineError, match=r"300 blocks .* cannot be resident: \d+ multiprocessors hold \d each"
+    ):
         CudaEngine(crowded_plan(), None)

@@ -1,4 +1,6 @@
-"""The line table of a compiled kernel: as nvdisasm tells it, and one of a few rows, written by hand."""
+"""The line table of a compiled kernel: as nvdisasm tells it, and one of a few rows, written by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ TABLES = b"/native\0\0" + b"ring.cuh\0\x01\0\0kernel.cuh\0\x01\0\0\0"
 ROWS = (
     [0, 9, 2, *bytes(8)],  # address 0
     [4, 2, 3, 11, 1],  # kernel.cuh, line 12: a row
-    [4, 1, 0, 3, 144, 1, 6, 3, 0x75, 2, 0x90, 0x01, 1],  # ring.cuh, inlined in that row, 11 lines back, 144 bytes on: a row
+    # ring.cuh, inlined in that row, 11 lines back, 144 bytes on: a row
+    [4, 1, 0, 3, 144, 1, 6, 3, 0x75, 2, 0x90, 0x01, 1],
     [4, 2, 0, 3, 144, 0, 0, 9, 15, 0, 8],  # kernel.cuh, not inlined, 15 + 17 bytes on
     [255],  # 17 bytes and 2 lines on: a row
     [2, 1, 0, 1, 1],  # the end
@@ -40,7 +43,21 @@ def cubin(sections: dict[str, bytes]) -> bytes:
     names = b"".join(name.encode() + b"\0" for name in ["", *sections, ".names"])
     headers, body = [bytes(64)], b""
     for name, data in {**sections, ".names": names}.items():
-        headers.append(struct.pack("<IIQQQQIIQQ", names.index(name.encode()), 1, 0, 0, 64 + len(body), len(data), 0, 0, 1, 0))
+        headers.append(
+            struct.pack(
+                "<IIQQQQIIQQ",
+                names.index(name.encode()),
+                1,
+                0,
+                0,
+                64 + len(body),
+                len(data),
+                0,
+                0,
+                1,
+                0,
+            )
+        )
         body += data
     start = bytearray(64)
     start[:4] = b"\x7fELF"
@@ -51,14 +68,21 @@ def cubin(sections: dict[str, bytes]) -> bytes:
 
 def kernel(**changed: bytes) -> Kernel:
     return read_kernel(
-        cubin({KERNEL: CODE, ".debug_line": table(), ".debug_str": NAMES} | {f".{name}": data for name, data in changed.items()})
+        cubin(
+            {KERNEL: CODE, ".debug_line": table(), ".debug_str": NAMES}
+            | {f".{name}": data for name, data in changed.items()}
+        )
     )
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_an_instruction_is_of_its_innermost_function(version: int) -> None:
     made = kernel(debug_line=table(version))
-    outer, inner, last = Place("kernel.cuh", 12, ""), Place("ring.cuh", 1, "release"), Place("kernel.cuh", 3, "")
+    outer, inner, last = (
+        Place("kernel.cuh", 12, ""),
+        Place("ring.cuh", 1, "release"),
+        Place("kernel.cuh", 3, ""),
+    )
     assert [made.places(at) for at in (0, 128)] == [(outer,)] * 2
     assert [made.places(at) for at in (144, 160, 176)] == [(inner, outer)] * 3
     assert made.places(224) == (last,)
@@ -72,11 +96,19 @@ def test_without_a_table_nothing_is_known() -> None:
 
 
 def test_functions_that_the_kernel_calls_are_told() -> None:
-    names = ["", "twin_kernel", "$twin_kernel$_ZN4twin4downEv", "$__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath", "STAGES"]
+    names = [
+        "",
+        "twin_kernel",
+        "$twin_kernel$_ZN4twin4downEv",
+        "$__internal_0_$__cuda_sm20_rcp_rn_f32_slowpath",
+        "STAGES",
+    ]
     text = b"".join(name.encode() + b"\0" for name in names)
     symbols = b"".join(
         struct.pack("<IBBHQQ", text.index(name.encode() + b"\0"), kind, 0, 1, at, size)
-        for name, kind, at, size in zip(names, (0, 0x12, 2, 0x22, 1), (0, 0, 160, 96, 0), (0, 240, 80, 64, 96), strict=True)
+        for name, kind, at, size in zip(
+            names, (0, 0x12, 2, 0x22, 1), (0, 0, 160, 96, 0), (0, 240, 80, 64, 96), strict=True
+        )
     )
     slow = Called(96, 160, "__cuda_sm20_rcp_rn_f32_slowpath")
     assert kernel(symtab=symbols, strtab=text).called == (slow, Called(160, 240, "_ZN4twin4downEv"))
@@ -101,7 +133,12 @@ def test_every_line_is_that_of_nvdisasm(tmp_path: Path) -> None:
     except ToolchainError as error:
         pytest.skip(str(error))
     (tmp_path / "kernel.cubin").write_bytes(compiled)
-    said = subprocess.run([str(NVDISASM), "-g", "-c", str(tmp_path / "kernel.cubin")], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [str(NVDISASM), "-g", "-c", str(tmp_path / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     made, place, compared = read_kernel(compiled), ("", 0), 0
     for line in said.splitlines():
         if told := re.match(r'\s*//## File "(?:[^"]*/)?([^"]*)", line (\d+)', line):

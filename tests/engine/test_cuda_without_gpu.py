@@ -12,14 +12,23 @@ from twin.models.load import load_model
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
+H200 = Limits(
+    blocks=132,
+    dies=1,
+    on_chip_bytes=232448,
+    memory_bytes=141 * 10**9,
+    oversubscribe=False,
+    teams=True,
+)
 
 
 def planned(**chosen: object) -> Plan:
     return build(load_model("llama-3.2-1b"), Options(**({"blocks": 132} | chosen)), H200)  # type: ignore[arg-type]
 
 
-def test_without_cuda_python_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_python_the_package_to_install_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ToolchainError, match=r"pip install cuda-python"):
         CudaEngine(planned(), None)
@@ -32,4 +41,4 @@ def test_a_plan_of_several_gpus_is_refused() -> None:
 
 def test_one_kernel_per_operation_is_refused() -> None:
     with pytest.raises(EngineError, match="execution=stream"):
-        CudaEngine(planned(execution=Execution.STREAM), None)
+        CudaEngine(planned(execution=Execution.LAUNCHES), None)

@@ -1,4 +1,6 @@
-"""What families do otherwise than Llama: the kernel's numbers are the reference's, whatever the plan, and the proof knows their reads."""
+"""What families do otherwise than Llama: the kernel's numbers are the reference's, whatever the
+plan, and the proof knows their reads.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,44 @@ from typing import Any
 import pytest
 
 from tests.engine.test_host_engine import LLAMA, error, planned
-from tests.native.test_lanes import build_lanes
+from tests.native.test_warps import build_warps
 from twin.engine import host
 from twin.errors import InvalidPlan, PlanError
 from twin.kernel.header import header
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import Activation, Norms, Variant
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Sampling, Stage, StageKind
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 
 NEAR = Rope(50.0)
-TOGETHER = replace(LLAMA, name="together", qk_norm=True, variant=Variant(norms=Norms.AFTER, whole_qk_norm=True), ropes=())
+TOGETHER = replace(
+    LLAMA,
+    name="together",
+    qk_norm=True,
+    variant=Variant(norms=Norms.AFTER, whole_qk_norm=True),
+    ropes=(),
+)
 AROUND = replace(
-    LLAMA, name="around", qk_norm=True, ropes=(LLAMA.rope, NEAR, None),
+    LLAMA,
+    name="around",
+    qk_norm=True,
+    ropes=(LLAMA.rope, NEAR, None),
     variant=Variant(
-        activation=Activation.GELU, norms=Norms.AROUND, embedding=3.0, residual=0.5, score=0.2, logit=0.25, score_cap=1.5, logit_cap=2.5
+        activation=Activation.GELU,
+        norms=Norms.AROUND,
+        embedding=3.0,
+        residual=0.5,
+        score=0.2,
+        logit=0.25,
+        score_cap=1.5,
+        logit_cap=2.5,
     ),
-)  # fmt: skip
+)
 FACTORS = replace(
-    LLAMA, name="factors", rope=Rope(10000.0, rotated=6), variant=Variant(embedding=12.0, residual=0.22, score=0.3, logit=0.5)
+    LLAMA,
+    name="factors",
+    rope=Rope(10000.0, rotated=6),
+    variant=Variant(embedding=12.0, residual=0.22, score=0.3, logit=0.5),
 )
 
 
@@ -39,27 +60,31 @@ FACTORS = replace(
         (AROUND, {"gpus": 4, "blocks": 1, "handoff": HandOffKind.GRID}),
         (AROUND, {"gpus": 2, "execution": Execution.GRAPH}),
         (TOGETHER, {"blocks": 3, "attention_splits": 2}),
-        (TOGETHER, {"blocks": 12, "handoff": HandOffKind.COUNTER}),  # more than items: some blocks read no heads
+        # more than items: some blocks read no heads
+        (TOGETHER, {"blocks": 12, "handoff": HandOffKind.COUNTER}),
         (TOGETHER, {"handoff": HandOffKind.GRID, "sampling": Sampling.FULL}),
         (TOGETHER, {"execution": Execution.GRAPH}),
         (FACTORS, {"gpus": 2, "blocks": 3}),
     ],
-    ids=lambda v: getattr(v, "name", None) or "-".join(str(getattr(x, "value", x)) for x in v.values()),
+    ids=lambda v: (
+        getattr(v, "name", None) or "-".join(str(getattr(x, "value", x)) for x in v.values())
+    ),
 )
 def test_logits_do_not_depend_on_the_plan(spec: ModelSpec, chosen: dict[str, Any]) -> None:
     plan = planned(spec, **chosen)
-    validate(plan)
+    prove(plan)
     assert error(plan) < 1e-5
 
 
 @pytest.mark.parametrize("spec", [AROUND, TOGETHER], ids=lambda s: s.name)
-def test_blocks_of_many_warps_and_lanes(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "build_host", build_lanes)
-    small = replace(spec, layers=2, windows=(0, 5), ffn=64, ropes=spec.ropes[1:])  # every row costs three barriers of threads
+def test_blocks_of_many_warps_and_threads(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "build_host", build_warps)
+    # every row costs three barriers of threads
+    small = replace(spec, layers=2, windows=(0, 5), ffn=64, ropes=spec.ropes[1:])
     assert error(planned(small, slot_bytes=512)) < 1e-5
 
 
-# ---- passes ------------------------------------------------------------------------------------------------------------
+# ---- passes --------------------------------------------------------------------------------------
 
 
 def test_prompts_are_read_by_steps_where_passes_have_no_code_for_the_norms() -> None:
@@ -68,7 +93,7 @@ def test_prompts_are_read_by_steps_where_passes_have_no_code_for_the_norms() -> 
     assert planned(FACTORS, prompt_chunk=16).options.prompt_chunk == 16
 
 
-# ---- the header: what a family does not use leaves no trace --------------------------------------------------------------
+# ---- the header: what a family does not use leaves no trace --------------------------------------
 
 
 def test_the_header_of_llama_knows_no_family() -> None:
@@ -81,23 +106,47 @@ def test_the_header_of_llama_knows_no_family() -> None:
 @pytest.mark.parametrize(
     ("spec", "says", "fields"),
     [
-        (AROUND, ("GELU = true", "NORMS_AFTER = true", "ROPE_BY_LAYER = true", "SCORE_CAP = 1.5f", "LOGIT_CAP = 2.5f"), "post_norm rope"),
-        (TOGETHER, ("NORMS_BEFORE = false", "QK_NORMED_TOGETHER = true", "SCORE = 0.0f"), "post_norm"),
+        (
+            AROUND,
+            (
+                "GELU = true",
+                "NORMS_AFTER = true",
+                "ROPE_BY_LAYER = true",
+                "SCORE_CAP = 1.5f",
+                "LOGIT_CAP = 2.5f",
+            ),
+            "post_norm rope",
+        ),
+        (
+            TOGETHER,
+            ("NORMS_BEFORE = false", "QK_NORMED_TOGETHER = true", "SCORE = 0.0f"),
+            "post_norm",
+        ),
         (FACTORS, ("EMBEDDING = 12.0f", "NORMS_AFTER = false"), ""),
     ],
     ids=lambda v: getattr(v, "name", ""),
 )
-def test_the_header_of_a_family_says_what_it_does(spec: ModelSpec, says: tuple[str, ...], fields: str) -> None:
+def test_the_header_of_a_family_says_what_it_does(
+    spec: ModelSpec, says: tuple[str, ...], fields: str
+) -> None:
     text = header(planned(spec))
     assert all(one in text for one in says)
-    stage = text.partition("struct Stage {")[2].partition("};")[0].replace("int ", "").replace(";", "").split()
+    stage = (
+        text.partition("struct Stage {")[2]
+        .partition("};")[0]
+        .replace("int ", "")
+        .replace(";", "")
+        .split()
+    )
     assert stage[stage.index("next") + 1 :] == fields.split()
 
 
-# ---- the proof ---------------------------------------------------------------------------------------------------------
+# ---- the proof -----------------------------------------------------------------------------------
 
 
-def changed(plan: Plan, kind: StageKind, change: Callable[[tuple[Read, ...]], tuple[Read, ...]]) -> Plan:
+def changed(
+    plan: Plan, kind: StageKind, change: Callable[[tuple[Read, ...]], tuple[Read, ...]]
+) -> Plan:
     """The plan with the reads of the last stage of a kind changed."""
     stage: Stage = [s for s in plan.stages if s.kind is kind][-1]
     made = replace(stage, reads=change(stage.reads))
@@ -108,27 +157,43 @@ def changed(plan: Plan, kind: StageKind, change: Callable[[tuple[Read, ...]], tu
     "change",
     [
         lambda reads: reads[:1],  # nobody awaits the heads whose squares are summed
-        lambda reads: (reads[0], replace(reads[1], spans=tuple(tuple((lo, hi - 8) for lo, hi in spans) for spans in reads[1].spans))),
+        lambda reads: (
+            reads[0],
+            replace(
+                reads[1],
+                spans=tuple(tuple((lo, hi - 8) for lo, hi in spans) for spans in reads[1].spans),
+            ),
+        ),
         lambda reads: (reads[1], reads[1]),
     ],
 )
-def test_heads_that_are_normed_together_are_all_awaited(change: Callable[[tuple[Read, ...]], tuple[Read, ...]]) -> None:
+def test_heads_that_are_normed_together_are_all_awaited(
+    change: Callable[[tuple[Read, ...]], tuple[Read, ...]],
+) -> None:
     plan = planned(TOGETHER)
-    validate(plan)
+    prove(plan)
     with pytest.raises(InvalidPlan, match=r"attention|qkv"):
-        validate(changed(plan, StageKind.ATTENTION, change))
+        prove(changed(plan, StageKind.ATTENTION, change))
 
 
 def test_what_a_module_adds_has_the_familys_factor() -> None:
     plan = planned(FACTORS)
     assert {read.scale for stage in plan.stages for read in stage.reads if read.residual} == {0.22}
     with pytest.raises(InvalidPlan, match=r"scale=1\.0, not 0\.22"):
-        validate(changed(plan, StageKind.GATE_UP, lambda reads: (replace(reads[0], scale=1.0),)))
+        prove(changed(plan, StageKind.GATE_UP, lambda reads: (replace(reads[0], scale=1.0),)))
     with pytest.raises(InvalidPlan, match=r"scale=0\.5, not 1\.0"):
-        validate(changed(planned(), StageKind.GATE_UP, lambda reads: (replace(reads[0], scale=0.5),)))
+        prove(changed(planned(), StageKind.GATE_UP, lambda reads: (replace(reads[0], scale=0.5),)))
 
 
 def test_ranks_do_not_divide_what_is_normed_together() -> None:
-    with pytest.raises(PlanError, match="q and k are normed over all heads, which 2 ranks would divide: use one GPU"):
+    with pytest.raises(
+        PlanError,
+        match="q and k are normed over all heads, which 2 ranks would divide: use one GPU",
+    ):
         planned(TOGETHER, gpus=2)
-    assert all(read.parts is Parts.OWN for s in planned(TOGETHER).stages if s.kind is StageKind.ATTENTION for read in s.reads)
+    assert all(
+        read.parts is Parts.OWN
+        for s in planned(TOGETHER).stages
+        if s.kind is StageKind.ATTENTION
+        for read in s.reads
+    )

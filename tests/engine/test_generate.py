@@ -27,7 +27,13 @@ class Script:
         self.left = self.ahead
 
     def generate(
-        self, prompt: list[int], *, max_tokens: int, sampling: SamplingParams, stop: frozenset[int], on_token: Callable[[int], None]
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams,
+        stop: frozenset[int],
+        on_token: Callable[[int], None],
     ) -> Generation:
         said = []
         for token in self.tokens[:max_tokens]:
@@ -83,8 +89,13 @@ def test_what_only_looked_like_a_stop_text_is_shown(byte: Tokenizer) -> None:
     assert ended.text == "an EN"
 
 
-@pytest.mark.parametrize(("reason", "stop"), [("stop", Stop.TOKEN), ("cancelled", Stop.CANCELLED), ("length", Stop.LENGTH)])
-def test_a_stop_token_and_a_request_to_stop_have_words_of_their_own(reason: str, stop: Stop, byte: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [("stop", Stop.TOKEN), ("cancelled", Stop.CANCELLED), ("length", Stop.LENGTH)],
+)
+def test_a_stop_token_and_a_request_to_stop_have_words_of_their_own(
+    reason: str, stop: Stop, byte: Tokenizer
+) -> None:
     ended = complete(Script([*b"abc"], stop_reason=reason), byte, request())  # type: ignore[arg-type]
     assert (ended.stop, ended.made.tokens) == (stop, [*b"abc"])
     assert len({one.value for one in Stop}) == 4
@@ -105,8 +116,14 @@ def test_no_tokens_have_no_speed() -> None:
     assert Generation([1, 2, 3], np.array([9, 1000, 1000]), 0, "length").tokens_per_s == 1e6
 
 
-@given(text=st.text("ab", max_size=30), stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), data=st.data())
-def test_what_is_shown_is_the_text_before_the_first_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
+@given(
+    text=st.text("ab", max_size=30),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    data=st.data(),
+)
+def test_what_is_shown_is_the_text_before_the_first_stop_text(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     grown, shown = Text(None, stops), ""
     left = text
     while left and grown.found is None:

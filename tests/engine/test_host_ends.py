@@ -1,4 +1,6 @@
-"""How a run of the host engine ends: by a stop token, a cancel, an error, or the watchdog with a report."""
+"""How a run of the host engine ends: by a stop token, a cancel, an error, or the watchdog with a
+report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from twin.errors import EngineError
 from twin.models.spec import DType
 from twin.plan.types import Execution, HandOffKind, LateParts, Sampling
 
-# ---- ends ----------------------------------------------------------------------------------------------------
+# ---- ends ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))
@@ -59,7 +61,8 @@ def test_cancel_returns_what_was_generated(execution: Execution) -> None:
 
 
 def test_an_interrupt_returns_what_was_generated() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
+    # a background job inherits "ignore"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with engine(planned(max_context=1_000_000, attention_splits=1)) as running:
             interrupt = after_the_first(functools.partial(signal.raise_signal, signal.SIGINT))
@@ -90,16 +93,22 @@ def test_weights_without_a_finite_logit_are_reported() -> None:
             return weights[name] * (np.float32(np.nan) if name == "final_norm" else 1)
 
     for sampling in Sampling:
-        with HostEngine(planned(sampling=sampling), Poisoned()) as running, pytest.raises(EngineError, match="not finite"):
+        with (
+            HostEngine(planned(sampling=sampling), Poisoned()) as running,
+            pytest.raises(EngineError, match="not finite"),
+        ):
             running.generate([1, 2], max_tokens=3)
 
 
-# ---- hangs ---------------------------------------------------------------------------------------------------
+# ---- hangs ---------------------------------------------------------------------------------------
 
 
 def test_a_sum_of_parts_that_never_come_ends_by_watchdog() -> None:
     plan = sums_what_comes_later(planned(LANED, blocks=8, late_parts=LateParts.REDUCED))
-    with engine(plan, watchdog_s=0.2) as running, pytest.raises(EngineError, match=r"in reduce\[1\] at step 0 for .*, part [0-3], element"):
+    with (
+        engine(plan, watchdog_s=0.2) as running,
+        pytest.raises(EngineError, match=r"in reduce\[1\] at step 0 for .*, part [0-3], element"),
+    ):
         running.generate([1, 2, 3], max_tokens=3)
 
 

@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.small_engine import FULL, LANED, LLAMA, QWEN2, QWEN3, SEED, TOKENS, engine, error, expected, planned
+from tests.engine.small_engine import (
+    FULL,
+    LANED,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    SEED,
+    TOKENS,
+    engine,
+    error,
+    expected,
+    planned,
+)
 from twin import toolchain
 from twin.engine import host
 from twin.engine.sampling import SamplingParams, sample
@@ -21,7 +33,7 @@ from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Sampling
 from twin.reference.step import Reference
 
-# ---- the reference's numbers ---------------------------------------------------------------------------------
+# ---- the reference's numbers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3], ids=lambda s: s.name)
@@ -32,8 +44,13 @@ def test_logits_of_each_family_match_the_reference(spec: ModelSpec) -> None:
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_logits_do_not_depend_on_blocks_ranks_and_hand_offs(blocks: int, gpus: int, handoff: HandOffKind) -> None:
-    assert error(planned(blocks=blocks, gpus=gpus, handoff=handoff, attention_splits=1 + blocks // 2)) < 1e-5
+def test_logits_do_not_depend_on_blocks_ranks_and_hand_offs(
+    blocks: int, gpus: int, handoff: HandOffKind
+) -> None:
+    assert (
+        error(planned(blocks=blocks, gpus=gpus, handoff=handoff, attention_splits=1 + blocks // 2))
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize("head", list(LaneHead))
@@ -52,7 +69,15 @@ def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> N
         (Lanes(4, 3), {"gpus": 2, "blocks": 4, "sampling": Sampling.FULL}),
         (Lanes(4, 2), {"blocks": 8, "handoff": HandOffKind.COUNTER}),
         (Lanes(4, 2), {"blocks": 8, "handoff": HandOffKind.GRID}),
-        (Lanes(4, 2, LaneHead.VOCABULARY), {"gpus": 2, "blocks": 6, "execution": Execution.GRAPH, "collective": CollectiveKind.LIBRARY}),
+        (
+            Lanes(4, 2, LaneHead.VOCABULARY),
+            {
+                "gpus": 2,
+                "blocks": 6,
+                "execution": Execution.GRAPH,
+                "collective": CollectiveKind.LIBRARY,
+            },
+        ),
     ],
     ids=str,
 )
@@ -73,20 +98,25 @@ def test_staggered_lanes_give_the_same_bits() -> None:
     assert np.array_equal(*made)
 
 
-@pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.STREAM])
+@pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.LAUNCHES])
 @pytest.mark.parametrize("collective", [CollectiveKind.PUSH, CollectiveKind.LIBRARY])
-def test_kernels_per_stage_match_the_reference(execution: Execution, collective: CollectiveKind) -> None:
+def test_kernels_per_stage_match_the_reference(
+    execution: Execution, collective: CollectiveKind
+) -> None:
     plan = planned(execution=execution, collective=collective, gpus=2, sampling=Sampling.FULL)
     assert error(plan) < 1e-5
     with engine(plan) as running:
         made = running.generate(TOKENS[:4], max_tokens=8)
-    assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(TOKENS[:4], 8)
+    assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(
+        TOKENS[:4], 8
+    )
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 def test_stored_types_are_computed_in_fp32(dtype: DType) -> None:
     plan = planned(weight_dtype=dtype, kv_dtype=dtype)
-    assert error(plan) < (1e-3 if dtype is DType.FP16 else 8e-3)  # a cached value may round to its other neighbour
+    # a cached value may round to its other neighbour
+    assert error(plan) < (1e-3 if dtype is DType.FP16 else 8e-3)
     exact = planned(weight_dtype=dtype, kv_dtype=DType.FP32)
     assert error(exact) < 1e-5
 
@@ -98,7 +128,11 @@ def test_greedy_generation_matches_the_reference(sampling: Sampling, gpus: int) 
     told: list[int] = []
     with engine(plan) as running:
         made = running.generate(TOKENS[:5], max_tokens=12, on_token=told.append)
-    assert made.tokens == told == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(TOKENS[:5], 12)
+    assert (
+        made.tokens
+        == told
+        == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(TOKENS[:5], 12)
+    )
     assert made.stop_reason == "length"
     assert len(made.step_ns) == 12
     assert (made.step_ns > 0).all()
@@ -106,21 +140,27 @@ def test_greedy_generation_matches_the_reference(sampling: Sampling, gpus: int) 
 
 
 def test_wide_vectors_and_many_slices_match_the_reference() -> None:
-    spec = replace(LLAMA, hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000, layers=1, windows=(0,))
+    spec = replace(
+        LLAMA, hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000, layers=1, windows=(0,)
+    )
     assert error(planned(spec, blocks=3, slot_bytes=2048, tile_rows=4)) < 1e-5
     assert error(planned(spec, blocks=3, slot_bytes=65536)) < 1e-5
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize(("isa", "dtype"), [("x86-64", DType.BF16), ("haswell", DType.FP16)])
-def test_older_instruction_sets_give_the_reference_numbers(isa: str, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_instruction_sets_give_the_reference_numbers(
+    isa: str, dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if isa == "haswell" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2")
-    monkeypatch.setattr(host, "build_host", functools.partial(toolchain.build_host, extra=(f"-march={isa}",)))
+    monkeypatch.setattr(
+        host, "build_host", functools.partial(toolchain.build_host, extra=(f"-march={isa}",))
+    )
     assert error(planned(QWEN3, weight_dtype=dtype)) < 1e-5
 
 
-# ---- sampling ------------------------------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,11 +184,14 @@ def test_sampled_tokens_are_those_of_the_python_sampler(params: SamplingParams) 
 
 
 def test_a_greedy_plan_refuses_a_temperature() -> None:
-    with engine(planned()) as running, pytest.raises(EngineError, match=r"temperature=0\.8.*sampling=full"):
+    with (
+        engine(planned()) as running,
+        pytest.raises(EngineError, match=r"temperature=0\.8.*sampling=full"),
+    ):
         running.generate(TOKENS[:5], max_tokens=3, sampling=FULL)
 
 
-# ---- the same bits -------------------------------------------------------------------------------------------
+# ---- the same bits -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("handoff", list(HandOffKind))

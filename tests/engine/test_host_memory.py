@@ -17,7 +17,7 @@ from twin.kernel import layout
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.types import Execution, HandOffKind, Options, Sampling, StageKind
 
-# ---- trace and probes ----------------------------------------------------------------------------------------
+# ---- trace and probes ----------------------------------------------------------------------------
 
 
 def test_a_trace_orders_each_blocks_stages() -> None:
@@ -25,7 +25,8 @@ def test_a_trace_orders_each_blocks_stages() -> None:
         trace = running.generate([1, 2], max_tokens=3).trace
     assert trace is not None
     assert trace.shape == (4, 1, 2, len(running.plan.stages), 2)
-    flat = trace.transpose(1, 2, 0, 3, 4).reshape(2, -1)  # [blocks][steps, stages, (ready, finished)]
+    # [blocks][steps, stages, (ready, finished)]
+    flat = trace.transpose(1, 2, 0, 3, 4).reshape(2, -1)
     inner = flat[:, :-2]  # the second block may leave before it marks its last stage
     assert (inner > 0).all()
     assert (np.diff(inner, axis=1) >= 0).all()
@@ -34,7 +35,9 @@ def test_a_trace_orders_each_blocks_stages() -> None:
 @pytest.mark.parametrize("execution", list(Execution))
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
-    options = Options(blocks=2, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048)
+    options = Options(
+        blocks=2, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048
+    )
     lone = replace(options, blocks=1, sampling=Sampling.FULL)
     probes = [
         stream_probe(options, LIMITS, rows=300, cols=256, stages=2),
@@ -48,14 +51,20 @@ def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
         assert (seconds > 0).all()
 
 
-# ---- the kernel's own memory ---------------------------------------------------------------------------------
+# ---- the kernel's own memory ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slot_bytes", [256, 512, 1024])
 @pytest.mark.parametrize("blocks", [2, 6, 16])
 def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks: int) -> None:
-    """Many column slices of few rows: the kernel strides by a batch of rows, also where a block has fewer of them."""
-    plan = planned(replace(LLAMA, hidden=32, heads=4, kv_heads=2, ffn=512), slot_bytes=slot_bytes, blocks=blocks)
+    """Many column slices of few rows: the kernel strides by a batch of rows, also where a block has
+    fewer of them.
+    """
+    plan = planned(
+        replace(LLAMA, hidden=32, heads=4, kv_heads=2, ffn=512),
+        slot_bytes=slot_bytes,
+        blocks=blocks,
+    )
     down = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.DOWN)
     assert down
     assert down.tile_cols < down.cols
@@ -64,7 +73,10 @@ def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks
 
 def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_scratch_floats", lambda plan: 64)
-    with engine(planned(LLAMA, blocks=1)) as running, pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"):
+    with (
+        engine(planned(LLAMA, blocks=1)) as running,
+        pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"),
+    ):
         running.generate(TOKENS[:3], max_tokens=3)
 
 
@@ -80,24 +92,25 @@ def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sum
     assert "the layout breaks the kernel's law" in done.stderr
 
 
-# ---- sanitizers ----------------------------------------------------------------------------------------------
+# ---- sanitizers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     """A sanitizer must be there when the process starts, so the engine runs in one of its own."""
     name = {"address,undefined": "libasan.so", "thread": "libtsan.so"}[sanitize]
-    runtime = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False).stdout.strip()
+    runtime = subprocess.run(
+        ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     if not os.path.isabs(runtime):
         pytest.skip(f"{name} is not installed")
     script = (
         "from tests.engine.small_engine import *\n"
         "from twin.plan.types import HandOffKind, Sampling\n"
-        "for more in ({'sampling': Sampling.FULL}, {'handoff': HandOffKind.COUNTER}, {'handoff': HandOffKind.GRID}):\n"
-        "    with engine(planned(gpus=2, **more), sanitize=SANITIZE) as e:\n"
-        "        e.generate(TOKENS[:3], max_tokens=4, sampling=FULL if 'sampling' in more else SamplingParams())\n"
-        "        e.logits(TOKENS[:3])\n"
-        "print('clean')\n"
+        "for more in ({'sampling': Sampling.FULL}, {'handoff': HandOffKind.COUNTER}, {'handoff': "
+        "HandOffKind.GRID}):\n    with engine(planned(gpus=2, **more), sanitize=SANITIZE) as e:\n"
+        "        e.generate(TOKENS[:3], max_tokens=4, sampling=FULL if 'sampling' in more else "
+        "SamplingParams())\n        e.logits(TOKENS[:3])\nprint('clean')\n"
     ).replace("SANITIZE", repr(sanitize))
     done = run_script(script, runtime, timeout_s=120)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -19,7 +19,7 @@ from twin.models.spec import DType
 from twin.plan.types import Execution
 from twin.reference.step import Reference
 
-# ---- requests ------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,9 @@ from twin.reference.step import Reference
         ([1] * 60, 6, "60 prompt tokens and max_tokens=6 exceed max_context=64"),
     ],
 )
-def test_wrong_requests_are_refused_with_the_limit(prompt: list[int], count: int, said: str) -> None:
+def test_wrong_requests_are_refused_with_the_limit(
+    prompt: list[int], count: int, said: str
+) -> None:
     with engine(planned()) as running, pytest.raises(EngineError, match=said):
         running.generate(prompt, max_tokens=count)
 
@@ -41,15 +43,21 @@ def test_the_context_can_be_filled_to_its_end() -> None:
     plan = planned(attention_splits=2)
     with engine(plan) as running:
         made = running.generate(TOKENS[:4], max_tokens=61)
-    assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(TOKENS[:4], 61)
+    assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(
+        TOKENS[:4], 61
+    )
 
 
-# ---- one request at a time -----------------------------------------------------------------------------------
+# ---- one request at a time -----------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits a process's memory as Linux counts it")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits a process's memory as Linux counts it"
+)
 @pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
-def test_an_engine_whose_threads_could_not_start_runs_the_next_request(execution: Execution) -> None:
+def test_an_engine_whose_threads_could_not_start_runs_the_next_request(
+    execution: Execution,
+) -> None:
     """Stacks of 32 threads do not fit the memory that the process may take; then they do."""
     script = f"""
 import resource
@@ -93,7 +101,9 @@ def test_a_cancel_before_the_kernel_starts_is_not_lost() -> None:
         assert made.stop_reason == "cancelled"
         assert time.monotonic() - began < 5
         running._start = start  # type: ignore[method-assign]
-        assert running.generate([1], max_tokens=3).stop_reason == "length", "a cancel ends one request"
+        assert running.generate([1], max_tokens=3).stop_reason == "length", (
+            "a cancel ends one request"
+        )
 
 
 def test_a_cancel_between_requests_ends_none() -> None:
@@ -105,10 +115,18 @@ def test_a_cancel_between_requests_ends_none() -> None:
 def test_a_second_thread_is_told_that_the_engine_is_in_use() -> None:
     with engine(planned(replace(LLAMA, context=2**20), max_context=2**20, kv_page=1024)) as running:
         began, made = threading.Event(), []
-        first = threading.Thread(target=lambda: made.append(running.generate([1], max_tokens=900_000, on_token=lambda _: began.set())))
+        first = threading.Thread(
+            target=lambda: made.append(
+                running.generate([1], max_tokens=900_000, on_token=lambda _: began.set())
+            )
+        )
         first.start()
         assert began.wait(30)
-        for call in (lambda: running.generate([1], max_tokens=1), lambda: running.logits([1]), running.close):
+        for call in (
+            lambda: running.generate([1], max_tokens=1),
+            lambda: running.logits([1]),
+            running.close,
+        ):
             with pytest.raises(EngineError, match="the engine runs a request already"):
                 call()
         running.cancel()
@@ -122,14 +140,19 @@ def test_a_second_thread_is_told_that_the_engine_is_in_use() -> None:
 def test_a_request_within_on_token_is_refused_and_ends_the_first() -> None:
     with engine(planned()) as running:
         with pytest.raises(EngineError, match="the engine runs a request already"):
-            running.generate([1], max_tokens=40, on_token=lambda _: running.generate([1], max_tokens=1) and None)
+            running.generate(
+                [1], max_tokens=40, on_token=lambda _: running.generate([1], max_tokens=1) and None
+            )
         assert len(running.generate([1], max_tokens=4).tokens) == 4
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda e: e.generate([1.5], max_tokens=1), "prompt token 0 is 1.5: must be a whole number"),
+        (
+            lambda e: e.generate([1.5], max_tokens=1),
+            "prompt token 0 is 1.5: must be a whole number",
+        ),
         (lambda e: e.generate([2**40], max_tokens=1), "prompt token 0 is 1099511627776"),
         (lambda e: e.generate([1], max_tokens=1, stop=[2**31]), "a stop token is 2147483648"),
         (lambda e: e.generate([1], max_tokens=1, stop=[-1]), "a stop token is -1"),

@@ -1,4 +1,6 @@
-"""The reference against Hugging Face transformers: live where it is installed, and always against recorded logits."""
+"""The reference against Hugging Face transformers: live where it is installed, and always against
+recorded logits.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,50 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.hf_cases import ALL, CASES, FAMILIES, TOLERANCE, Table, as_stored, plan, plans, tokens, weights
+from tests.engine.hf_cases import (
+    ALL,
+    CASES,
+    FAMILIES,
+    TOLERANCE,
+    Table,
+    as_stored,
+    plan,
+    plans,
+    tokens,
+    weights,
+)
 from twin.engine.host import HostEngine
 from twin.engine.weights import open_checkpoint
 from twin.models.load import from_config
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Sampling
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.reference.step import Reference
 
 GOLDENS = Path(__file__).parent.parent / "data" / "hf"
 
 
-def computed(spec: ModelSpec, weights: Weights, prompt: list[int], options: tuple[int, int, int, int, Sampling]) -> Array:
+def computed(
+    spec: ModelSpec,
+    weights: Weights,
+    prompt: list[int],
+    options: tuple[int, int, int, int, Sampling],
+) -> Array:
     reference = Reference(plan(spec, *options), weights, kv_dtype=None)
     return np.array([reference.step(token) for token in prompt])
 
 
 def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> Any:
-    """transformers' own class in FP32 with these weights; `save` gets its checkpoint, in several files."""
+    """transformers' own class in FP32 with these weights; `save` gets its checkpoint, in several
+    files.
+    """
     torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
-    hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))  # a copy: it writes into the scaling
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra 'hf')"
+    )
+    # a copy: it writes into the scaling
+    hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     hf_config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
     state = {name: torch.tensor(array) for name, array in as_stored(table).items()}
@@ -44,7 +67,9 @@ def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> 
     return model
 
 
-def hf_logits(config: dict[str, Any], table: Table, prompt: list[int], save: Path | None = None) -> Array:
+def hf_logits(
+    config: dict[str, Any], table: Table, prompt: list[int], save: Path | None = None
+) -> Array:
     """[positions, vocab] in FP32 from transformers."""
     model = hf_model(config, table, save)
     import torch
@@ -67,7 +92,9 @@ def hf_greedy(config: dict[str, Any], table: Table, prompt: list[int], count: in
 
 
 CASE_PLANS = [
-    pytest.param(name, options, id=f"{name}-{options[0]}x{options[1]}-{options[2]}splits") for name in ALL for options in plans(ALL[name])
+    pytest.param(name, options, id=f"{name}-{options[0]}x{options[1]}-{options[2]}splits")
+    for name in ALL
+    for options in plans(ALL[name])
 ]
 
 
@@ -83,14 +110,29 @@ def test_recorded_logits(name: str, options: tuple[int, int, int, int, Sampling]
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_engine_gives_transformers_logits_and_tokens(name: str) -> None:
-    """Of every family, with weights in FP32: by steps, and where the family has passes behind one."""
+    """Of every family, with weights in FP32: by steps, and where the family has passes behind
+    one.
+    """
     golden = np.load(GOLDENS / f"{name}.npz")
     table, prompt = weights(FAMILIES[name]), [int(t) for t in golden["tokens"]]
-    made = plan(table.spec, 1, 3, 2, 4, Sampling.FULL, weight_dtype=DType.FP32, kv_dtype=DType.FP32, prompt_chunk=4)
-    validate(made)
+    made = plan(
+        table.spec,
+        1,
+        3,
+        2,
+        4,
+        Sampling.FULL,
+        weight_dtype=DType.FP32,
+        kv_dtype=DType.FP32,
+        prompt_chunk=4,
+    )
+    prove(made)
     with HostEngine(made, table) as engine:
         assert np.abs(engine.logits(prompt) - golden["logits"]).max() < TOLERANCE
-        assert np.abs(engine.logits(prompt[-3:], after=prompt[:-3]) - golden["logits"][-3:]).max() < TOLERANCE
+        assert (
+            np.abs(engine.logits(prompt[-3:], after=prompt[:-3]) - golden["logits"][-3:]).max()
+            < TOLERANCE
+        )
         wanted = golden["greedy"].tolist()
         assert engine.generate(prompt, max_tokens=len(wanted)).tokens == wanted
     assert Reference(made, table).generate(prompt, len(wanted)) == wanted
@@ -112,38 +154,60 @@ def test_live_logits_from_a_checkpoint_that_transformers_saved(name: str, tmp_pa
 @pytest.mark.hf
 def test_the_text_model_of_one_that_sees_images(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra 'hf')"
+    )
     vision = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
-    }  # fmt: skip
-    text = {key: value for key, value in FAMILIES["gemma3"].items() if key not in ("model_type", "torch_dtype")}
-    config = transformers.Gemma3Config(text_config=copy.deepcopy(text), vision_config=vision, mm_tokens_per_image=4)
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = {
+        key: value
+        for key, value in FAMILIES["gemma3"].items()
+        if key not in ("model_type", "torch_dtype")
+    }
+    config = transformers.Gemma3Config(
+        text_config=copy.deepcopy(text), vision_config=vision, mm_tokens_per_image=4
+    )
     config._attn_implementation = "eager"
     torch.manual_seed(1)
     model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5))
+            parameter.copy_(
+                torch.randn_like(parameter)
+                * (0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5)
+            )
     model.save_pretrained(tmp_path)
     prompt = tokens(text)
     with torch.no_grad():
         expected = model(torch.tensor([prompt])).logits[0].numpy()
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.spec.family == "gemma3"
-    found = computed(checkpoint.spec, checkpoint.weights, prompt, plans(text | {"model_type": "gemma3_text"})[1])
+    found = computed(
+        checkpoint.spec, checkpoint.weights, prompt, plans(text | {"model_type": "gemma3_text"})[1]
+    )
     assert np.abs(found - expected).max() < TOLERANCE
 
 
 @pytest.mark.hf
 def test_transformers_opens_what_we_save(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra 'hf')"
+    )
     from twin.engine.weights import save_checkpoint
 
     config = CASES["qwen3"]
     table = weights(config)
     save_checkpoint(tmp_path, table, shards=2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", dtype=torch.float32
+    )
     with torch.no_grad():
         found = model(torch.tensor([tokens(config)])).logits[0].numpy()
     assert np.abs(found - np.load(GOLDENS / "qwen3.npz")["logits"]).max() < TOLERANCE

@@ -1,6 +1,8 @@
-"""Laneformer has no class in transformers: the reference against a direct implementation of the published definition.
+"""Laneformer has no class in transformers: the reference against a direct implementation of the
+published definition.
 
-`direct` computes whole sequences with a lane axis, from stored tensors, and shares nothing with the plan.
+`direct` computes whole sequences with a lane axis, from stored tensors, and shares nothing with the
+plan.
 """
 
 from __future__ import annotations
@@ -20,9 +22,21 @@ from twin.reference.step import Reference
 
 LAYERS, LANES = 9, 8
 SPEC = ModelSpec(
-    name="lanes", family="laneformer", layers=LAYERS, hidden=64, heads=16, kv_heads=8, head_dim=4, ffn=64, vocab=80, context=64,
-    norm_eps=1e-5, rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(4, 4, 4, 0, 0, 4, 0, 0, 3), lanes=Lanes(LANES, 2),
-)  # fmt: skip
+    name="lanes",
+    family="laneformer",
+    layers=LAYERS,
+    hidden=64,
+    heads=16,
+    kv_heads=8,
+    head_dim=4,
+    ffn=64,
+    vocab=80,
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(10000.0, RopeStyle.INTERLEAVED),
+    windows=(4, 4, 4, 0, 0, 4, 0, 0, 3),
+    lanes=Lanes(LANES, 2),
+)
 PROMPT = [3, 17, 17, 0, 79, 42, 8]
 TOLERANCE = 2e-6  # FP64 but for the angles, whose cosines the engine holds in FP32
 
@@ -41,7 +55,7 @@ def table(spec: ModelSpec, tensors: dict[str, Array]) -> Table:
     return Table(spec, {name: canonical(spec, name, array) for name, array in tensors.items()})
 
 
-# ---- the definition -----------------------------------------------------------------------------------------
+# ---- the definition ------------------------------------------------------------------------------
 
 
 def norm(x: Array, scale: Array, eps: float) -> Array:
@@ -66,7 +80,9 @@ def turn(x: Array, theta: float) -> Array:
 def attention(spec: ModelSpec, w: dict[str, Array], layer: int, x: Array) -> Array:
     """Partial outputs [sequence, lane, hidden] from x [sequence, lane, hidden]."""
     length = len(x)
-    q, k, v = (linear(x, w[f"layers.{layer}.{n}"]).reshape(length, -1, spec.head_dim) for n in "qkv")
+    q, k, v = (
+        linear(x, w[f"layers.{layer}.{n}"]).reshape(length, -1, spec.head_dim) for n in "qkv"
+    )
     q, k = turn(q, spec.rope.theta), turn(k, spec.rope.theta)
     k, v = (np.repeat(t, spec.heads // spec.kv_heads, axis=1) for t in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) * spec.head_dim**-0.5
@@ -100,7 +116,9 @@ def mode(lanes: Lanes, delay: int, layer: int) -> str:
 
 
 def direct(spec: ModelSpec, w: dict[str, Array], prompt: list[int], delay: int) -> Any:
-    """Logits [sequence, vocab]. Delay 0, which the published code does not have, is an all-reduce in every layer."""
+    """Logits [sequence, vocab]. Delay 0, which the published code does not have, is an all-reduce
+    in every layer.
+    """
     assert spec.lanes is not None
     x = np.repeat(w["embed"][prompt][:, None], LANES, axis=1)
     past: dict[str, list[Array]] = {"attn": [], "ffn": []}
@@ -117,15 +135,22 @@ def direct(spec: ModelSpec, w: dict[str, Array], prompt: list[int], delay: int) 
         case LaneHead.MEAN:
             return norm(x, w["final_norm"], spec.norm_eps).mean(1) @ w["lm_head"].T
         case LaneHead.VOCABULARY:
-            return linear(norm(x, w["final_norm"], spec.norm_eps), w["lm_head"]).reshape(len(prompt), -1)
+            return linear(norm(x, w["final_norm"], spec.norm_eps), w["lm_head"]).reshape(
+                len(prompt), -1
+            )
 
 
-# ---- comparisons --------------------------------------------------------------------------------------------
+# ---- comparisons ---------------------------------------------------------------------------------
 
 
 def error(spec: ModelSpec, gpus: int, blocks: int, **more: Any) -> float:
     w = stored(spec)
-    reference = Reference(plan(spec, gpus, blocks, 2, 2, Sampling.GREEDY, **more), table(spec, w), np.float64, kv_dtype=None)
+    reference = Reference(
+        plan(spec, gpus, blocks, 2, 2, Sampling.GREEDY, **more),
+        table(spec, w),
+        np.float64,
+        kv_dtype=None,
+    )
     found = np.array([reference.step(token) for token in PROMPT])
     assert spec.lanes is not None
     return float(np.abs(found - direct(spec, w, PROMPT, more.get("delay", spec.lanes.delay))).max())

@@ -1,4 +1,6 @@
-"""From a name to a session: what cannot run is refused before anything long starts, and what runs is planned to fit."""
+"""From a name to a session: what cannot run is refused before anything long starts, and what runs
+is planned to fit.
+"""
 
 from __future__ import annotations
 
@@ -47,44 +49,68 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) -
 
 def test_a_token_that_the_model_does_not_know_is_refused() -> None:
     words = open_source("llama-3.2-1b", 1).tokenizer
-    refused(ConfigError, lambda: Source(SPEC, random_weights(SPEC, 1), words).encode("hello"), f"knows {SPEC.vocab}", "--prompt-tokens")
+    refused(
+        ConfigError,
+        lambda: Source(SPEC, random_weights(SPEC, 1), words).encode("hello"),
+        f"knows {SPEC.vocab}",
+        "--prompt-tokens",
+    )
 
 
 def test_a_plan_holds_the_positions_and_samples_as_asked() -> None:
     plan = plan_run(SPEC, load_node(HERE), SMALL, positions=12, greedy=False)
     assert plan.options.max_context >= 12
     assert plan.options.sampling is Sampling.FULL
-    refused(ConfigError, lambda: plan_run(SPEC, load_node(HERE), SMALL, positions=SPEC.context + 2, greedy=True), "positions", "shorten")
+    refused(
+        ConfigError,
+        lambda: plan_run(SPEC, load_node(HERE), SMALL, positions=SPEC.context + 2, greedy=True),
+        "positions",
+        "shorten",
+    )
 
 
 @pytest.mark.parametrize("node", [HERE, "1xh200"])
-def test_a_model_too_large_is_refused_before_its_plan_is_proven(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def validate(plan: object) -> None:
+def test_a_model_too_large_is_refused_before_its_plan_is_proven(
+    node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prove(plan: object) -> None:
         raise AssertionError("proven before its size was looked at")
 
-    monkeypatch.setattr("twin.engine.opening.validate", validate)
+    monkeypatch.setattr("twin.engine.opening.prove", prove)
     spec = load_model("llama-3.1-405b")
     refused(
-        PlanError, lambda: plan_run(spec, load_node(node), {}, positions=16, greedy=True), "GB of memory", "is the smallest node",
+        PlanError,
+        lambda: plan_run(spec, load_node(node), {}, positions=16, greedy=True),
+        "GB of memory",
+        "is the smallest node",
         "twin simulate",
-    )  # fmt: skip
+    )
 
 
 def test_memory_that_is_not_free_counts_as_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twin.engine.opening.free_bytes", lambda: 1000)
-    refused(PlanError, lambda: plan_run(SPEC, load_node(HERE), SMALL, positions=12, greedy=True), "1 kB free")
-    plan_run(TINY, load_node("1xh200"), SMALL, positions=12, greedy=True)  # another computer's memory does not count
+    refused(
+        PlanError,
+        lambda: plan_run(SPEC, load_node(HERE), SMALL, positions=12, greedy=True),
+        "1 kB free",
+    )
+    # another computer's memory does not count
+    plan_run(TINY, load_node("1xh200"), SMALL, positions=12, greedy=True)
 
 
 def test_what_the_engine_has_no_code_for_is_refused_before_its_size_is_looked_at() -> None:
     for model in ("deepseek-v3", "gpt-oss-20b", "llama-3.1-8b@int4-g32"):
-        refused(ConfigError, lambda: open_source(model, 1), model, "can be planned and simulated only")  # noqa: B023
+        refused(
+            ConfigError, lambda: open_source(model, 1), model, "can be planned and simulated only"
+        )
 
 
 def test_a_wrong_name_is_answered_with_models_that_run() -> None:
     runs = [name for name in model_names() if load_model(name).runnable_reason() is None]
     said = refused(ConfigError, lambda: open_source("lama", 1), "did you mean llama")
-    assert [name for name in model_names() if name in said] == [name for name in runs if name in said]
+    assert [name for name in model_names() if name in said] == [
+        name for name in runs if name in said
+    ]
     said = refused(ConfigError, lambda: open_source("deepseek-v", 1), *runs[:3])
     assert not any(name in said for name in model_names() if name not in runs)
     assert "did you mean deepseek-v" in refused(ConfigError, lambda: load_model("deepseek-v"))
@@ -92,11 +118,19 @@ def test_a_wrong_name_is_answered_with_models_that_run() -> None:
 
 def test_a_family_that_is_not_known_is_answered_with_families_that_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    said = refused(ConfigError, lambda: open_source(str(tmp_path)), "model_type is 'bert'", "llama", "laneformer")
+    said = refused(
+        ConfigError,
+        lambda: open_source(str(tmp_path)),
+        "model_type is 'bert'",
+        "llama",
+        "laneformer",
+    )
     assert "mixtral" not in said
     assert "mixtral" in refused(ConfigError, lambda: load_model(tmp_path), "model_type is 'bert'")
 
 
 @pytest.mark.parametrize(("node", "error"), [("8xh200", ConfigError), ("1xmi300x", EngineError)])
-def test_a_node_that_no_engine_runs_is_refused(node: str, error: type[ConfigError | EngineError]) -> None:
+def test_a_node_that_no_engine_runs_is_refused(
+    node: str, error: type[ConfigError | EngineError]
+) -> None:
     refused(error, lambda: check_runs_here(load_node(node)), "simulate")

@@ -1,4 +1,6 @@
-"""Prompts read in passes give what token by token gives, whatever the model, the plan and the length."""
+"""Prompts read in passes give what token by token gives, whatever the model, the plan and the
+length.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 
 from tests.engine import test_cuda_engine as on_gpu
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
-from tests.native.test_lanes import build_lanes
+from tests.native.test_warps import build_warps
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import compile_cubin
@@ -35,7 +37,9 @@ from twin.sim.prompt import prompt_time
 
 CHUNK = 16
 PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, LLAMA.vocab, 45)]
-TURNED = replace(LLAMA, name="interleaved", rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(0, 5, 20))
+TURNED = replace(
+    LLAMA, name="interleaved", rope=Rope(10000.0, RopeStyle.INTERLEAVED), windows=(0, 5, 20)
+)
 FAMILIES = (LLAMA, QWEN2, QWEN3, TURNED)
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 40)  # of a prompt, around the borders of a chunk
 
@@ -44,10 +48,16 @@ def chunked(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
     return planned(spec, **({"prompt_chunk": CHUNK} | chosen))
 
 
-def error_after(running: Session, wanted: np.ndarray[Any, Any], lengths: Sequence[int], prompt: list[int]) -> float:
-    """Largest difference of the logits of two tokens after prompts of these lengths, relative to the largest logit."""
+def error_after(
+    running: Session, wanted: np.ndarray[Any, Any], lengths: Sequence[int], prompt: list[int]
+) -> float:
+    """Largest difference of the logits of two tokens after prompts of these lengths, relative to
+    the largest logit.
+    """
     found = {n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in lengths}
-    return max(float(np.abs(logits - wanted[n : n + 2]).max()) for n, logits in found.items()) / float(np.abs(wanted).max())
+    return max(
+        float(np.abs(logits - wanted[n : n + 2]).max()) for n, logits in found.items()
+    ) / float(np.abs(wanted).max())
 
 
 def error(plan: Plan, lengths: Sequence[int]) -> float:
@@ -71,25 +81,52 @@ def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec) -> None:
         (LaneHead.SUM, 1, False, LateParts.REDUCED),
     ],
 )
-def test_lanes_read_each_others_delayed_parts(head: LaneHead, delay: int, early: bool, late: LateParts) -> None:
+def test_lanes_read_each_others_delayed_parts(
+    head: LaneHead, delay: int, early: bool, late: LateParts
+) -> None:
     spec = replace(LANED, lanes=Lanes(4, delay, head, early))
     assert error(chunked(spec, gpus=2, blocks=4, late_parts=late), (7, 33)) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("gpus", "blocks", "handoff"),
-    [(1, 1, HandOffKind.SENTINEL), (1, 3, HandOffKind.GRID), (2, 2, HandOffKind.COUNTER), (4, 2, HandOffKind.SENTINEL)],
+    [
+        (1, 1, HandOffKind.SENTINEL),
+        (1, 3, HandOffKind.GRID),
+        (2, 2, HandOffKind.COUNTER),
+        (4, 2, HandOffKind.SENTINEL),
+    ],
 )
-def test_blocks_ranks_and_hand_offs_do_not_matter(gpus: int, blocks: int, handoff: HandOffKind) -> None:
-    assert error(chunked(gpus=gpus, blocks=blocks, handoff=handoff, attention_splits=1 + blocks // 2), (20,)) < 1e-5
+def test_blocks_ranks_and_hand_offs_do_not_matter(
+    gpus: int, blocks: int, handoff: HandOffKind
+) -> None:
+    assert (
+        error(
+            chunked(gpus=gpus, blocks=blocks, handoff=handoff, attention_splits=1 + blocks // 2),
+            (20,),
+        )
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("execution", "collective"),
-    [(Execution.GRAPH, CollectiveKind.PUSH), (Execution.GRAPH, CollectiveKind.LIBRARY), (Execution.STREAM, CollectiveKind.LIBRARY)],
+    [
+        (Execution.GRAPH, CollectiveKind.PUSH),
+        (Execution.GRAPH, CollectiveKind.LIBRARY),
+        (Execution.LAUNCHES, CollectiveKind.LIBRARY),
+    ],
 )
-def test_kernels_per_stage_follow_the_passes(execution: Execution, collective: CollectiveKind) -> None:
-    assert error(chunked(execution=execution, collective=collective, gpus=2, sampling=Sampling.FULL), (20,)) < 1e-5
+def test_kernels_per_stage_follow_the_passes(
+    execution: Execution, collective: CollectiveKind
+) -> None:
+    assert (
+        error(
+            chunked(execution=execution, collective=collective, gpus=2, sampling=Sampling.FULL),
+            (20,),
+        )
+        < 1e-5
+    )
 
 
 def test_generation_goes_on_where_the_passes_end() -> None:
@@ -97,7 +134,9 @@ def test_generation_goes_on_where_the_passes_end() -> None:
     with engine(plan) as running:
         for length in (1, 2, 16, 17, 18, 40):
             made = running.generate(PROMPT[:length], max_tokens=6)
-            assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(PROMPT[:length], 6)
+            assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(
+                PROMPT[:length], 6
+            )
             assert len(made.pass_ns) == passes(plan, length) == -(-(length - 1) // CHUNK)
             assert len(made.step_ns) == 6
             assert (made.step_ns > 0).all()
@@ -116,12 +155,16 @@ def test_logits_after_a_prompt_need_no_passes() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 def test_the_host_computes_stored_types_in_fp32(dtype: DType) -> None:
-    plan = chunked(weight_dtype=dtype, kv_dtype=dtype)  # as one of test_host_engine.py, so that it is compiled once
-    assert error(plan, (20,)) < (1e-3 if dtype is DType.FP16 else 8e-3)  # a cached value may round to its other neighbour
+    # as one of test_host_engine.py, so that it is compiled once
+    plan = chunked(weight_dtype=dtype, kv_dtype=dtype)
+    # a cached value may round to its other neighbour
+    assert error(plan, (20,)) < (1e-3 if dtype is DType.FP16 else 8e-3)
 
 
 def test_wide_vectors_and_many_slices() -> None:
-    spec = replace(LLAMA, hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000, layers=2, windows=(0, 0))
+    spec = replace(
+        LLAMA, hidden=328, heads=16, kv_heads=8, head_dim=24, ffn=1000, layers=2, windows=(0, 0)
+    )
     assert error(chunked(spec, blocks=3, slot_bytes=2048, tile_rows=4), (20,)) < 1e-5
     assert error(chunked(spec, blocks=3, slot_bytes=65536), (20,)) < 1e-5
 
@@ -133,9 +176,15 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
     assert pass_weight_bytes(plan) == 4 * ((LLAMA.layers - 1) * layer + qkv)
 
 
-@pytest.mark.parametrize(("spec", "more"), [(QWEN3, {"gpus": 2}), (LANED, {"blocks": 4, "attention_splits": 2})], ids=["qwen3", "lanes"])
-def test_blocks_of_many_warps_and_lanes(spec: ModelSpec, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "build_host", build_lanes)
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [(QWEN3, {"gpus": 2}), (LANED, {"blocks": 4, "attention_splits": 2})],
+    ids=["qwen3", "lanes"],
+)
+def test_blocks_of_many_warps_and_threads(
+    spec: ModelSpec, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "build_host", build_warps)
     plan = chunked(spec, slot_bytes=512, prompt_chunk=4, **more)
     assert error(plan, (6,)) < 1e-5
 
@@ -154,13 +203,16 @@ def test_cancel_ends_the_passes(execution: Execution) -> None:
         assert len(running.generate(PROMPT, max_tokens=5).tokens) == 5
 
 
-# ---- the prediction --------------------------------------------------------------------------------------------
+# ---- the prediction ------------------------------------------------------------------------------
 
 
 def measured_ms() -> list[tuple[str, int, float]]:
     file = Path(__file__).resolve().parents[2] / "studies" / "prompts" / "measured.csv"
     with file.open(encoding="utf-8") as table:
-        return [(row["model"], int(row["tokens"]), float(row["prompt_ms"])) for row in csv.DictReader(table)]
+        return [
+            (row["model"], int(row["tokens"]), float(row["prompt_ms"]))
+            for row in csv.DictReader(table)
+        ]
 
 
 @pytest.mark.parametrize(("model", "tokens", "measured_ms"), measured_ms())
@@ -184,17 +236,22 @@ def test_longer_prompts_take_longer_and_none_is_faster_than_its_weights(node: st
 def test_predictions_that_make_no_sense_are_refused() -> None:
     node = load_node("1xh200")
     spec = load_model("llama-3.2-1b")
-    with pytest.raises(PlanError, match="a prompt of 5000 tokens: must lie between 1 and max_context=1024"):
+    with pytest.raises(
+        PlanError, match="a prompt of 5000 tokens: must lie between 1 and max_context=1024"
+    ):
         prompt_time(plan_for(spec, node), node, 5000)
     with pytest.raises(PlanError, match="prompt_chunk=1 reads prompts by ordinary steps"):
         prompt_time(plan_for(spec, node, prompt_chunk=1), node, 50)
 
 
-# ---- without a GPU ---------------------------------------------------------------------------------------------
+# ---- without a GPU -------------------------------------------------------------------------------
 
 
 def test_what_the_tensor_cores_do_not_take_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"prompt_chunk=48: a pass of this plan takes 16, 32, 64.*use one of them, or 1"):
+    with pytest.raises(
+        PlanError,
+        match=r"prompt_chunk=48: a pass of this plan takes 16, 32, 64.*use one of them, or 1",
+    ):
         compile_cubin(on_gpu.planned(prompt_chunk=48))
     with pytest.raises(PlanError, match="prompt_chunk=0: must be at least 1"):
         on_gpu.planned(prompt_chunk=0)
@@ -204,22 +261,29 @@ def test_what_the_tensor_cores_do_not_take_is_refused() -> None:
 
 def test_a_gpu_reads_as_many_tokens_a_pass_as_fit_and_a_cpu_16() -> None:
     spec = load_model("llama-3.2-1b")
-    chosen = {name: plan_for(spec, load_node(name)).options.prompt_chunk for name in ("1xh200", "8xmi300x", "1xhost")}
+    chosen = {
+        name: plan_for(spec, load_node(name)).options.prompt_chunk
+        for name in ("1xh200", "8xmi300x", "1xhost")
+    }
     assert chosen == {"1xh200": 1024, "8xmi300x": 16, "1xhost": 16}
 
 
-# ---- on a GPU --------------------------------------------------------------------------------------------------
+# ---- on a GPU ------------------------------------------------------------------------------------
 
 needs_gpu = pytest.mark.skipif(bool(on_gpu.REASON), reason=on_gpu.REASON or "a GPU")
 TYPES = (DType.FP16, DType.BF16, DType.FP32)
-ON_GPU = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}  # inputs of matrices are rounded to the weights' type
+# inputs of matrices are rounded to the weights' type
+ON_GPU = {DType.FP16: 5e-3, DType.BF16: 3e-2, DType.FP32: 2e-5}
 
 
 GPU_CHUNK = {DType.FP16: 16, DType.BF16: 32, DType.FP32: 64}
 
 
 def gpu_plan(spec: ModelSpec, dtype: DType, **chosen: Any) -> Plan:
-    return on_gpu.planned(spec, **({"prompt_chunk": GPU_CHUNK[dtype], "weight_dtype": dtype, "kv_dtype": dtype} | chosen))
+    return on_gpu.planned(
+        spec,
+        **({"prompt_chunk": GPU_CHUNK[dtype], "weight_dtype": dtype, "kv_dtype": dtype} | chosen),
+    )
 
 
 def wide(name: str, layers: int) -> Plan:
@@ -233,7 +297,9 @@ def long(chunk: int) -> Plan:
     """Passes of several tiles of tokens, which neighbouring blocks share."""
     plan = on_gpu.wide("llama-3.2-1b", 2)
     assert plan.spec is not None
-    return build(plan.spec, replace(plan.options, prompt_chunk=chunk, max_context=1100), plan.limits)
+    return build(
+        plan.spec, replace(plan.options, prompt_chunk=chunk, max_context=1100), plan.limits
+    )
 
 
 MATRIX = [(s, d, x) for s in (*FAMILIES, on_gpu.LANED) for d in TYPES for x in on_gpu.EXECUTIONS]
@@ -247,8 +313,12 @@ def all_plans() -> list[Plan]:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize(("spec", "dtype", "execution"), MATRIX, ids=lambda v: getattr(v, "name", str(v)))
-def test_gpu_passes_fill_the_cache_as_steps_do(spec: ModelSpec, dtype: DType, execution: Execution) -> None:
+@pytest.mark.parametrize(
+    ("spec", "dtype", "execution"), MATRIX, ids=lambda v: getattr(v, "name", str(v))
+)
+def test_gpu_passes_fill_the_cache_as_steps_do(
+    spec: ModelSpec, dtype: DType, execution: Execution
+) -> None:
     plan = gpu_plan(spec, dtype, execution=execution)
     wanted = on_gpu.expected(plan, PROMPT[:42])
     with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
@@ -277,9 +347,17 @@ def test_gpu_long_prompts_in_passes_are_those_read_by_steps() -> None:
     found = []
     for plan in (slow, fast):
         with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
-            found.append({n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in (64, 129, 200, 600, 1000)})
+            found.append(
+                {
+                    n: running.logits(prompt[n : n + 2], after=prompt[:n])
+                    for n in (64, 129, 200, 600, 1000)
+                }
+            )
     wanted, made = found
-    assert max(float(np.abs(made[n] - wanted[n]).max() / np.abs(wanted[n]).max()) for n in wanted) < ON_GPU[DType.BF16]
+    assert (
+        max(float(np.abs(made[n] - wanted[n]).max() / np.abs(wanted[n]).max()) for n in wanted)
+        < ON_GPU[DType.BF16]
+    )
 
 
 @pytest.mark.gpu
@@ -290,6 +368,8 @@ def test_gpu_generation_goes_on_where_the_passes_end(execution: Execution) -> No
     with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
         for length in (1, 2, 16, 17, 18, 40):
             made = running.generate(PROMPT[:length], max_tokens=6)
-            assert made.tokens == Reference(plan, on_gpu.weights_of(plan)).generate(PROMPT[:length], 6)
+            assert made.tokens == Reference(plan, on_gpu.weights_of(plan)).generate(
+                PROMPT[:length], 6
+            )
             assert len(made.pass_ns) == passes(plan, length)
             assert (made.step_ns > 0).all()

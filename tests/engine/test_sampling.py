@@ -31,7 +31,8 @@ def test_top_p_includes_the_crossing_token_and_no_more() -> None:
     logits = np.log(np.array([0.1, 0.5, 0.3, 0.1], np.float32))
     assert drawn(SamplingParams(1.0, top_p=0.49), logits) == {1}
     assert drawn(SamplingParams(1.0, top_p=0.6), logits) == {1, 2}
-    assert drawn(SamplingParams(1.0, top_p=0.85), logits) == {0, 1, 2}  # equal logits: the lower index first
+    # equal logits: the lower index first
+    assert drawn(SamplingParams(1.0, top_p=0.85), logits) == {0, 1, 2}
     assert drawn(SamplingParams(1.0, top_p=1.0), logits) == {0, 1, 2, 3}
 
 
@@ -49,7 +50,9 @@ def test_draw_frequencies_follow_the_probabilities() -> None:
 
 def test_temperature_sharpens() -> None:
     logits = np.array([0.0, 1.0], np.float32)
-    cold, hot = (np.mean([sample(logits, SamplingParams(t), s) for s in range(2000)]) for t in (0.25, 4.0))
+    cold, hot = (
+        np.mean([sample(logits, SamplingParams(t), s) for s in range(2000)]) for t in (0.25, 4.0)
+    )
     assert cold > 0.95
     assert hot < 0.65
 
@@ -62,7 +65,8 @@ def test_minus_infinity_is_never_drawn() -> None:
 
 
 def test_generator_is_the_published_splitmix64() -> None:
-    # First output of splitmix64 seeded with 0 is 0xE220A8397B1DCDAF, as in its public reference code.
+    # First output of splitmix64 seeded with 0 is 0xE220A8397B1DCDAF, as in its public reference
+    # code.
     assert uniform(0, 0) == (0xE220A8397B1DCDAF >> 40) / 2**24
 
 
@@ -73,7 +77,15 @@ def test_logits_without_a_choice_are_refused(logits: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1)]
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("seed", -1),
+    ],
 )
 def test_a_bad_parameter_names_its_value_and_limit(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{field}={value}.*must"):
@@ -81,15 +93,34 @@ def test_a_bad_parameter_names_its_value_and_limit(field: str, value: float) -> 
 
 
 OUT_OF_RANGE = [
-    ("temperature", [3.5e38, 1.7e308, 10**400, 1e-38, 5e-324, float("inf"), True, "1", None, [1.0], "\x1b" * 9_999]),
+    (
+        "temperature",
+        [
+            3.5e38,
+            1.7e308,
+            10**400,
+            1e-38,
+            5e-324,
+            float("inf"),
+            True,
+            "1",
+            None,
+            [1.0],
+            "\x1b" * 9_999,
+        ],
+    ),
     ("top_k", [2**31, 10**400, 1.0, True, "5", None]),
     ("top_p", [1 + 1e-9, 5e-324, 1e-30, -0.0, 10**400, True, float("nan"), "1", None]),
     ("seed", [2**64, 10**400, 1.0, True, None, "x" * 99_999]),
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in OUT_OF_RANGE for value in values])
-def test_a_parameter_that_the_kernel_cannot_hold_is_refused_in_one_short_line(field: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in OUT_OF_RANGE for value in values]
+)
+def test_a_parameter_that_the_kernel_cannot_hold_is_refused_in_one_short_line(
+    field: str, value: object
+) -> None:
     with pytest.raises(ConfigError) as error:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     message = str(error.value)
@@ -120,7 +151,9 @@ def test_the_drawn_token_is_always_a_kept_one(
 ) -> None:
     logits = np.array(values, np.float32)
     token = sample(logits, SamplingParams(temperature, top_k, top_p, seed), step)
-    better = (logits > logits[token]) | ((logits == logits[token]) & (np.arange(len(logits)) < token))
+    better = (logits > logits[token]) | (
+        (logits == logits[token]) & (np.arange(len(logits)) < token)
+    )
     assert top_k == 0 or better.sum() < top_k
     p = np.exp((logits - logits.max()).astype(np.float64) / temperature)
     assert better.sum() == 0 or p[better].sum() / p.sum() < top_p + 1e-5

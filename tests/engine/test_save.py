@@ -1,4 +1,6 @@
-"""A checkpoint is written whole: whoever is killed leaves no file under its final name that is not."""
+"""A checkpoint is written whole: whoever is killed leaves no file under its final name that is
+not.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from twin.errors import CheckpointError
 from twin.models.spec import DType
 
 SHARDS = 2
-FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX, CONFIG)  # in the order in which they are written
+# in the order in which they are written
+FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX, CONFIG)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -34,8 +37,15 @@ save_checkpoint(Path(sys.argv[1]), random_weights(SPEC, 2, DType.BF16), shards=S
 
 
 def killed(folder: Path, file: int) -> None:
-    """A process that writes a checkpoint and is killed when half of its file of this number is on the disk."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(file)], capture_output=True, text=True, check=False)
+    """A process that writes a checkpoint and is killed when half of its file of this number is on
+    the disk.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

@@ -26,10 +26,16 @@ def byte(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer in the style of Llama 2: spaces belong to words, unknown characters fall back to bytes."""
+    """A tokenizer in the style of Llama 2: spaces belong to words, unknown characters fall back to
+    bytes.
+    """
     path = tmp_path_factory.mktemp("words")
     pieces = ["<unk>", "<s>", "▁", "▁a", "▁to", "ken", "b"] + [f"<0x{i:02X}>" for i in range(256)]
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True
+        )
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     backend.decoder = tokenizers.decoders.Sequence(
         [
@@ -44,8 +50,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    stream = tokenizer.stream()
-    return [stream.push(token) for token in tokens] + [stream.finish()]
+    detokenizer = tokenizer.detokenizer()
+    return [detokenizer.push(token) for token in tokens] + [detokenizer.finish()]
 
 
 @given(text=st.text())
@@ -62,7 +68,8 @@ def test_streamed_text_is_the_whole_text(byte: Tokenizer, tokens: list[int]) -> 
 
 @given(text=st.text(st.sampled_from("ab token é🙂")))
 def test_streamed_text_keeps_the_spaces_between_words(words: Tokenizer, text: str) -> None:
-    # Only for text: this decoder shows a whole run of bytes as broken once one of them is, also those already streamed.
+    # Only for text: this decoder shows a whole run of bytes as broken once one of them is, also
+    # those already streamed.
     tokens = words.encode(text)
     assert "".join(streamed(words, tokens)) == words.decode(tokens)
     assert words.decode(words.encode("a b")) == "a b"
@@ -70,9 +77,9 @@ def test_streamed_text_keeps_the_spaces_between_words(words: Tokenizer, text: st
 
 def test_text_after_a_prompt_keeps_its_first_space(words: Tokenizer) -> None:
     prompt, more = words.encode("token a"), words.encode("b")
-    stream = words.stream(prompt)
-    assert stream.push(more[0]) + stream.push(more[1]) == " b"
-    assert words.stream().push(words.encode("a")[0]) == ""
+    detokenizer = words.detokenizer(prompt)
+    assert detokenizer.push(more[0]) + detokenizer.push(more[1]) == " b"
+    assert words.detokenizer().push(words.encode("a")[0]) == ""
 
 
 def test_a_character_appears_when_its_last_byte_does(byte: Tokenizer) -> None:
@@ -113,12 +120,14 @@ def test_a_missing_or_corrupt_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be used.*--prompt-tokens"):
         open_tokenizer(tmp_path)
     make_byte_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<start>", "add_bos_token": true}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"bos_token": "<start>", "add_bos_token": true}'
+    )
     with pytest.raises(CheckpointError, match="'<start>'"):
         open_tokenizer(tmp_path)
 
 
-# ---- hostile files --------------------------------------------------------------------------------------------------
+# ---- hostile files -------------------------------------------------------------------------------
 
 
 def changed(path: Path, **parts: object) -> Path:
@@ -129,7 +138,23 @@ def changed(path: Path, **parts: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("stop", [2**31, 2**24, 10**30, -1, True, 1.0, "\x1b[2J", [1, 2**31], [[1]], {"a": 1}, [1] * 999, "x" * 300_000])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        2**31,
+        2**24,
+        10**30,
+        -1,
+        True,
+        1.0,
+        "\x1b[2J",
+        [1, 2**31],
+        [[1]],
+        {"a": 1},
+        [1] * 999,
+        "x" * 300_000,
+    ],
+)
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_a_stop_token_that_no_model_has_is_refused(tmp_path: Path, file: str, stop: object) -> None:
     make_byte_tokenizer(tmp_path)
@@ -149,29 +174,49 @@ def test_a_stop_token_beyond_the_vocabulary_of_the_model_is_refused(tmp_path: Pa
 def test_a_prompt_is_neither_cut_nor_filled_up(tmp_path: Path) -> None:
     """Settings that a training script left in the file."""
     cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    fill = {"strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 7, "pad_type_id": 0, "pad_token": "x"}
+    fill = {
+        "strategy": {"Fixed": 99},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 7,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
     tokenizer = open_tokenizer(changed(tmp_path, truncation=cut, padding=fill))
     assert tokenizer.encode("a longer text") == [256, *b"a longer text"]
 
 
 PANICS: list[tuple[str, object]] = [
-    ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}),
+    (
+        "pre_tokenizer",
+        {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+    ),
     ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
     ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "xy"}),
     ("normalizer", {"type": "Prepend", "prepend": ""}),
     (
         "post_processor",
-        {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "B", "type_id": 0}}], "pair": [], "special_tokens": {}},
+        {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "B", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        },
     ),
 ]
 
 
 @pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_ch\\u0061rsmap"])
-def test_a_character_map_that_lies_about_its_length_does_not_end_the_process(key: str, tmp_path: Path) -> None:
+def test_a_character_map_that_lies_about_its_length_does_not_end_the_process(
+    key: str, tmp_path: Path
+) -> None:
     """The library would take 8 GB first, and abort where they cannot be had."""
     make_byte_tokenizer(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
-    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Precompiled", "KEY": "/////wA="}]}
+    content["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "Precompiled", "KEY": "/////wA="}],
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content).replace("KEY", key))
     with pytest.raises(CheckpointError, match="its trie has 4294967295 bytes; it has 1"):
         open_tokenizer(tmp_path)
@@ -182,12 +227,21 @@ def test_a_panic_of_the_library_is_a_refusal_and_writes_nothing(
     tmp_path: Path, part: str, value: object, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = open_tokenizer(changed(tmp_path, **{part: value}))
-    refused(TwinError, lambda: tokenizer.encode("ab <bos> " + "a" * 40 + "!"), "cannot be encoded", "--prompt-tokens")
+    refused(
+        TwinError,
+        lambda: tokenizer.encode("ab <bos> " + "a" * 40 + "!"),
+        "cannot be encoded",
+        "--prompt-tokens",
+    )
     assert capfd.readouterr().err == ""
 
 
-def test_messages_of_this_process_are_written_again_after_a_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tokenizer = open_tokenizer(changed(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}))
+def test_messages_of_this_process_are_written_again_after_a_refusal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = open_tokenizer(
+        changed(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
+    )
     refused(TwinError, lambda: tokenizer.encode("ab"))
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"
@@ -207,12 +261,28 @@ def test_a_text_with_half_a_character_is_refused(byte: Tokenizer) -> None:
 
 
 def test_a_tokenizer_that_encodes_at_random_is_refused(tmp_path: Path) -> None:
-    model = {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
-    refused(TwinError, lambda: open_tokenizer(changed(tmp_path, model=model)), "tokenizer.json", "dropout")
+    model = {
+        "type": "BPE",
+        "dropout": 0.5,
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+    }
+    refused(
+        TwinError,
+        lambda: open_tokenizer(changed(tmp_path, model=model)),
+        "tokenizer.json",
+        "dropout",
+    )
 
 
-@pytest.mark.parametrize("text", ['{"a":1,' * 1_100_000, "1," * 4_300_000, " " * (2**26 + 1)], ids=["mappings", "numbers", "spaces"])
-def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":1,' * 1_100_000, "1," * 4_300_000, " " * (2**26 + 1)],
+    ids=["mappings", "numbers", "spaces"],
+)
+def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     began = time.monotonic()
     refused(TwinError, lambda: open_tokenizer(tmp_path), "tokenizer.json", "download it again")
@@ -221,12 +291,25 @@ def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(tmp_pat
 
 def test_special_tokens_that_are_unknown_are_shown_harmlessly(tmp_path: Path) -> None:
     make_byte_tokenizer(tmp_path)
-    for token in ("\x1b[2J", "x" * 300_000, {"content": "\x1b[2J"}, {"content": ["\x1b"]}, 5, "\ud800"):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token, "add_bos_token": True}))
-        refused(TwinError, lambda: open_tokenizer(tmp_path), "tokenizer_config.json", "special token")
+    for token in (
+        "\x1b[2J",
+        "x" * 300_000,
+        {"content": "\x1b[2J"},
+        {"content": ["\x1b"]},
+        5,
+        "\ud800",
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"bos_token": token, "add_bos_token": True})
+        )
+        refused(
+            TwinError, lambda: open_tokenizer(tmp_path), "tokenizer_config.json", "special token"
+        )
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 def test_files_of_words_obey_the_rules_of_weights(tmp_path: Path, file: str) -> None:
     """Neither links out of the folder nor pipes; JSON with an end."""
     make_byte_tokenizer(tmp_path / "m")
@@ -244,7 +327,9 @@ def test_files_of_words_obey_the_rules_of_weights(tmp_path: Path, file: str) -> 
 
 @pytest.mark.hf
 def test_transformers_reads_the_byte_tokenizer_alike(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra 'hf')"
+    )
     make_byte_tokenizer(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     ours = open_tokenizer(tmp_path)

@@ -1,4 +1,6 @@
-"""What nobody measured on a part follows the part that was measured, by rules that a test can work out by hand."""
+"""What nobody measured on a part follows the part that was measured, by rules that a test can work
+out by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ H200 = load_device("h200-sxm")
 
 @cache
 def best(name: str) -> Device:
-    """With fits: reading one takes a tenth of a second. Of a part that follows another, what its own fit, if any, begins with."""
+    """With fits: reading one takes a tenth of a second. Of a part that follows another, what its
+    own fit, if any, begins with.
+    """
     return calibrated(load_device(name)) if name == H200.name else following(load_device(name))
 
 
@@ -63,11 +67,15 @@ def test_the_same_cycles_take_less_time_at_a_higher_clock(name: str) -> None:
 
 
 def test_rates_fall_as_the_latency_of_the_exchange_grows() -> None:
-    """MI300X: through the Infinity Cache, 218 ns; an H200's second-level cache 142 ns: both by pointer chases."""
+    """MI300X: through the Infinity Cache, 218 ns; an H200's second-level cache 142 ns: both by
+    pointer chases.
+    """
     device, fitted = best("mi300x"), best("h200-sxm")
     assert device.warps
     assert fitted.warps
-    assert device.warps.gather_bytes_per_s.value == pytest.approx(fitted.warps.gather_bytes_per_s.value * 142 / 218)
+    assert device.warps.gather_bytes_per_s.value == pytest.approx(
+        fitted.warps.gather_bytes_per_s.value * 142 / 218
+    )
 
 
 def test_dies_exchange_through_the_cache_that_all_of_them_see() -> None:
@@ -90,7 +98,9 @@ def test_a_wider_share_of_the_stream_takes_larger_copies_and_a_narrower_one_the_
     assert rubin.warps
     assert mi300x.warps
     assert fitted.warps
-    assert rubin.warps.copy_s.value == pytest.approx(fitted.warps.copy_s.value * (4.61 / 132) / (20 / 224))
+    assert rubin.warps.copy_s.value == pytest.approx(
+        fitted.warps.copy_s.value * (4.61 / 132) / (20 / 224)
+    )
     assert mi300x.warps.copy_s.value == fitted.warps.copy_s.value
 
 
@@ -106,7 +116,11 @@ def test_a_new_fit_moves_its_followers(tmp_path: Path, monkeypatch: pytest.Monke
     before = calibrated_node("8xb200").device
     assert before == load_device("b200")  # no fit in that folder: the files
     doubled = 2 * H200.block.stage_s.value
-    write_fit("h200-sxm", {"block.stage_s": Number(doubled, Kind.FITTED, "fit of a test", doubled, doubled)}, {"run": "a test"})
+    write_fit(
+        "h200-sxm",
+        {"block.stage_s": Number(doubled, Kind.FITTED, "fit of a test", doubled, doubled)},
+        {"run": "a test"},
+    )
     after = calibrated_node("8xb200").device
     assert after.block.stage_s.value == pytest.approx(2 * before.block.stage_s.value)
     assert "fit of a test" in after.block.stage_s.source
@@ -117,7 +131,9 @@ def test_a_new_fit_moves_its_followers(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_factor_keeps_what_a_number_follows_and_a_value_ends_it() -> None:
     device = load_device("b200")
-    assert with_number(device, "block.stage", "x0.5").block.stage_s.like == device.block.stage_s.like
+    assert (
+        with_number(device, "block.stage", "x0.5").block.stage_s.like == device.block.stage_s.like
+    )
     assert with_number(device, "block.stage", "0.3 us").block.stage_s.like is None
 
 
@@ -148,7 +164,9 @@ def _read(data: dict[str, Any], folder: Path) -> Device:
         ("without", "handoff.fence_s", "follows nothing"),
     ],
 )
-def test_a_wrong_likeness_names_the_file_and_the_key(b200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str) -> None:
+def test_a_wrong_likeness_names_the_file_and_the_key(
+    b200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str
+) -> None:
     b200["like"] = {**b200["like"], key: value}
     if value is None:
         del b200["like"][key]

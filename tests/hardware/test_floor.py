@@ -1,4 +1,6 @@
-"""One ceiling and one floor: what plain reads reach, whatever rate the twin's pipe was fitted to."""
+"""One ceiling and one floor: what plain reads reach, whatever rate the twin's pipe was fitted
+to.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,24 @@ def test_the_ceiling_of_the_h200_is_measured_and_its_pipe_is_fitted() -> None:
     memory = calibrated_node("1xh200").device.memory
     assert ceiling(calibrated_node("1xh200").device) is memory.ceiling_bytes_per_s
     assert memory.ceiling_bytes_per_s is not None
-    assert (memory.ceiling_bytes_per_s.kind, memory.stream_bytes_per_s.kind) == (Kind.MEASURED, Kind.FITTED)
+    assert (memory.ceiling_bytes_per_s.kind, memory.stream_bytes_per_s.kind) == (
+        Kind.MEASURED,
+        Kind.FITTED,
+    )
     assert memory.stream_bytes_per_s.value < memory.ceiling_bytes_per_s.value == 4.61e12
 
 
 def test_the_ceiling_of_the_h100_is_the_vendors() -> None:
-    assert (ceiling(load_device("h100")).value, ceiling(load_device("h100")).kind) == (3.18e12, Kind.VENDOR)
+    assert (ceiling(load_device("h100")).value, ceiling(load_device("h100")).kind) == (
+        3.18e12,
+        Kind.VENDOR,
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in device_names() if load_device(name).memory.ceiling_bytes_per_s is None])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in device_names() if load_device(name).memory.ceiling_bytes_per_s is None],
+)
 def test_without_a_measured_ceiling_the_pipe_is_the_ceiling(name: str) -> None:
     assert ceiling(load_device(name)) == load_device(name).memory.stream_bytes_per_s
 
@@ -52,10 +63,14 @@ def test_another_memory_has_another_ceiling(change: str) -> None:
 def test_a_changed_ceiling_changes_the_floor_and_no_time() -> None:
     node = load_node("1xh200")
     plan = plan_for(load_model("llama-3.2-1b"), node, max_context=256)
-    before, after = (simulate(plan, one) for one in (node, with_number(node, "memory.ceiling", "4.7 TB/s")))
+    before, after = (
+        simulate(plan, one) for one in (node, with_number(node, "memory.ceiling", "4.7 TB/s"))
+    )
     assert (after.step_ps, after.attribution_ps) == (before.step_ps, before.attribution_ps)
     assert after.floor_s == pytest.approx(before.floor_s * 4.61 / 4.7)
-    assert after.floor_s == floor_s(with_number(H200, "memory.ceiling", "4.7 TB/s"), 1, plan.bytes_per_step())
+    assert after.floor_s == floor_s(
+        with_number(H200, "memory.ceiling", "4.7 TB/s"), 1, plan.bytes_per_step()
+    )
 
 
 def test_plan_simulation_and_prompt_share_the_floor(twin: Twin) -> None:

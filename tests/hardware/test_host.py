@@ -11,7 +11,9 @@ from twin.hardware.types import Kind
 
 
 def _machine(root: Path, *, cores: int = 4, l2: str = "1024K", l3: str | None = "32768K") -> Path:
-    cpuinfo = "".join(f"processor\t: {i}\nmodel name\t: Test CPU\ncpu MHz\t\t: 3000.0\n\n" for i in range(cores))
+    cpuinfo = "".join(
+        f"processor\t: {i}\nmodel name\t: Test CPU\ncpu MHz\t\t: 3000.0\n\n" for i in range(cores)
+    )
     _write(root / "proc/cpuinfo", cpuinfo)
     _write(root / "proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n")
     for core in range(cores):
@@ -20,7 +22,12 @@ def _machine(root: Path, *, cores: int = 4, l2: str = "1024K", l3: str | None = 
         )
         for index, (level, kind, size, shared) in enumerate(levels):
             folder = root / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
-            for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+            for name, text in (
+                ("level", level),
+                ("type", kind),
+                ("size", size),
+                ("shared_cpu_list", shared),
+            ):
                 _write(folder / name, text + "\n")
     return root
 
@@ -55,7 +62,12 @@ def test_an_empty_root_is_all_assumed(tmp_path: Path) -> None:
     host = detect_host(tmp_path, cpus=[0, 1])
     assert host.blocks == 2
     assert host.llc is None
-    for part in (host.block.on_chip_bytes, host.block.clock_hz, host.memory.capacity_bytes, host.l2.capacity_bytes):
+    for part in (
+        host.block.on_chip_bytes,
+        host.block.clock_hz,
+        host.memory.capacity_bytes,
+        host.l2.capacity_bytes,
+    ):
         assert part.kind is Kind.ASSUMED
         assert "not visible" in part.source
     for path, number in numbers(host).items():
@@ -69,7 +81,15 @@ def test_affinity_limits_the_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "blocks"), [("200000 100000", 2), ("150000 100000", 1), ("10000 100000", 1), ("max 100000", 4), ("junk", 4), ("", 4)]
+    ("text", "blocks"),
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("10000 100000", 1),
+        ("max 100000", 4),
+        ("junk", 4),
+        ("", 4),
+    ],
 )
 def test_a_quota_limits_the_blocks(tmp_path: Path, text: str, blocks: int) -> None:
     root = _machine(tmp_path)

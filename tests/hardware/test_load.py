@@ -9,11 +9,28 @@ import yaml
 
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError, TwinError
-from twin.hardware.load import device_names, load_device, load_node, node_names, read_device, read_family
+from twin.hardware.load import (
+    device_names,
+    load_device,
+    load_node,
+    node_names,
+    read_device,
+    read_family,
+)
 from twin.hardware.override import assumed, numbers
 from twin.hardware.types import Device, Kind
 
-DEVICES = ["b200", "b300", "h100-sxm", "h200-sxm", "mi300x", "mi325x", "mi355x", "mi455x", "rubin-r200"]
+DEVICES = [
+    "b200",
+    "b300",
+    "h100-sxm",
+    "h200-sxm",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "mi455x",
+    "rubin-r200",
+]
 
 
 def test_every_device_is_there() -> None:
@@ -49,7 +66,13 @@ def test_only_what_this_project_probed_is_measured(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("8xh200", "8xh200-sxm"), ("1xh100", "1xh100-sxm"), ("8xrubin", "8xrubin-r200"), ("host", "1xhost"), ("h200", "1xh200-sxm")],
+    [
+        ("8xh200", "8xh200-sxm"),
+        ("1xh100", "1xh100-sxm"),
+        ("8xrubin", "8xrubin-r200"),
+        ("host", "1xhost"),
+        ("h200", "1xh200-sxm"),
+    ],
 )
 def test_aliases_name_the_same_node(alias: str, name: str) -> None:
     assert load_node(alias) == load_node(name)
@@ -60,7 +83,9 @@ def test_a_device_alias_is_the_device() -> None:
     assert load_device("h200") == load_device("h200-sxm")
 
 
-@pytest.mark.parametrize("wrong", ["8xh20", "3xh200", "16xmi300x", "h2oo", "", "x", "8x", "-1xh200"])
+@pytest.mark.parametrize(
+    "wrong", ["8xh20", "3xh200", "16xmi300x", "h2oo", "", "x", "8x", "-1xh200"]
+)
 def test_an_unknown_node_lists_known_ones(wrong: str) -> None:
     with pytest.raises(HardwareError, match=r"did you mean|allowed"):
         load_node(wrong)
@@ -73,7 +98,11 @@ def test_an_unknown_device_gives_the_closest() -> None:
 
 def test_all_reduce_grows_with_the_gpus() -> None:
     for name in DEVICES:
-        times = [link.library_allreduce_s.value for n in (2, 4, 8) if (link := load_node(f"{n}x{name}").link)]
+        times = [
+            link.library_allreduce_s.value
+            for n in (2, 4, 8)
+            if (link := load_node(f"{n}x{name}").link)
+        ]
         assert times == sorted(times)
         assert len(times) == 3
 
@@ -147,10 +176,16 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
         ("memory.latency_s.value", [["x"] * 9] * 9, "must be text with its unit"),
         ("memory.latency_s.kind", ["measured"], "is not a kind"),
         ("handoff.loaded_hop_s.value", "0.2 us", "low <= value <= high"),
-        ("handoff.loaded_hop_s", {"value": "0.2 us", "kind": "vendor", "source": "x"}, "is less than handoff.hop_s, 300 ns"),
+        (
+            "handoff.loaded_hop_s",
+            {"value": "0.2 us", "kind": "vendor", "source": "x"},
+            "is less than handoff.hop_s, 300 ns",
+        ),
     ],
 )
-def test_a_wrong_file_names_the_file_and_the_key(h200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str) -> None:
+def test_a_wrong_file_names_the_file_and_the_key(
+    h200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str
+) -> None:
     _change(h200, key, value)
     with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         _read(h200, tmp_path)
@@ -194,7 +229,11 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         ("gpus", [], "out of 1, 2, 4, 8"),
         ("gpus", [1.0], "out of 1, 2, 4, 8"),
         ("link.topology", ["mesh"], "allowed: mesh, switch, memory"),
-        ("link.loaded_hop_s", {"value": "0.5 us", "kind": "vendor", "source": "x"}, "link.loaded_hop_s: 500 ns is less than"),
+        (
+            "link.loaded_hop_s",
+            {"value": "0.5 us", "kind": "vendor", "source": "x"},
+            "link.loaded_hop_s: 500 ns is less than",
+        ),
         ("aliases", "h200", "list of names"),
         ("device", "h100-sxm", "must be the file's name"),
         ("link.topology", "ring", "allowed: mesh, switch, memory"),
@@ -204,7 +243,9 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         ("link.hop_s.value", "1 GB", "link.hop_s: unit"),
     ],
 )
-def test_a_wrong_node_file_names_the_key(tmp_path: Path, key: str, value: object, told: str) -> None:
+def test_a_wrong_node_file_names_the_key(
+    tmp_path: Path, key: str, value: object, told: str
+) -> None:
     data: dict[str, Any] = dict(read_yaml(data_dir("hwmodels") / "nodes" / "h200-sxm.yaml"))
     if key.endswith(".8"):
         del data["link"]["library_allreduce_s"][8]
@@ -217,7 +258,9 @@ def test_a_wrong_node_file_names_the_key(tmp_path: Path, key: str, value: object
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["9" * 5000 + "xh200", "²xh200", "8xh\x1b[2J", "x" * 10**6, "٨xh200"])
+@pytest.mark.parametrize(
+    "name", ["9" * 5000 + "xh200", "²xh200", "8xh\x1b[2J", "x" * 10**6, "٨xh200"]
+)
 def test_a_hostile_node_name_is_refused_in_a_line(name: str) -> None:
     for load in (load_node, load_device):
         with pytest.raises(HardwareError, match="unknown") as error:
@@ -226,7 +269,9 @@ def test_a_hostile_node_name_is_refused_in_a_line(name: str) -> None:
         assert str(error.value).isprintable()
 
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in pairwise("abcdefghi")
+)
 HOSTILE = {
     "a list as a key": ("? [a, b]\n: c\n", "a key must be a name"),
     "a mapping as a key": ("{{a: b}: c}\n", "a key must be a name"),
@@ -288,7 +333,9 @@ def test_missing_data_says_where_it_looked() -> None:
         data_dir("no-such-folder")
 
 
-def test_a_device_without_a_node_names_the_file_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_node_names_the_file_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("twin.hardware.load.device_names", lambda: ["lonely"])
     with pytest.raises(HardwareError, match=r"hwmodels/nodes/lonely\.yaml"):
         load_node("1xlonely")

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from twin.errors import HardwareError
 from twin.hardware.load import load_device, load_node
-from twin.hardware.override import IDLE, apply_fit, interval, numbers, resolve, with_number, with_numbers
+from twin.hardware.override import (
+    IDLE,
+    apply_fit,
+    interval,
+    numbers,
+    resolve,
+    with_number,
+    with_numbers,
+)
 from twin.hardware.schema import limits
 from twin.hardware.types import Kind, Number
 from twin.units import stem, unit_of
@@ -19,21 +27,37 @@ PATHS = sorted(numbers(NODE))
 
 
 @given(st.sampled_from(PATHS), st.floats(0.5, 2.0))
-def test_one_number_changes_and_nothing_else_but_what_is_behind_it(path: str, factor: float) -> None:
-    value = max(1.0, round(numbers(NODE)[path].value * factor)) if ".structure." in path else numbers(NODE)[path].value * factor
+def test_one_number_changes_and_nothing_else_but_what_is_behind_it(
+    path: str, factor: float
+) -> None:
+    value = (
+        max(1.0, round(numbers(NODE)[path].value * factor))
+        if ".structure." in path
+        else numbers(NODE)[path].value * factor
+    )
     changed = numbers(with_number(NODE, path, value, Kind.FITTED, "test"))
     assert changed.pop(path) == Number(value, Kind.FITTED, "test")
-    follows = {f"device.{loaded}" for loaded, idle in IDLE.items() if f"device.{idle}" == path} | {"device.block.load_latency_s"}
-    assert {p: n for p, n in changed.items() if p not in follows} == {p: n for p, n in numbers(NODE).items() if p not in {path, *follows}}
+    follows = {f"device.{loaded}" for loaded, idle in IDLE.items() if f"device.{idle}" == path} | {
+        "device.block.load_latency_s"
+    }
+    assert {p: n for p, n in changed.items() if p not in follows} == {
+        p: n for p, n in numbers(NODE).items() if p not in {path, *follows}
+    }
 
 
 @pytest.mark.parametrize(("loaded", "idle"), IDLE.items())
 @pytest.mark.parametrize("factor", ["x0", "x0.1", "x0.5", "x1", "x3", "x100"])
-def test_a_better_idle_time_leaves_the_wait_behind_the_stream(loaded: str, idle: str, factor: str) -> None:
-    """Bytes in flight do not know what comes behind them: otherwise the queue would cost more after each improvement."""
+def test_a_better_idle_time_leaves_the_wait_behind_the_stream(
+    loaded: str, idle: str, factor: str
+) -> None:
+    """Bytes in flight do not know what comes behind them: otherwise the queue would cost more after
+    each improvement.
+    """
     before, after = (numbers(device) for device in (DEVICE, with_number(DEVICE, idle, factor)))
     assert after[idle].value == pytest.approx(before[idle].value * float(factor[1:]))
-    assert after[loaded].value - after[idle].value == pytest.approx(before[loaded].value - before[idle].value)
+    assert after[loaded].value - after[idle].value == pytest.approx(
+        before[loaded].value - before[idle].value
+    )
     low, value, high = after[loaded].low, after[loaded].value, after[loaded].high
     assert low is not None
     assert high is not None
@@ -41,7 +65,9 @@ def test_a_better_idle_time_leaves_the_wait_behind_the_stream(loaded: str, idle:
 
 
 def test_a_better_latency_leaves_the_bytes_in_flight() -> None:
-    """They are what a block streams alone times the latency, and say what it can stream from a cache that is closer."""
+    """They are what a block streams alone times the latency, and say what it can stream from a
+    cache that is closer.
+    """
     changed = with_number(with_number(DEVICE, "memory.latency", "x0.5"), "memory.latency", "x0.5")
     assert changed.block.load_latency_s is not None
     assert changed.block.load_latency_s.value == DEVICE.memory.latency_s.value
@@ -67,7 +93,9 @@ def test_a_path_may_omit_its_unit(path: str) -> None:
     assert resolve(DEVICE, f"{head}.{stem(leaf)}") == path
 
 
-@pytest.mark.parametrize("path", ["handoff.hop_s", "device.handoff.hop_s", "handoff.hop", "device.handoff.hop"])
+@pytest.mark.parametrize(
+    "path", ["handoff.hop_s", "device.handoff.hop_s", "handoff.hop", "device.handoff.hop"]
+)
 def test_a_node_and_its_device_take_the_same_paths(path: str) -> None:
     assert with_number(NODE, path, "0.5 us").device.handoff.hop_s.value == 0.5e-6
     assert with_number(NODE.device, path, "0.5 us").handoff.hop_s.value == 0.5e-6
@@ -77,9 +105,15 @@ def test_the_link_is_not_the_hand_off() -> None:
     assert resolve(NODE, "link.hop") == "link.hop_s"
 
 
-@pytest.mark.parametrize(("text", "factor"), [("x1.1", 1.1), ("x 2", 2.0), ("*0.5", 0.5), ("+10%", 1.1), ("-20%", 0.8), ("+ 5 %", 1.05)])
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [("x1.1", 1.1), ("x 2", 2.0), ("*0.5", 0.5), ("+10%", 1.1), ("-20%", 0.8), ("+ 5 %", 1.05)],
+)
 def test_factors_scale_the_range_too(text: str, factor: float) -> None:
-    old, new = DEVICE.memory.stream_bytes_per_s, with_number(DEVICE, "memory.stream", text).memory.stream_bytes_per_s
+    old, new = (
+        DEVICE.memory.stream_bytes_per_s,
+        with_number(DEVICE, "memory.stream", text).memory.stream_bytes_per_s,
+    )
     assert new.value == pytest.approx(old.value * factor)
     assert new.low == pytest.approx((old.low or 0) * factor)
     assert (new.kind, new.source) == (Kind.ASSUMED, "what-if")
@@ -147,7 +181,9 @@ def test_every_number_has_a_range_and_both_ends_are_refused_beyond(path: str) ->
 
 def test_the_message_says_value_limit_and_next_step() -> None:
     with pytest.raises(
-        HardwareError, match=r"memory\.stream_bytes_per_s: value 0\.001 B/s is out of range; give 1 MB/s to 1000 PB/s, such as"
+        HardwareError,
+        match=r"memory\.stream_bytes_per_s: value 0\.001 B/s is out of range; give 1 MB/s to 1000 "
+        r"PB/s, such as",
     ):
         with_number(DEVICE, "memory.stream", "0.001 B/s")
 
@@ -156,7 +192,9 @@ def test_a_hand_off_may_be_free() -> None:
     assert with_number(DEVICE, "handoff.hop", "0 s").handoff.hop_s.value == 0
 
 
-@pytest.mark.parametrize("path", ["memory.steam", "stream", "", "device", "memory", "fabric.hop_s", "link.hop_s", "name"])
+@pytest.mark.parametrize(
+    "path", ["memory.steam", "stream", "", "device", "memory", "fabric.hop_s", "link.hop_s", "name"]
+)
 def test_an_unknown_path_lists_the_closest(path: str) -> None:
     with pytest.raises(HardwareError, match="has no number"):
         with_number(DEVICE, path, "1 us")
@@ -168,7 +206,10 @@ def test_a_typo_gets_the_right_suggestion() -> None:
 
 
 def test_a_kind_can_be_given_by_name() -> None:
-    assert with_number(DEVICE, "memory.stream", "4 TB/s", "vendor", "x").memory.stream_bytes_per_s.kind is Kind.VENDOR
+    assert (
+        with_number(DEVICE, "memory.stream", "4 TB/s", "vendor", "x").memory.stream_bytes_per_s.kind
+        is Kind.VENDOR
+    )
     with pytest.raises(HardwareError, match="not a kind"):
         with_number(DEVICE, "memory.stream", "4 TB/s", "guess", "x")
 
@@ -193,6 +234,8 @@ def test_an_interval_holds_its_value(path: str) -> None:
         ("memory.stram", "memory.stream_bytes_per_s"),
     ],
 )
-def test_a_number_that_is_not_there_is_answered_with_those_that_may_be_meant(said: str, meant: str) -> None:
+def test_a_number_that_is_not_there_is_answered_with_those_that_may_be_meant(
+    said: str, meant: str
+) -> None:
     with pytest.raises(HardwareError, match=f"did you mean .*{meant}"):
         resolve(load_node("1xh200"), said)

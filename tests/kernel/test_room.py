@@ -30,8 +30,9 @@ def test_what_fits_passes() -> None:
 
 
 def test_both_sizes_are_said_in_gb_per_gpu() -> None:
-    assert "needs 141 GB of memory per GPU, a h100-sxm has 80 GB, 61.4 GB too few: 2xh100-sxm is the smallest node of h100-sxm" in refusal(
-        "1xh100"
+    assert (
+        "needs 141 GB of memory per GPU, a h100-sxm has 80 GB, 61.4 GB too few: 2xh100-sxm is the "
+        "smallest node of h100-sxm" in refusal("1xh100")
     )
 
 
@@ -45,11 +46,17 @@ def test_the_node_that_is_named_is_the_smallest_that_holds_it(node: str) -> None
     spec = load_model("llama-3.1-405b")
     device = load_node(node).device.name
     own = [load_node(name) for name in node_names() if load_node(name).device.name == device]
-    fits = [other for other in own if plan_for(spec, other).memory_bytes() <= limits_of(other).memory_bytes]
+    fits = [
+        other
+        for other in own
+        if plan_for(spec, other).memory_bytes() <= limits_of(other).memory_bytes
+    ]
     named = smallest_node(spec, load_node(node), {})
     assert named is not None
     if fits:
-        assert named.startswith(f"{min(fits, key=lambda n: n.gpus).name} is the smallest node of {device}")
+        assert named.startswith(
+            f"{min(fits, key=lambda n: n.gpus).name} is the smallest node of {device}"
+        )
     else:
         assert "is the smallest node on file" in named
 
@@ -62,14 +69,20 @@ def test_another_device_is_named_where_no_number_of_this_one_holds_it() -> None:
     assert "is the smallest node on file that holds it" in named
     holder = load_node(named.split()[0])
     for other in (load_node(name) for name in node_names() if "host" not in name):
-        if other.gpus * limits_of(other).memory_bytes < holder.gpus * limits_of(holder).memory_bytes:
+        if (
+            other.gpus * limits_of(other).memory_bytes
+            < holder.gpus * limits_of(holder).memory_bytes
+        ):
             plan = plan_for(spec, other)
             assert plan.memory_bytes() > plan.limits.memory_bytes, other.name
 
 
 def test_smaller_weights_need_a_smaller_node() -> None:
     spec = dataclasses.replace(LARGE, dtype=DType.FP32)
-    wide, narrow = (smallest_node(spec, load_node("1xh200"), {"weight_dtype": dtype}) for dtype in (DType.FP32, DType.BF16))
+    wide, narrow = (
+        smallest_node(spec, load_node("1xh200"), {"weight_dtype": dtype})
+        for dtype in (DType.FP32, DType.BF16)
+    )
     assert wide is not None
     assert narrow is not None
     assert wide.startswith("4xh200")
@@ -90,7 +103,9 @@ def test_without_options_no_node_is_looked_for() -> None:
     assert "smallest" not in refusal("1xh200", suggest=False)
 
 
-def test_free_memory_is_what_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_what_the_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = tmp_path / "meminfo"
     said.write_text("MemTotal: 4096 kB\nMemAvailable:    1024 kB\n")
     monkeypatch.setattr("twin.kernel.room.MEMINFO", said)

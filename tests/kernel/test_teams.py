@@ -9,16 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twin.errors import PlanError
-from twin.kernel.teams import LANE_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
+from twin.kernel.teams import THREAD_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.partition import COLUMN_STEP
 from twin.plan.types import CollectiveKind, Limits, Options, Plan, StageKind
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
+H200 = Limits(
+    blocks=132,
+    dies=1,
+    on_chip_bytes=232448,
+    memory_bytes=141 * 10**9,
+    oversubscribe=False,
+    teams=True,
+)
 MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-8b", "qwen2.5-coder-1.5b", "llama-3.1-8b")
-shapes = st.tuples(st.integers(1, 2048), st.integers(1, 40), st.sampled_from([4, 8, 12, 16]))  # grains of a tile, slices, warps
+# grains of a tile, slices, warps
+shapes = st.tuples(st.integers(1, 2048), st.integers(1, 40), st.sampled_from([4, 8, 12, 16]))
 
 
 def planned(model: str, **chosen: object) -> Plan:
@@ -28,16 +36,18 @@ def planned(model: str, **chosen: object) -> Plan:
 
 
 def columns(team: Team) -> list[int]:
-    """The columns that the lanes of all teams hold, as TeamVector in cuda_vector.cuh divides them: group 0 only."""
+    """The columns that the threads of all teams hold, as TeamVector in cuda_vector.cuh divides
+    them: group 0 only.
+    """
     held = []
     for warp in range(team.warps):
         at = warp // team.size
         if team.slices < team.teams and at // team.slices:
             continue  # another group holds the same slices
-        for lane in range(WARP):
-            local = (warp % team.size * WARP + lane) * team.vector
-            for chunk in range(team.chunks):
-                slice_ = at % team.slices if team.slices < team.teams else at + chunk * team.teams
+        for thread in range(WARP):
+            local = (warp % team.size * WARP + thread) * team.vector
+            for portion in range(team.portions):
+                slice_ = at % team.slices if team.slices < team.teams else at + portion * team.teams
                 first = slice_ * team.tile + local
                 if local < team.tile and first < team.cols:
                     held += range(first, first + team.vector)
@@ -72,7 +82,7 @@ def test_wide_loads_give_way_where_registers_are_scarce() -> None:
     assert narrow is not None
     assert wide is not None
     assert (narrow.vector, wide.vector) == (4, 8)
-    assert narrow.registers(4) <= LANE_REGISTERS < replace(narrow, vector=8).registers(4)
+    assert narrow.registers(4) <= THREAD_REGISTERS < replace(narrow, vector=8).registers(4)
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.value)
@@ -83,14 +93,25 @@ def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
     wanted = {s.kind: s.matrix.cols for s in plan.stages if s.matrix}
     assert teams.hidden.cols == wanted[StageKind.QKV] == wanted[StageKind.GATE_UP]
     assert (teams.heads.cols, teams.ffn.cols) == (wanted[StageKind.O_PROJ], wanted[StageKind.DOWN])
-    assert all(team.registers(dtype.bytes) <= LANE_REGISTERS for team in (teams.hidden, teams.heads, teams.ffn))
+    assert all(
+        team.registers(dtype.bytes) <= THREAD_REGISTERS
+        for team in (teams.hidden, teams.heads, teams.ffn)
+    )
 
 
 def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
-    with pytest.raises(PlanError, match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use a smaller slot_bytes"):
+    with pytest.raises(
+        PlanError,
+        match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use a smaller "
+        r"slot_bytes",
+    ):
         teams_of(planned("qwen3-8b", slot_bytes=65536))
 
 
 def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"tile_rows=16: a block takes 8 rows of a matrix of 4096 columns at once; use tile_rows=8"):
+    with pytest.raises(
+        PlanError,
+        match=r"tile_rows=16: a block takes 8 rows of a matrix of 4096 columns at once; use "
+        r"tile_rows=8",
+    ):
         teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))

@@ -1,4 +1,6 @@
-"""Machines with weights on chip: laws of the prediction, and how far it is from what was published."""
+"""Machines with weights on chip: laws of the prediction, and how far it is from what was
+published.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ from twin.models.load import load_model
 
 NAMES = machine_names()
 PUBLISHED = [(name, row) for name in NAMES for row in load_machine(name).published]
-# Relative errors of the predictions that nothing was fitted to, as they are. They change only with a reason.
+# Relative errors of the predictions that nothing was fitted to, as they are. They change only with
+# a reason.
 CHECKED = {
     ("cerebras-cs3", "gpt-oss-120b"): +0.53,  # and 13 % under the 3,000 that were claimed
     ("cerebras-cs3", "qwen3-235b-a22b"): -0.34,
     ("cerebras-cs3", "llama-3.1-405b"): -0.26,
     ("groq-lp30", "gemma-4-31b", 1024): +0.33,
-    ("groq-lp30", "gemma-4-31b", 100000): +0.73,  # the rack leaves long caches to GPUs, which are not modelled
+    # the rack leaves long caches to GPUs, which are not modelled
+    ("groq-lp30", "gemma-4-31b", 100000): +0.73,
     ("groq-lpu-v1", "llama-3.1-8b"): 0.0,
     ("groq-lpu-v1", "mixtral-8x7b"): +0.33,
     ("groq-lpu-v1", "gpt-oss-120b"): +0.20,
@@ -33,16 +37,29 @@ CHECKED = {
 
 
 def rows(use: Use) -> list[Any]:
-    return [pytest.param(name, row, id=f"{name}-{row.model}-{row.context}") for name, row in PUBLISHED if row.use is use]
+    return [
+        pytest.param(name, row, id=f"{name}-{row.model}-{row.context}")
+        for name, row in PUBLISHED
+        if row.use is use
+    ]
 
 
 def changed(machine: Machine, name: str, factor: float) -> Machine:
     number: Number = machine.numbers()[name]
-    return dataclasses.replace(machine, **{name: dataclasses.replace(number, value=number.value * factor)})  # type: ignore[arg-type]
+    return dataclasses.replace(
+        machine, **{name: dataclasses.replace(number, value=number.value * factor)}
+    )  # type: ignore[arg-type]
 
 
 def test_the_machines_of_the_comparison_are_there() -> None:
-    assert NAMES == ["cerebras-cs3", "cerebras-cs4", "groq-lp30", "groq-lpu-v1", "sambanova-sn40l", "taalas-hc1"]
+    assert NAMES == [
+        "cerebras-cs3",
+        "cerebras-cs4",
+        "groq-lp30",
+        "groq-lpu-v1",
+        "sambanova-sn40l",
+        "taalas-hc1",
+    ]
 
 
 @pytest.mark.parametrize(("name", "row"), rows(Use.FIT))
@@ -61,7 +78,9 @@ def test_the_error_of_a_prediction_is_the_written_one(name: str, row: Published)
 
 @pytest.mark.parametrize(("name", "row"), rows(Use.CHECK))
 def test_the_interval_is_wide_enough_for_the_figures_on_file(name: str, row: Published) -> None:
-    """The ranges of step_s were drawn with these figures in view: consistency of the files; how good the law is, CHECKED says."""
+    """The ranges of step_s were drawn with these figures in view: consistency of the files; how
+    good the law is, CHECKED says.
+    """
     found = cell(load_machine(name), row.model, row.context)
     assert found.low_tokens_per_s <= row.tokens_per_s <= found.high_tokens_per_s * 1.01
 
@@ -102,7 +121,10 @@ def test_a_longer_time_is_never_faster(name: str, factor: float) -> None:
     spec = load_model("gpt-oss-120b")
     for machine in map(load_machine, NAMES):
         if not machine.only and name in machine.numbers():
-            assert terms(changed(machine, name, factor), spec, 4096).total_s >= terms(machine, spec, 4096).total_s
+            assert (
+                terms(changed(machine, name, factor), spec, 4096).total_s
+                >= terms(machine, spec, 4096).total_s
+            )
 
 
 @settings(max_examples=20, deadline=None)
@@ -111,7 +133,10 @@ def test_more_bandwidth_is_never_slower(factor: float) -> None:
     spec = load_model("gpt-oss-120b")
     for machine in map(load_machine, NAMES):
         if not machine.only:
-            assert terms(changed(machine, "bytes_per_s", factor), spec, 4096).total_s <= terms(machine, spec, 4096).total_s
+            assert (
+                terms(changed(machine, "bytes_per_s", factor), spec, 4096).total_s
+                <= terms(machine, spec, 4096).total_s
+            )
 
 
 @settings(max_examples=20, deadline=None)
@@ -120,7 +145,10 @@ def test_a_longer_context_is_never_faster(context: int, more: int) -> None:
     for name in NAMES:
         if not load_machine(name).only:
             machine, spec = load_machine(name), load_model("gpt-oss-120b")
-            assert terms(machine, spec, context).caches_s <= terms(machine, spec, context + more).caches_s
+            assert (
+                terms(machine, spec, context).caches_s
+                <= terms(machine, spec, context + more).caches_s
+            )
 
 
 def test_no_token_is_faster_than_its_weights_are_read_by_all_units() -> None:
@@ -128,7 +156,9 @@ def test_no_token_is_faster_than_its_weights_are_read_by_all_units() -> None:
         machine, spec = load_machine(name), load_model("gpt-oss-120b")
         if machine.bytes_per_s:
             units = units_for(machine, spec, 1024)
-            assert terms(machine, spec, 1024).weights_s >= spec.streamed_bytes / (units * machine.bytes_per_s.value) * (1 - 1e-9)
+            assert terms(machine, spec, 1024).weights_s >= spec.streamed_bytes / (
+                units * machine.bytes_per_s.value
+            ) * (1 - 1e-9)
 
 
 def test_all_units_together_are_faster_than_layer_by_layer() -> None:
@@ -139,7 +169,8 @@ def test_all_units_together_are_faster_than_layer_by_layer() -> None:
 
 def test_as_many_units_as_the_weights_need() -> None:
     machine = load_machine("groq-lpu-v1")
-    assert cell(machine, "llama-3.1-70b", 1024).units == pytest.approx(576, rel=0.01)  # the published number of chips
+    # the published number of chips
+    assert cell(machine, "llama-3.1-70b", 1024).units == pytest.approx(576, rel=0.01)
     assert cell(load_machine("cerebras-cs3"), "llama-3.1-8b", 1024).units == 1
     assert cell(load_machine("sambanova-sn40l"), "llama-3.1-8b", 1024).units == 16  # installed
 
@@ -154,7 +185,9 @@ def test_as_many_units_as_the_weights_need() -> None:
         ("cerebras-cs3", "llama-3.1-8b", -1, "context -1"),
     ],
 )
-def test_what_a_machine_cannot_hold_is_refused(name: str, model: str, context: int, told: str) -> None:
+def test_what_a_machine_cannot_hold_is_refused(
+    name: str, model: str, context: int, told: str
+) -> None:
     with pytest.raises(HardwareError) as refused:
         cell(load_machine(name), model, context)
     assert told in str(refused.value)
@@ -175,7 +208,10 @@ def test_a_speed_beyond_reading_cannot_be_fitted() -> None:
         fitted_step_s(machine, row)
 
 
-@pytest.mark.parametrize(("name", "row"), [pytest.param(n, r, id=f"{n}-{r.model}-{r.tokens_per_s:g}") for n, r in PUBLISHED])
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [pytest.param(n, r, id=f"{n}-{r.model}-{r.tokens_per_s:g}") for n, r in PUBLISHED],
+)
 def test_a_reference_says_why_it_is_one(name: str, row: Published) -> None:
     assert row.kind in (Kind.MEASURED, Kind.VENDOR)
     assert row.conditions or row.use is not Use.REFERENCE

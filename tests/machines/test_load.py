@@ -20,7 +20,10 @@ FOLDER = data_dir("hwmodels") / "machines"
 def test_every_source_is_listed(name: str) -> None:
     known = {*read_yaml(data_dir("hwmodels") / "sources.yaml")}
     machine = load_machine(name)
-    for source in (*(n.source for n in machine.numbers().values()), *(row.source for row in machine.published)):
+    for source in (
+        *(n.source for n in machine.numbers().values()),
+        *(row.source for row in machine.published),
+    ):
         assert source.partition(":")[0] in known, source
 
 
@@ -42,7 +45,10 @@ ROW = {"model": "kimi-k2.6", "tokens_per_s": 981, "kind": "measured", "source": 
         ({"colour": "blue"}, "colour: unknown key"),
         ({"step_s": ...}, "step_s: missing"),
         ({"spread": "diagonal"}, "spread: 'diagonal' is unknown"),
-        ({"bytes_per_s": {"value": "-1 TB/s", "kind": "vendor", "source": "CEREBRAS"}}, "out of range"),
+        (
+            {"bytes_per_s": {"value": "-1 TB/s", "kind": "vendor", "source": "CEREBRAS"}},
+            "out of range",
+        ),
         ({"usable_bytes": ...}, "usable_bytes: a hard-wired machine names its model"),
         ({"units": {"value": 3, "kind": "vendor", "source": "CEREBRAS"}}, "one of the two"),
         ({"published": []}, "0 figures of use fit"),

@@ -10,7 +10,12 @@ from twin.models.load import load_model
 
 @pytest.mark.parametrize(
     ("model", "per_layer"),
-    [("llama-3.1-8b", 3 + 2), ("mixtral-8x7b", 3 + 3), ("gpt-oss-120b", 3 + 3), ("qwen3-coder-next", 3 + 3)],
+    [
+        ("llama-3.1-8b", 3 + 2),
+        ("mixtral-8x7b", 3 + 3),
+        ("gpt-oss-120b", 3 + 3),
+        ("qwen3-coder-next", 3 + 3),
+    ],
 )
 def test_equal_layers_have_equal_steps(model: str, per_layer: int) -> None:
     spec = load_model(model)

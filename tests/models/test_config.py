@@ -14,7 +14,13 @@ from twin.errors import ConfigError
 from twin.models.load import from_config, load_model
 from twin.models.spec import DType, LaneHead, RopeScaling, RopeStyle
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def base(family: str, **changes: object) -> dict[str, Any]:
@@ -59,7 +65,14 @@ def test_a_small_model_of_every_family(family: str) -> None:
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize(
     "field",
-    ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings"],
+    [
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    ],
 )
 @pytest.mark.parametrize("value", [..., 0, -1, 1.5, "64", True, [64]])
 def test_a_size_that_is_missing_or_wrong_is_named(family: str, field: str, value: object) -> None:
@@ -91,14 +104,20 @@ def test_the_norm_epsilon_must_be_said(family: str, value: object) -> None:
         ({"rope_theta": -1.0}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
-        ({"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}}, "type is 'dynamic'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
+            "type is 'dynamic'",
+        ),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
         ({"rope_theta": ..., "rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}, "rope_scaling"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
     ],
 )
 def test_a_contradiction_is_named(family: str, changes: dict[str, object], field: str) -> None:
@@ -122,8 +141,16 @@ def test_a_contradiction_is_named(family: str, changes: dict[str, object], field
         ("qwen2", {"rope_theta": ...}, "rope_theta"),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "sliding_window"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "max_window_layers"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 5}, "max_window_layers is 5"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": -1}, "max_window_layers"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 5},
+            "max_window_layers is 5",
+        ),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": -1},
+            "max_window_layers",
+        ),
         ("qwen2", {"use_sliding_window": 1}, "use_sliding_window"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("qwen2", {"layer_types": ["full_attention"] * 3}, "layer_types has 3 entries"),
@@ -139,9 +166,17 @@ def test_a_contradiction_is_named(family: str, changes: dict[str, object], field
         ("laneformer", {"use_comm": False}, "use_comm"),
         ("laneformer", {"use_mlp_comm": False}, "use_mlp_comm"),
         ("laneformer", {"lm_head_type": "lane"}, "lm_head_type"),
-        ("laneformer", {"lm_head_type": "vocab_parallel", "pre_norm_lane_agg": True}, "pre_norm_lane_agg"),
+        (
+            "laneformer",
+            {"lm_head_type": "vocab_parallel", "pre_norm_lane_agg": True},
+            "pre_norm_lane_agg",
+        ),
         ("laneformer", {"lm_head_type": "vocab_parallel", "vocab_size": 255}, "vocab_size is 255"),
-        ("laneformer", {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True}, "tie_word_embeddings"),
+        (
+            "laneformer",
+            {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
+            "tie_word_embeddings",
+        ),
         ("laneformer", {"replicated_rmsn_scale": False}, "replicated_rmsn_scale"),
         ("laneformer", {"unclamped_layers": [1]}, "unclamped_layers"),
         ("laneformer", {"head_dim": 16}, "head_dim"),
@@ -150,14 +185,28 @@ def test_a_contradiction_is_named(family: str, changes: dict[str, object], field
         ("laneformer", {"swa_layers": [0]}, "sliding_window"),
         ("laneformer", {"sliding_window": 8, "swa_layers": [4]}, "swa_layers"),
         ("laneformer", {"sliding_window": 8, "swa_layers": ["0"]}, "swa_layers"),
-        ("laneformer", {"sliding_window": 8, "sliding_window_n_layers": 5}, "sliding_window_n_layers"),
-        ("laneformer", {"sliding_window": 8, "sliding_window_n_layers": [1]}, "sliding_window_n_layers"),
-        ("laneformer", {"sliding_window": 8, "swa_layers": 1, "sliding_window_n_layers": 1}, "swa_layers"),
+        (
+            "laneformer",
+            {"sliding_window": 8, "sliding_window_n_layers": 5},
+            "sliding_window_n_layers",
+        ),
+        (
+            "laneformer",
+            {"sliding_window": 8, "sliding_window_n_layers": [1]},
+            "sliding_window_n_layers",
+        ),
+        (
+            "laneformer",
+            {"sliding_window": 8, "swa_layers": 1, "sliding_window_n_layers": 1},
+            "swa_layers",
+        ),
         ("laneformer", {"rope_scaling_args": {"factor": 8.0}}, "low_freq_factor"),
         ("laneformer", {"rope_scaling_args": LLAMA3, "rope_scaling": LLAMA3}, "rope_scaling_args"),
     ],
 )
-def test_a_family_names_what_it_cannot_do(family: str, changes: dict[str, object], field: str) -> None:
+def test_a_family_names_what_it_cannot_do(
+    family: str, changes: dict[str, object], field: str
+) -> None:
     with pytest.raises(ConfigError, match="allowed") as error:
         from_config(base(family, **changes), "tiny")
     assert field in str(error.value)
@@ -165,7 +214,9 @@ def test_a_family_names_what_it_cannot_do(family: str, changes: dict[str, object
 
 @pytest.mark.parametrize("kind", [..., None, "mixtrall", "gpt2", "qwen2_moe", 3])
 def test_an_unknown_family_lists_the_known_ones(kind: object) -> None:
-    with pytest.raises(ConfigError, match=r"(allowed:|the engine runs) llama, mistral, qwen2, qwen3, laneformer"):
+    with pytest.raises(
+        ConfigError, match=r"(allowed:|the engine runs) llama, mistral, qwen2, qwen3, laneformer"
+    ):
         from_config(base("llama", model_type=kind), "tiny")
 
 
@@ -180,17 +231,29 @@ SCALING = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
         ({"rope_theta": 5e5}, 5e5, None),
         ({"rope_theta": 500000}, 5e5, None),
         ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, 5e5, SCALING),
-        ({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}, 5e5, RopeScaling("linear", 2.0)),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
+            5e5,
+            RopeScaling("linear", 2.0),
+        ),
         ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}}, 5e5, None),
-        ({"rope_theta": ..., "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5, None),
+        (
+            {"rope_theta": ..., "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            5e5,
+            None,
+        ),
         ({"rope_theta": ..., "rope_parameters": {"rope_theta": 5e5} | LLAMA3}, 5e5, SCALING),
         ({"rope_theta": 5e5, "rope_parameters": LLAMA3, "rope_scaling": LLAMA3}, 5e5, SCALING),
     ],
 )
-def test_both_spellings_of_rope(family: str, changes: dict[str, object], theta: float, scaling: RopeScaling | None) -> None:
+def test_both_spellings_of_rope(
+    family: str, changes: dict[str, object], theta: float, scaling: RopeScaling | None
+) -> None:
     rope = from_config(base(family, **changes), "tiny").rope
     assert (rope.theta, rope.scaling) == (theta, scaling)
-    assert rope.style is (RopeStyle.INTERLEAVED if family.startswith("laneformer") else RopeStyle.HALF)
+    assert rope.style is (
+        RopeStyle.INTERLEAVED if family.startswith("laneformer") else RopeStyle.HALF
+    )
 
 
 def test_an_old_llama_has_the_class_default_theta_and_all_its_heads() -> None:
@@ -203,24 +266,50 @@ def test_an_old_llama_has_the_class_default_theta_and_all_its_heads() -> None:
     ("family", "changes", "windows"),
     [
         ("mistral", {"sliding_window": 100}, (100,) * 4),
-        ("mistral", {"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"] * 2}, (0, 100, 0, 100)),
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": False, "max_window_layers": 2}, (0,) * 4),
-        ("qwen2", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 100)),
-        ("qwen3", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 0}, (100,) * 4),
-        ("qwen3", {"sliding_window": 9, "use_sliding_window": True, "layer_types": FIRST}, (9, 0, 0, 0)),
+        (
+            "mistral",
+            {"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            (0, 100, 0, 100),
+        ),
+        (
+            "qwen2",
+            {"sliding_window": 100, "use_sliding_window": False, "max_window_layers": 2},
+            (0,) * 4,
+        ),
+        (
+            "qwen2",
+            {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3},
+            (0, 0, 0, 100),
+        ),
+        (
+            "qwen3",
+            {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 0},
+            (100,) * 4,
+        ),
+        (
+            "qwen3",
+            {"sliding_window": 9, "use_sliding_window": True, "layer_types": FIRST},
+            (9, 0, 0, 0),
+        ),
         ("laneformer", {"sliding_window": 9, "swa_layers": [0, 2]}, (9, 0, 9, 0)),
         ("laneformer", {"sliding_window": 9, "swa_layers": 2}, (9, 9, 0, 0)),
         ("laneformer", {"sliding_window": 9, "sliding_window_n_layers": -1}, (0, 0, 0, 9)),
         ("laneformer", {"sliding_window": 9, "sliding_window_n_layers": 0}, (0,) * 4),
     ],
 )
-def test_windows_by_layer(family: str, changes: dict[str, object], windows: tuple[int, ...]) -> None:
+def test_windows_by_layer(
+    family: str, changes: dict[str, object], windows: tuple[int, ...]
+) -> None:
     assert from_config(base(family, **changes), "tiny").windows == windows
 
 
 @pytest.mark.parametrize(
     ("changes", "head"),
-    [({}, LaneHead.MEAN), ({"pre_norm_lane_agg": True}, LaneHead.SUM), ({"lm_head_type": "vocab_parallel"}, LaneHead.VOCABULARY)],
+    [
+        ({}, LaneHead.MEAN),
+        ({"pre_norm_lane_agg": True}, LaneHead.SUM),
+        ({"lm_head_type": "vocab_parallel"}, LaneHead.VOCABULARY),
+    ],
 )
 def test_how_lanes_end(changes: dict[str, object], head: LaneHead) -> None:
     lanes = from_config(base("laneformer", use_early_comm=True, **changes), "tiny").lanes
@@ -228,7 +317,10 @@ def test_how_lanes_end(changes: dict[str, object], head: LaneHead) -> None:
     assert (lanes.count, lanes.delay, lanes.head, lanes.early_exchange) == (4, 1, head, True)
 
 
-@pytest.mark.parametrize(("text", "dtype"), [("float16", DType.FP16), ("torch.bfloat16", DType.BF16), ("float32", DType.FP32)])
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("float16", DType.FP16), ("torch.bfloat16", DType.BF16), ("float32", DType.FP32)],
+)
 def test_both_spellings_of_the_type(text: str, dtype: DType) -> None:
     assert from_config(base("llama", torch_dtype=text), "tiny").dtype is dtype
     assert from_config(base("llama", torch_dtype=..., dtype=text), "tiny").dtype is dtype
@@ -255,7 +347,13 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 
 _JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 10), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3), st.just({})
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=3),
+    st.just({}),
 )
 
 
@@ -263,7 +361,17 @@ _JUNK = st.one_of(
 def test_any_junk_is_either_a_model_or_a_clear_error(family: str, data: st.DataObject) -> None:
     config = base(family)
     field = data.draw(
-        st.sampled_from([*config, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "swa_layers", "head_dim"])
+        st.sampled_from(
+            [
+                *config,
+                "rope_scaling",
+                "rope_parameters",
+                "layer_types",
+                "sliding_window",
+                "swa_layers",
+                "head_dim",
+            ]
+        )
     )
     config[field] = data.draw(_JUNK)
     try:

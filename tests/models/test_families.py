@@ -1,4 +1,6 @@
-"""The dense families beside Llama, Mistral and Qwen: what their configurations mean, and what is refused by name."""
+"""The dense families beside Llama, Mistral and Qwen: what their configurations mean, and what is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ def of(family: str, **changes: object) -> ModelSpec:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_small_model_of_every_family_runs(family: str) -> None:
     spec = of(family)
-    assert (spec.family, spec.layers, spec.hidden, spec.heads, spec.kv_heads) == (family, 4, 64, 8, 4)
+    assert (spec.family, spec.layers, spec.hidden, spec.heads, spec.kv_heads) == (
+        family,
+        4,
+        64,
+        8,
+        4,
+    )
     assert spec.runnable_reason() is None
     shapes = {tensor.name: tensor.shape for tensor in tensors(spec).values()}
     assert sum(math.prod(shape) for shape in shapes.values()) == spec.parameters
@@ -46,7 +54,9 @@ def test_a_small_model_of_every_family_runs(family: str) -> None:
         ({"rms_norm_eps": ...}, "rms_norm_eps"),
     ],
 )
-def test_what_a_family_cannot_do_is_named(family: str, changes: dict[str, object], field: str) -> None:
+def test_what_a_family_cannot_do_is_named(
+    family: str, changes: dict[str, object], field: str
+) -> None:
     with pytest.raises(ConfigError, match="allowed") as error:
         of(family, **changes)
     assert field in str(error.value)
@@ -66,9 +76,17 @@ def test_what_a_family_cannot_do_is_named(family: str, changes: dict[str, object
         ("internlm3", {"qkv_bias": True}, "qkv_bias"),
         ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
         ("phi3", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
-        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor",
+        ),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4}}, "long_factor"),
-        ("phi3", {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings",
+        ),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ("gemma2", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -78,15 +96,22 @@ def test_what_a_family_cannot_do_is_named(family: str, changes: dict[str, object
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
     ],
 )
-def test_a_family_refuses_its_own_fields_by_name(family: str, changes: dict[str, object], field: str) -> None:
+def test_a_family_refuses_its_own_fields_by_name(
+    family: str, changes: dict[str, object], field: str
+) -> None:
     with pytest.raises(ConfigError, match="allowed") as error:
         of(family, **changes)
     assert field in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["phi", "phimoe", "internlm2", "olmo3", "granitemoe", "falcon", "gemma3n", "cohere", "exaone4"])
+@pytest.mark.parametrize(
+    "kind",
+    ["phi", "phimoe", "internlm2", "olmo3", "granitemoe", "falcon", "gemma3n", "cohere", "exaone4"],
+)
 def test_a_family_that_is_not_understood_is_refused_by_its_name(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"model_type is '{kind}'.*the engine runs llama.*olmo2.*gemma3_text"):
+    with pytest.raises(
+        ConfigError, match=f"model_type is '{kind}'.*the engine runs llama.*olmo2.*gemma3_text"
+    ):
         from_config(base("llama", model_type=kind), "tiny")
 
 
@@ -100,13 +125,28 @@ def test_what_each_family_does_otherwise_than_llama() -> None:
         "internlm3": LLAMA,
         "olmo2": Variant(norms=Norms.AFTER, whole_qk_norm=True),
         "gemma": Variant(activation=Activation.GELU, embedding=root),
-        "gemma2": Variant(activation=Activation.GELU, norms=Norms.AROUND, embedding=root, score=1 / 16, score_cap=50.0, logit_cap=30.0),
-        "gemma3_text": Variant(activation=Activation.GELU, norms=Norms.AROUND, embedding=root, score=1 / 16),
+        "gemma2": Variant(
+            activation=Activation.GELU,
+            norms=Norms.AROUND,
+            embedding=root,
+            score=1 / 16,
+            score_cap=50.0,
+            logit_cap=30.0,
+        ),
+        "gemma3_text": Variant(
+            activation=Activation.GELU, norms=Norms.AROUND, embedding=root, score=1 / 16
+        ),
     }
 
 
 def test_granites_multipliers_are_read() -> None:
-    spec = of("granite", embedding_multiplier=12, residual_multiplier=0.22, attention_multiplier=0.0078125, logits_scaling=16.0)
+    spec = of(
+        "granite",
+        embedding_multiplier=12,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0078125,
+        logits_scaling=16.0,
+    )
     assert spec.variant == Variant(embedding=12.0, residual=0.22, score=0.0078125, logit=0.0625)
 
 
@@ -127,13 +167,19 @@ def test_gemmas_embeddings_grow_by_a_root_of_the_stored_type(text: str, factor: 
     [
         ("phi3", {"sliding_window": 9}, (9,) * 4),
         ("gemma2", {"sliding_window": 9}, (9, 0, 9, 0)),
-        ("gemma2", {"sliding_window": 9, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, (0, 0, 0, 9)),
+        (
+            "gemma2",
+            {"sliding_window": 9, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            (0, 0, 0, 9),
+        ),
         ("gemma3_text", {"sliding_window": 9, "sliding_window_pattern": 3}, (9, 9, 0, 9)),
         ("smollm3", {"sliding_window": 9, "use_sliding_window": True}, (0, 0, 0, 9)),
         ("smollm3", {"sliding_window": 9, "use_sliding_window": False}, (0,) * 4),
     ],
 )
-def test_windows_by_layer(family: str, changes: dict[str, object], windows: tuple[int, ...]) -> None:
+def test_windows_by_layer(
+    family: str, changes: dict[str, object], windows: tuple[int, ...]
+) -> None:
     assert of(family, **changes).windows == windows
 
 
@@ -152,11 +198,20 @@ def test_layers_without_positions() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-        {"rope_theta": ..., "rope_parameters": {
-            "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}},
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "rope_theta": ...,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_type": "default"},
+            },
+        },
     ],
-)  # fmt: skip
+)
 def test_gemma_3_turns_layers_with_a_window_otherwise(changes: dict[str, object]) -> None:
     spec = of("gemma3_text", sliding_window=9, sliding_window_pattern=2, **changes)
     far, near = Rope(1e6, scaling=RopeScaling("linear", 8.0)), Rope(1e4)
@@ -166,9 +221,20 @@ def test_gemma_3_turns_layers_with_a_window_otherwise(changes: dict[str, object]
 
 def test_a_gemma_3_that_sees_images_is_its_text_model() -> None:
     """As the 4B model was published: what its text_config leaves out are the class's defaults."""
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
-    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"num_hidden_layers": 27}, "torch_dtype": "bfloat16"}
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    config = {
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": {"num_hidden_layers": 27},
+        "torch_dtype": "bfloat16",
+    }
     spec = from_config(config, "gemma-3-4b")
     assert spec.parameters == 3_880_263_168
     assert spec.rope == Rope(1e6, scaling=RopeScaling("linear", 8.0))
@@ -181,7 +247,9 @@ def test_a_gemma_3_that_sees_images_is_its_text_model() -> None:
 def test_dynamic_rope_is_none_within_the_context() -> None:
     scaling = {"rope_type": "dynamic", "factor": 6.0}
     assert of("internlm3", rope_scaling=scaling).rope == Rope(10000.0)
-    assert of("internlm3", rope_theta=..., rope_parameters={"rope_theta": 5e7, **scaling}).rope == Rope(5e7)
+    assert of(
+        "internlm3", rope_theta=..., rope_parameters={"rope_theta": 5e7, **scaling}
+    ).rope == Rope(5e7)
     with pytest.raises(ConfigError, match="dynamic"):
         of("llama", rope_scaling=scaling)
 
@@ -191,10 +259,20 @@ LONG = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
 def test_phis_long_rope_has_a_factor_a_pair_and_grows_queries(kind: str) -> None:
-    changes: dict[str, Any] = {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": {"type": kind, **LONG}}
+    changes: dict[str, Any] = {
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": kind, **LONG},
+    }
     spec = of("phi3", **changes)
     grown = math.sqrt(1 + math.log(8) / math.log(64))  # 512 positions of 64
-    assert spec.rope == Rope(1e4, scaling=RopeScaling("longrope", grown, original_context=64, short=(1.0, 1.5), long=(2.0, 4.0)), rotated=4)
+    assert spec.rope == Rope(
+        1e4,
+        scaling=RopeScaling(
+            "longrope", grown, original_context=64, short=(1.0, 1.5), long=(2.0, 4.0)
+        ),
+        rotated=4,
+    )
     moved = {
         "rope_scaling": None,
         "partial_rotary_factor": None,
@@ -209,7 +287,9 @@ def test_phis_long_rope_has_a_factor_a_pair_and_grows_queries(kind: str) -> None
 
 
 def test_a_part_of_a_head_is_turned_as_if_its_halves_were_neighbours() -> None:
-    """The kernel turns element i with i + head_dim / 2: rows are packed so that it turns what the family means, and nothing else."""
+    """The kernel turns element i with i + head_dim / 2: rows are packed so that it turns what the
+    family means, and nothing else.
+    """
     spec = of("phi3", hidden_size=128, partial_rotary_factor=0.75)  # 12 of 16 elements
 
     class Held:
@@ -230,34 +310,68 @@ def test_a_fused_matrix_gives_each_its_rows() -> None:
     assert [len(part) for part in parts] == [64, 32, 32]
     assert (np.concatenate(parts) == stored).all()
     both = np.arange(2 * 128 * 64, dtype=np.float32).reshape(-1, 64)
-    assert (np.concatenate([canonical(spec, f"layers.0.{leaf}", both) for leaf in ("gate", "up")]) == both).all()
+    assert (
+        np.concatenate([canonical(spec, f"layers.0.{leaf}", both) for leaf in ("gate", "up")])
+        == both
+    ).all()
 
 
 def test_gemmas_norms_are_stored_without_their_one() -> None:
     spec = of("gemma2")
     stored = np.full(64, 2.0**-9, np.float16)
     for name in ("final_norm", "layers.0.attn_norm", "layers.3.ffn_post_norm"):
-        assert (canonical(spec, name, stored) == np.float32(1 + 2.0**-9)).all()  # BF16 and FP16 would lose it, or half of it
+        # BF16 and FP16 would lose it, or half of it
+        assert (canonical(spec, name, stored) == np.float32(1 + 2.0**-9)).all()
     assert canonical(replace(spec, family="llama"), "final_norm", stored) is stored
 
 
 # As published: families of before, by other names.
 DISTILLED = {
     "DeepSeek-R1-Distill-Qwen-1.5B": (
-        {"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2,
-         "intermediate_size": 8960, "vocab_size": 151936, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-         "tie_word_embeddings": False, "rope_theta": 10000, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 21,
-         "use_mrope": False, "torch_dtype": "bfloat16"},
+        {
+            "model_type": "qwen2",
+            "num_hidden_layers": 28,
+            "hidden_size": 1536,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "intermediate_size": 8960,
+            "vocab_size": 151936,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "rope_theta": 10000,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 21,
+            "use_mrope": False,
+            "torch_dtype": "bfloat16",
+        },
         1_777_088_000,
     ),
     "DeepSeek-R1-Distill-Llama-8B": (
-        {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-         "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-         "tie_word_embeddings": False, "rope_theta": 500000.0, "rope_scaling": LLAMA3, "attention_bias": False, "mlp_bias": False,
-         "pretraining_tp": 1, "torch_dtype": "bfloat16"},
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 128256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "rope_theta": 500000.0,
+            "rope_scaling": LLAMA3,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "torch_dtype": "bfloat16",
+        },
         8_030_261_248,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DISTILLED)

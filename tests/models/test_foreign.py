@@ -26,9 +26,16 @@ INSTEAD = ("original in 16 bits", "MODEL@FORMAT")
         ("tf_model.h5", b"\x89HDF", "Keras"),
     ],
 )
-def test_a_file_of_another_format_is_refused_by_its_name(name: str, content: bytes, format: str, tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused_by_its_name(
+    name: str, content: bytes, format: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
-    refused(ConfigError, lambda: load_model(tmp_path / name), f"{format} is a format that is not read", *INSTEAD)
+    refused(
+        ConfigError,
+        lambda: load_model(tmp_path / name),
+        f"{format} is a format that is not read",
+        *INSTEAD,
+    )
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.onnx", "tf_model.h5"])
@@ -45,19 +52,31 @@ def test_a_folder_of_such_files_is_refused_alike(name: str, tmp_path: Path) -> N
         ({"quant_method": "fp8"}, "'FP8'"),
         ({"quant_method": "bitsandbytes"}, "'BITSANDBYTES'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "'MODELOPT' ('NVFP4')"),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "'COMPRESSED-TENSORS' ('float-quantized')"),
+        (
+            {"quant_method": "compressed-tensors", "format": "float-quantized"},
+            "'COMPRESSED-TENSORS' ('float-quantized')",
+        ),
         ({"bits": 4}, "an unnamed format"),
     ],
 )
-def test_a_configuration_of_quantized_weights_is_refused_by_its_format(fields: dict[str, object], format: str) -> None:
+def test_a_configuration_of_quantized_weights_is_refused_by_its_format(
+    fields: dict[str, object], format: str
+) -> None:
     config = config_of("llama-3.2-1b") | {"quantization_config": fields}
-    refused(ConfigError, lambda: from_config(config, "mine"), f"quantization_config says {format}", *INSTEAD)
+    refused(
+        ConfigError,
+        lambda: from_config(config, "mine"),
+        f"quantization_config says {format}",
+        *INSTEAD,
+    )
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
 def test_experts_in_a_format_that_is_not_simulated_are_refused_by_it(method: str) -> None:
     config = config_of("gpt-oss-20b") | {"quantization_config": {"quant_method": method}}
-    refused(ConfigError, lambda: from_config(config, "mine"), f"quant_method is '{method}'", *INSTEAD)
+    refused(
+        ConfigError, lambda: from_config(config, "mine"), f"quant_method is '{method}'", *INSTEAD
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,12 +95,17 @@ def test_experts_in_a_format_that_is_not_simulated_are_refused_by_it(method: str
         (("trellis", "suh", "svh"), "EXL3"),
     ],
 )
-def test_tensors_tell_the_format_where_the_configuration_does_not(tensors: tuple[str, ...], format: str) -> None:
+def test_tensors_tell_the_format_where_the_configuration_does_not(
+    tensors: tuple[str, ...], format: str
+) -> None:
     names = [UP + name for name in tensors]
     assert format_of_tensors(names) == format
     assert any(is_quantized(name) for name in names)
 
 
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"],
+)
 def test_an_ordinary_tensor_is_not_quantized(name: str) -> None:
     assert not is_quantized(name)

@@ -1,4 +1,6 @@
-"""Layers as data: their matrices add up, their traffic follows its laws, and checkpoints' formats are read from configurations."""
+"""Layers as data: their matrices add up, their traffic follows its laws, and checkpoints' formats
+are read from configurations.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from twin.errors import ConfigError
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import FP8_BLOCK, INT4_G32, MXFP4, NVFP4, STORED, Format, Role
 from twin.models.load import from_config, load_model, model_names
-from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention, Mixer
+from twin.models.mixers import (
+    CompressedAttention,
+    DeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    Mixer,
+)
 from twin.models.weight import Weight, total
 
 NAMES = model_names()
@@ -47,7 +55,10 @@ def test_inputs_and_outputs_of_a_layer_meet_the_residual(name: str) -> None:
     spec = load_model(name)
     for index in range(spec.layers):
         layer = spec.layer(index)
-        for weights in (layer.mixer.weights(spec.hidden, spec.formats), layer.feed.weights(spec.hidden, spec.formats)):
+        for weights in (
+            layer.mixer.weights(spec.hidden, spec.formats),
+            layer.feed.weights(spec.hidden, spec.formats),
+        ):
             assert weights[0].cols == spec.hidden
             assert weights[-1].rows == spec.hidden
 
@@ -74,7 +85,9 @@ def test_a_longer_context_never_reads_less(context: int, more: int) -> None:
 
 @given(CONTEXTS)
 def test_a_step_reads_at_most_what_is_held(context: int) -> None:
-    """Compressed attention spreads its closing windows evenly, so that an almost empty cache may read a little more."""
+    """Compressed attention spreads its closing windows evenly, so that an almost empty cache may
+    read a little more.
+    """
     for mixer in mixers():
         spare = mixer.traffic(0, 2).read_bytes
         assert mixer.traffic(context, 2).read_bytes <= mixer.held_bytes(context, 2) + spare
@@ -83,12 +96,15 @@ def test_a_step_reads_at_most_what_is_held(context: int) -> None:
 def test_a_recurrent_state_is_read_and_written_whatever_the_context() -> None:
     mixer = DeltaNet(key_heads=16, key_dim=128, value_heads=32, value_dim=128, conv=4)
     assert mixer.traffic(1, 2) == mixer.traffic(1 << 18, 2)
-    assert mixer.state_elements * 36 == 18_874_368  # 75.5 MB in FP32 over the 36 layers of Qwen3-Coder-Next
+    # 75.5 MB in FP32 over the 36 layers of Qwen3-Coder-Next
+    assert mixer.state_elements * 36 == 18_874_368
     assert mixer.traffic(1, 2).written_bytes >= 4 * mixer.state_elements
 
 
 def test_deepseek_v4_caches_what_its_report_counts() -> None:
-    """3,514 bytes a position: 21 layers of (584 + 68) / 4 and 20 of 584 / 128 (DSV4-REPORT with FlashMLA's rows)."""
+    """3,514 bytes a position: 21 layers of (584 + 68) / 4 and 20 of 584 / 128 (DSV4-REPORT with
+    FlashMLA's rows).
+    """
     spec = load_model("deepseek-v4-flash")
     context = 1 << 20
     grown = spec.held_bytes(2 * context, 2) - spec.held_bytes(context, 2)
@@ -155,7 +171,9 @@ def test_each_kind_of_matrix_has_its_format(name: str, role: Role, form: str) ->
 
 
 def test_deepseek_v4_weighs_what_its_files_weigh() -> None:
-    """148.66 GiB of safetensors hold 43 layers and the draft layer, which has the experts and attention of a window-only one."""
+    """148.66 GiB of safetensors hold 43 layers and the draft layer, which has the experts and
+    attention of a window-only one.
+    """
     spec = load_model("deepseek-v4-flash")
     draft = total(spec.layer_weights(0), "stored_bytes")
     assert spec.stored_bytes + draft == pytest.approx(148.66 * 2**30, rel=0.003)
@@ -179,7 +197,13 @@ def test_dense_shape_as_layers() -> None:
 
 def test_experts_after_the_dense_layers_and_hashed_ones_first() -> None:
     v3 = load_model("deepseek-v3")
-    assert [isinstance(v3.layer(i).feed, DenseFeed) for i in range(5)] == [True, True, True, False, False]
+    assert [isinstance(v3.layer(i).feed, DenseFeed) for i in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     v4 = load_model("deepseek-v4-flash")
     feeds = [v4.layer(i).feed for i in range(4)]
     assert [isinstance(f, ExpertFeed) and f.hashed for f in feeds] == [True, True, True, False]
@@ -205,20 +229,40 @@ def test_kimi_behind_its_vision_tower() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("mixtral-8x7b", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9; allowed: up to num_local_experts = 8"),
+        (
+            "mixtral-8x7b",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok is 9; allowed: up to num_local_experts = 8",
+        ),
         ("qwen3-30b-a3b", {"mlp_only_layers": "none"}, "mlp_only_layers"),
         ("qwen3-30b-a3b", {"attention_bias": True}, "attention_bias"),
         ("qwen3-coder-next", {"full_attention_interval": 99}, "up to num_hidden_layers = 48"),
         ("qwen3-coder-next", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
         ("qwen3-coder-next", {"partial_rotary_factor": 2.0}, "a share of a head"),
-        ("qwen3-coder-next", {"linear_num_value_heads": 33}, "multiples of linear_num_key_heads = 16"),
+        (
+            "qwen3-coder-next",
+            {"linear_num_value_heads": 33},
+            "multiples of linear_num_key_heads = 16",
+        ),
         ("gpt-oss-20b", {"layer_types": None}, "layer_types is None"),
         ("gpt-oss-20b", {"swiglu_limit": -7.0}, "swiglu_limit is -7.0"),
-        ("gpt-oss-20b", {"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'"),
+        (
+            "gpt-oss-20b",
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quant_method is 'gptq'",
+        ),
         ("deepseek-v3", {"scoring_func": "tanh"}, "scoring_func is 'tanh'"),
         ("deepseek-v3", {"n_group": 7}, "multiples of n_group = 7"),
-        ("deepseek-v3", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "weight_block_size"),
-        ("kimi-k2.6", {"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups"),
+        (
+            "deepseek-v3",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+            "weight_block_size",
+        ),
+        (
+            "kimi-k2.6",
+            {"quantization_config": {"quant_method": "compressed-tensors"}},
+            "config_groups",
+        ),
         ("deepseek-v4-flash", {"compress_ratios": [4, 128]}, "compress_ratios has 2 entries"),
         ("deepseek-v4-flash", {"compress_ratios": [-4] * 43}, "a list of whole numbers"),
         ("deepseek-v4-flash", {"expert_dtype": "fp3"}, "expert_dtype is 'fp3'"),
@@ -235,8 +279,14 @@ def test_a_wrong_field_is_named(name: str, changes: dict[str, object], told: str
 
 def test_nvfp4_of_another_publisher() -> None:
     weights = {"num_bits": 4, "type": "float", "group_size": 16}
-    quantization = {"quant_method": "modelopt", "config_groups": {"group_0": {"weights": weights}}, "ignore": ["lm_head", "*self_attn*"]}
-    spec = from_config({**config_of("kimi-k2.6"), "quantization_config": quantization}, "kimi-k2.6-nvfp4")
+    quantization = {
+        "quant_method": "modelopt",
+        "config_groups": {"group_0": {"weights": weights}},
+        "ignore": ["lm_head", "*self_attn*"],
+    }
+    spec = from_config(
+        {**config_of("kimi-k2.6"), "quantization_config": quantization}, "kimi-k2.6-nvfp4"
+    )
     assert spec.formats.of(Role.EXPERT) is NVFP4
     assert spec.formats.of(Role.SHARED) is NVFP4
     assert spec.formats.of(Role.ATTENTION).name == "bf16"

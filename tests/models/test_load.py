@@ -69,7 +69,8 @@ def test_the_checkpoint_holds_exactly_the_parameters(name: str) -> None:
     known = tensors(spec)
     stored = {t.name: t.shape for t in known.values()}
     assert sum(math.prod(shape) for shape in stored.values()) == spec.parameters
-    assert len(stored) == len(known) - (3 * spec.layers if spec.family == "phi3" else 0)  # q, k, v in one, gate and up in another
+    # q, k, v in one, gate and up in another
+    assert len(stored) == len(known) - (3 * spec.layers if spec.family == "phi3" else 0)
     assert ("lm_head" in known) == (not spec.tied)
 
 
@@ -110,25 +111,49 @@ def test_llama_names_and_shapes() -> None:
 
 def test_qwen_names() -> None:
     assert tensors(load_model("qwen2.5-coder-1.5b"))["layers.0.v_bias"].shape == (256,)
-    assert tensors(load_model("qwen3-8b"))["layers.0.q_norm"].name == "model.layers.0.self_attn.q_norm.weight"
+    assert (
+        tensors(load_model("qwen3-8b"))["layers.0.q_norm"].name
+        == "model.layers.0.self_attn.q_norm.weight"
+    )
 
 
 def test_laneformer_is_as_published() -> None:
     spec = load_model("laneformer-2b")
     assert spec.lanes is not None
-    assert (spec.lanes.count, spec.lanes.delay, spec.lanes.head, spec.lanes.early_exchange) == (8, 2, LaneHead.MEAN, False)
+    assert (spec.lanes.count, spec.lanes.delay, spec.lanes.head, spec.lanes.early_exchange) == (
+        8,
+        2,
+        LaneHead.MEAN,
+        False,
+    )
     assert spec.windows == (512,) * 10 + (0,) * 5
-    assert spec.streamed_parameters == 2_221_765_632 - 31 * 3072  # the published count has the norm scales in it
+    # the published count has the norm scales in it
+    assert spec.streamed_parameters == 2_221_765_632 - 31 * 3072
     known = tensors(spec)
-    assert (known["layers.0.q"].name, known["layers.0.q"].shape) == ("model.layers.0.attention.wq.weight", (8, 384, 3072))
+    assert (known["layers.0.q"].name, known["layers.0.q"].shape) == (
+        "model.layers.0.attention.wq.weight",
+        (8, 384, 3072),
+    )
     assert known["layers.0.o"].shape == (8, 3072, 384)
-    assert (known["layers.0.gate"].name, known["layers.0.gate"].shape) == ("model.layers.0.feed_forward.w1.weight", (8, 1536, 3072))
-    assert (known["layers.0.down"].name, known["layers.0.down"].shape) == ("model.layers.0.feed_forward.w2.weight", (8, 3072, 1536))
+    assert (known["layers.0.gate"].name, known["layers.0.gate"].shape) == (
+        "model.layers.0.feed_forward.w1.weight",
+        (8, 1536, 3072),
+    )
+    assert (known["layers.0.down"].name, known["layers.0.down"].shape) == (
+        "model.layers.0.feed_forward.w2.weight",
+        (8, 3072, 1536),
+    )
     assert known["embed"].name == "model.tok_embeddings.weight"
 
 
 def _tiny(**changes: object) -> dict[str, object]:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 36}
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "intermediate_size": 36,
+    }
     rest = {"vocab_size": 30, "max_position_embeddings": 64, "num_lanes": 3, "broadcast_delay": 1}
     return {"model_type": "laneformer", **sizes, **rest, **changes}
 
@@ -136,9 +161,14 @@ def _tiny(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize("leaf", ["q", "k", "v", "gate", "up"])
 def test_lanes_of_a_column_parallel_matrix_stack_their_outputs(leaf: str) -> None:
     spec, rng = from_config(_tiny(), "tiny"), np.random.default_rng(0)
-    stored, x = rng.normal(size=tensors(spec)[f"layers.1.{leaf}"].shape), rng.normal(size=spec.hidden)
+    stored, x = (
+        rng.normal(size=tensors(spec)[f"layers.1.{leaf}"].shape),
+        rng.normal(size=spec.hidden),
+    )
     per_lane = np.einsum("i,loi->lo", x, stored)
-    np.testing.assert_allclose(canonical(spec, f"layers.1.{leaf}", stored) @ x, per_lane.reshape(-1))
+    np.testing.assert_allclose(
+        canonical(spec, f"layers.1.{leaf}", stored) @ x, per_lane.reshape(-1)
+    )
 
 
 @pytest.mark.parametrize("leaf", ["o", "down"])
@@ -147,13 +177,17 @@ def test_lanes_of_a_row_parallel_matrix_sum_to_the_whole(leaf: str) -> None:
     stored = rng.normal(size=tensors(spec)[f"layers.0.{leaf}"].shape)
     x = rng.normal(size=(3, stored.shape[2]))
     partials = np.einsum("li,loi->lo", x, stored)
-    np.testing.assert_allclose(canonical(spec, f"layers.0.{leaf}", stored) @ x.reshape(-1), partials.sum(axis=0))
+    np.testing.assert_allclose(
+        canonical(spec, f"layers.0.{leaf}", stored) @ x.reshape(-1), partials.sum(axis=0)
+    )
 
 
 def test_a_split_vocabulary_is_joined() -> None:
     spec = from_config(_tiny(lm_head_type="vocab_parallel"), "tiny")
     stored = np.arange(30 * 24.0).reshape(3, 10, 24)
-    np.testing.assert_array_equal(canonical(spec, "lm_head", stored), np.arange(30 * 24.0).reshape(30, 24))
+    np.testing.assert_array_equal(
+        canonical(spec, "lm_head", stored), np.arange(30 * 24.0).reshape(30, 24)
+    )
 
 
 def test_other_families_are_stored_as_they_are_used() -> None:
@@ -199,7 +233,7 @@ def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, to
     assert told in str(error.value)
 
 
-# ---- what a newcomer brings --------------------------------------------------------------------------------------
+# ---- what a newcomer brings ----------------------------------------------------------------------
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -213,7 +247,10 @@ def test_a_file_is_called_by_its_own_name_and_a_config_by_its_folder(tmp_path: P
     folder.mkdir()
     for name in ("config.json", "other.json"):
         (folder / name).write_text(json.dumps(config_of("llama-3.2-1b")))
-    assert [load_model(folder / name).name for name in ("config.json", "other.json")] == ["mine", "other"]
+    assert [load_model(folder / name).name for name in ("config.json", "other.json")] == [
+        "mine",
+        "other",
+    ]
     assert load_model(folder).name == "mine"
 
 
@@ -230,13 +267,21 @@ def test_a_snapshot_of_the_hugging_face_cache_is_called_by_its_repository(tmp_pa
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "bitsandbytes"])
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "laneformer-2b"])
-def test_a_quantized_checkpoint_is_refused_by_its_format_and_told_what_can_be_done(method: str, model: str) -> None:
+def test_a_quantized_checkpoint_is_refused_by_its_format_and_told_what_can_be_done(
+    method: str, model: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{method.upper()}.*original in 16 bits.*MODEL@FORMAT"):
-        from_config(config_of(model) | {"quantization_config": {"quant_method": method, "bits": 4, "much": "x" * 1000}}, "mine")
+        from_config(
+            config_of(model)
+            | {"quantization_config": {"quant_method": method, "bits": 4, "much": "x" * 1000}},
+            "mine",
+        )
 
 
 @pytest.mark.parametrize("read", [load_model, open_checkpoint])
-def test_a_gguf_file_and_its_folder_are_refused_by_their_format(read: Callable[[Path], object], tmp_path: Path) -> None:
+def test_a_gguf_file_and_its_folder_are_refused_by_their_format(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
     for path in (tmp_path, tmp_path / "model.gguf"):
         with pytest.raises(ConfigError, match="GGUF is a format that is not read"):

@@ -1,4 +1,6 @@
-"""Published counts: given by the configuration to the last printed digit, or the difference is explained."""
+"""Published counts: given by the configuration to the last printed digit, or the difference is
+explained.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def test_every_layered_model_has_published_counts() -> None:
     for name in layered:
         published = read_yaml(FOLDER / f"{name}.yaml")["published"]
         assert isinstance(published, dict)
-        assert (published["total"], published["active"], published["embedding"]) == TOTAL_AND_ACTIVE[name]
+        assert (
+            published["total"],
+            published["active"],
+            published["embedding"],
+        ) == TOTAL_AND_ACTIVE[name]
         assert ("difference" in published) == (name in EXPLAINED)
 
 
@@ -55,14 +61,18 @@ def embedded(spec: ModelSpec) -> int:
 
 
 def test_exact_counts_where_they_are_published() -> None:
-    """Qwen3-Coder-Next's 79,674,391,296 and 3,874,929,408; DeepSeek-V3's 671,026,419,200 without its draft layer."""
+    """Qwen3-Coder-Next's 79,674,391,296 and 3,874,929,408; DeepSeek-V3's 671,026,419,200 without
+    its draft layer.
+    """
     assert embedded(load_model("qwen3-coder-next")) == 3_874_929_408
     assert embedded(load_model("mixtral-8x7b")) == 12_879_925_248
     assert embedded(load_model("qwen3-30b-a3b")) == 3_353_032_704
 
 
 @pytest.mark.parametrize("changes", [{"total": "118 B"}, {"active": "5.2 B"}, {"embedding": True}])
-def test_a_count_that_the_configuration_does_not_give_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_count_that_the_configuration_does_not_give_is_refused(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     with pytest.raises(ConfigError, match="but config gives"):
         read_named(write(tmp_path, "gpt-oss-120b", **changes))
 
@@ -89,7 +99,9 @@ def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_pat
         ({"active": "1e999999999 B"}, "a number and M, B or T"),
     ],
 )
-def test_wrong_published_counts_are_named(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+def test_wrong_published_counts_are_named(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
     with pytest.raises(ConfigError, match="published") as error:
         read_named(write(tmp_path, "gpt-oss-120b", **changes))
     assert told in str(error.value)
@@ -114,10 +126,13 @@ def test_bytes_a_token_agree_with_a_count_by_hand(name: str, gigabytes: float) -
 
 
 def test_deepseek_v4_streams_what_is_left_unquantized_too() -> None:
-    """By hand 10.7 GB with everything but the head in FP8 or FP4; compressors in BF16 and hyper-connections in FP32 add 0.5 GB."""
+    """By hand 10.7 GB with everything but the head in FP8 or FP4; compressors in BF16 and
+    hyper-connections in FP32 add 0.5 GB.
+    """
     spec = load_model("deepseek-v4-flash")
     assert spec.streamed_bytes / 1e9 == pytest.approx(11.21, abs=0.005)
-    extra = {Role.COMPRESS: 0.5, Role.SMALL: 0.5, Role.ROUTER: 0.5, Role.HYPER: 0.75}  # share of its bytes that FP8 would save
+    # share of its bytes that FP8 would save
+    extra = {Role.COMPRESS: 0.5, Role.SMALL: 0.5, Role.ROUTER: 0.5, Role.HYPER: 0.75}
     saved = sum(w.step_bytes * extra[w.role] for w in spec.weights() if w.role in extra)
     assert (spec.streamed_bytes - saved) / 1e9 == pytest.approx(10.7, rel=0.015)
 

@@ -1,6 +1,7 @@
-// The products of a prompt pass as an NVIDIA block makes them (native/platform/cuda_prompt.cuh), with every lane an OS thread.
-// Tensor-core instructions are computed by their definition; a copy is made only when its group is awaited, so that a read that
-// comes too early finds what was there before. Compiled with CHUNK (tokens) and STORED (FP16 or BF16).
+// The products of a prompt pass as an NVIDIA block makes them (native/platform/cuda_prompt.cuh),
+// with every thread an OS thread. Tensor-core instructions are computed by their definition; a copy
+// is made only when its group is awaited, so that a read that comes too early finds what was there
+// before. Compiled with CHUNK (tokens) and STORED (FP16 or BF16).
 #include <pthread.h>
 
 #include <cstdlib>
@@ -43,7 +44,7 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 template <int N>
-struct Run {
+struct Pack {
   float at[N];
 };
 struct Span {
@@ -66,9 +67,11 @@ u16 bfloat_bits(float value) {
   const u32 bits = bits_as<u32>(value);
   return u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
-float stored(u16 bits) { return WEIGHT == Type::BF16 ? bits_as<float>(u32(bits) << 16) : float(bits_as<_Float16>(bits)); }
+float stored(u16 bits) {
+  return WEIGHT == Type::BF16 ? bits_as<float>(u32(bits) << 16) : float(bits_as<_Float16>(bits));
+}
 
-// ---- a block of threads --------------------------------------------------------------------------------------
+// ---- a block of threads -------------------------------------------------------------------------
 
 struct Meeting {
   pthread_barrier_t barrier;
@@ -94,7 +97,7 @@ thread_local int thread;
 thread_local std::deque<std::vector<Copy>> sent;
 thread_local std::vector<Copy> asked;
 
-// ---- what native/platform/cuda_copies.cuh asks of the machine ------------------------------------------------
+// ---- what native/platform/cuda_copies.cuh asks of the machine -----------------------------------
 
 u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - machine->shared); }
 u64 read_once() { return 0; }
@@ -107,7 +110,9 @@ void copies_sent() {
 }
 void copies_arrived(int left) {
   for (; int(sent.size()) > left; sent.pop_front())
-    for (const Copy& copy : sent.front()) copy.there ? memcpy(machine->shared + copy.to, copy.from, 16) : memset(machine->shared + copy.to, 0, 16);
+    for (const Copy& copy : sent.front())
+      copy.there ? memcpy(machine->shared + copy.to, copy.from, 16)
+                 : memset(machine->shared + copy.to, 0, 16);
 }
 template <int LEFT>
 void copies_arrived() {
@@ -123,7 +128,8 @@ float4 load_quad(const float*) { return {}; }  // FP32 alone
 float4 load_once(const float*) { return {}; }
 float __shfl_xor_sync(u32, float, int) { return 0; }
 
-// Products as PTX defines them, made when their group is awaited: rows of 128 bytes, their 16-byte units twisted by the row.
+// Products as PTX defines them, made when their group is awaited: rows of 128 bytes, their 16-byte
+// units twisted by the row.
 struct Product {
   u32 a, b;  // where rows begin
   float* sums;
@@ -143,15 +149,21 @@ void products_sent() {
   begun.clear();
 }
 float twisted(u32 at, int row, int column) {
-  const u32 start = at / 1024 * 1024, byte = at % 1024 + u32(column) * 2;  // a later product of the same rows begins within the first
+  // a later product of the same rows begins within the first
+  const u32 start = at / 1024 * 1024, byte = at % 1024 + u32(column) * 2;
   u16 bits;
-  memcpy(&bits, machine->shared + start + row / 8 * 1024 + row % 8 * 128 + ((byte / 16 ^ u32(row) % 8) * 16) + byte % 16, 2);
+  memcpy(&bits,
+         machine->shared + start + row / 8 * 1024 + row % 8 * 128 +
+             ((byte / 16 ^ u32(row) % 8) * 16) + byte % 16,
+         2);
   return stored(bits);
 }
 void make(const Product& product) {
   for (int i = 0; i < product.rows / 2; ++i) {
-    const int row = thread / 32 % 4 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) product.sums[i] += twisted(product.a, row, k) * twisted(product.b, column, k);
+    const int row = thread / 32 % 4 * 16 + thread % 32 / 4 + i / 2 % 2 * 8,
+              column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k)
+      product.sums[i] += twisted(product.a, row, k) * twisted(product.b, column, k);
   }
 }
 template <int LEFT>
@@ -189,7 +201,8 @@ struct Start {
   int page;
 };
 struct Spans {
-  static constexpr int ring_slots = 2, slot_bytes = 1024;  // of the memory, before the stage's input
+  // of the memory, before the stage's input
+  static constexpr int ring_slots = 2, slot_bytes = 1024;
   int blocks;
   const Span* own;
   const Start* starts;
@@ -206,18 +219,20 @@ struct Block {
 
 }  // namespace
 
-// Sums of each element's first and last row, [tokens][elements] each, of all blocks' rows, spans[blocks][2]; `x` is [tokens][cols].
-// `stream` holds each block's rows as they are packed, from page starts[block] on, twice: the second time is what counts, with the
-// first one's leavings on the chip.
+// Sums of each element's first and last row, [tokens][elements] each, of all blocks' rows,
+// spans[blocks][2]; `x` is [tokens][cols]. `stream` holds each block's rows as they are packed,
+// from page starts[block] on, twice: the second time is what counts, with the first one's leavings
+// on the chip.
 template <int UNIT>
-void multiply_all(const u8* stream, const float* x, int tokens, int blocks, const int* spans, const int* starts, int cols, int tile_cols,
-                  int tile_rows, float* first, float* last) {
+void multiply_all(const u8* stream, const float* x, int tokens, int blocks, const int* spans,
+                  const int* starts, int cols, int tile_cols, int tile_rows, float* first,
+                  float* last) {
   std::vector<float> packed(size_t(cols + 64) * CHUNK / 2 + 64, 0.0f);
   for (int token = 0; token < tokens; ++token)
-    for (int column = 0; column < cols; column += Chunk::RUN) {
-      Run<Chunk::RUN> run;
-      memcpy(run.at, x + long(token) * cols + column, sizeof run.at);
-      Chunk::store_run(packed.data(), cols, token, column, run);
+    for (int column = 0; column < cols; column += Chunk::PACK) {
+      Pack<Chunk::PACK> pack;
+      memcpy(pack.at, x + long(token) * cols + column, sizeof pack.at);
+      Chunk::store_pack(packed.data(), cols, token, column, pack);
     }
   const Stage stage = {0, cols, tile_cols, tile_rows, UNIT};
   const Span* own = reinterpret_cast<const Span*>(spans);
@@ -226,25 +241,36 @@ void multiply_all(const u8* stream, const float* x, int tokens, int blocks, cons
     Machine made;
     machine = &made;
     memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
-    auto lane = [&](int at) {
+    auto walk = [&](int at) {
       thread = at;
-      Block b = {{}, {stream}, {blocks, own, reinterpret_cast<const Start*>(starts)}, block,
+      Block b = {{},
+                 {stream},
+                 {blocks, own, reinterpret_cast<const Start*>(starts)},
+                 block,
                  reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
       Chunk chunk(b);
       chunk.open(b, tokens);
       for (int time = 0; time < 2; ++time)
-        chunk.multiply<UNIT>(b, stage, packed.data(), tokens, [&] { b.core.barrier(); return true; }, [&](int token, int element, float low, float high) {
-          first[token * elements + element] = low;
-          last[token * elements + element] = high;
-        });
+        chunk.multiply<UNIT>(
+            b, stage, packed.data(), tokens,
+            [&] {
+              b.core.barrier();
+              return true;
+            },
+            [&](int token, int element, float low, float high) {
+              first[token * elements + element] = low;
+              last[token * elements + element] = high;
+            });
     };
-    std::vector<std::thread> lanes;
-    for (int at = 0; at < CONSUMERS; ++at) lanes.emplace_back(lane, at);
-    for (std::thread& one : lanes) one.join();
+    std::vector<std::thread> threads;
+    for (int at = 0; at < CONSUMERS; ++at) threads.emplace_back(walk, at);
+    for (std::thread& one : threads) one.join();
   }
 }
 
-extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int blocks, const int* spans, const int* starts, int cols,
-                               int tile_cols, int tile_rows, int unit, float* first, float* last) {
-  (unit == 2 ? multiply_all<2> : multiply_all<1>)(stream, x, tokens, blocks, spans, starts, cols, tile_cols, tile_rows, first, last);
+extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int blocks,
+                               const int* spans, const int* starts, int cols, int tile_cols,
+                               int tile_rows, int unit, float* first, float* last) {
+  (unit == 2 ? multiply_all<2> : multiply_all<1>)(stream, x, tokens, blocks, spans, starts, cols,
+                                                  tile_cols, tile_rows, first, last);
 }

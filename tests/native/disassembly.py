@@ -1,7 +1,7 @@
 """A compiled kernel's instructions, their control bits and who may follow whom, by nvdisasm.
 
-NVIDIA documents no control bits; those of compute capability 7.0 and later are told by Jia et al., Dissecting the NVIDIA Volta GPU
-Architecture via Microbenchmarking (arXiv 1804.06826), section 2.1.
+NVIDIA documents no control bits; those of compute capability 7.0 and later are told by Jia et al.,
+Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (arXiv 1804.06826), section 2.1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/$")
+LINE = re.compile(
+    r"\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} "
+    r"\*/$"
+)
 SECOND = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/$")
 SIZE = 16  # bytes of an instruction
 CONTROL = 41  # the lowest control bit of an instruction's second word
@@ -36,23 +39,30 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Program:
     code: tuple[Instruction, ...]
-    next: tuple[tuple[int, ...], ...]  # the instructions, by number, that may be executed after each
+    # the instructions, by number, that may be executed after each
+    next: tuple[tuple[int, ...], ...]
 
 
 def find_nvdisasm() -> str | None:
     """nvdisasm on the path, else where its wheel (nvidia-cuda-nvdisasm) puts it."""
     wheels = find_spec("nvidia")
     folders = wheels.submodule_search_locations if wheels else None
-    return shutil.which("nvdisasm") or next((str(p) for folder in folders or () for p in Path(folder).glob("*/bin/nvdisasm")), None)
+    return shutil.which("nvdisasm") or next(
+        (str(p) for folder in folders or () for p in Path(folder).glob("*/bin/nvdisasm")), None
+    )
 
 
 def disassembled(nvdisasm: str, cubin: Path) -> Program:
-    said = subprocess.run([nvdisasm, "-c", "-hex", str(cubin)], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [nvdisasm, "-c", "-hex", str(cubin)], capture_output=True, text=True, check=True
+    ).stdout
     return read(said)
 
 
 def read(listing: str) -> Program:
-    """The program of a listing by `nvdisasm -c -hex`. Raises ValueError where it is not understood."""
+    """The program of a listing by `nvdisasm -c -hex`. Raises ValueError where it is not
+    understood.
+    """
     lines = listing.splitlines()
     code: list[Instruction] = []
     labels: dict[str, int] = {}
@@ -60,7 +70,10 @@ def read(listing: str) -> Program:
         if first := LINE.match(line):
             second = SECOND.match(following)
             if not second:
-                raise ValueError(f"no second word behind {line.strip()!r}: not by nvdisasm -hex, or not of compute capability 7.0 or later")
+                raise ValueError(
+                    f"no second word behind {line.strip()!r}: not by nvdisasm -hex, or not of "
+                    "compute capability 7.0 or later"
+                )
             code.append(_instruction(first, int(second[1], 16) >> CONTROL))
             if code[-1].at != SIZE * (len(code) - 1):
                 raise ValueError(f"what stands before {line.strip()!r} is not understood")
@@ -72,33 +85,54 @@ def read(listing: str) -> Program:
 def _instruction(line: re.Match[str], control: int) -> Instruction:
     at, guard, name, operands = line.groups(default="")
     result, read = control >> 5 & 7, control >> 8 & 7
-    return Instruction(int(at, 16), guard, name, operands, (1 << result) & ~(1 << NONE), (1 << read) & ~(1 << NONE), control >> 11 & 63)
+    return Instruction(
+        int(at, 16),
+        guard,
+        name,
+        operands,
+        (1 << result) & ~(1 << NONE),
+        (1 << read) & ~(1 << NONE),
+        control >> 11 & 63,
+    )
 
 
 def _next(code: list[Instruction], labels: dict[str, int]) -> list[tuple[int, ...]]:
-    """Rather too many than too few: a predicate is never held for known, and a function returns behind all of its calls."""
+    """Rather too many than too few: a predicate is never held for known, and a function returns
+    behind all of its calls.
+    """
     functions = sorted(number for label, number in labels.items() if not label.startswith("."))
-    behind: dict[int, list[int]] = {}  # a function's first instruction -> the instructions behind its calls
+    # a function's first instruction -> the instructions behind its calls
+    behind: dict[int, list[int]] = {}
     for number, one in enumerate(code):
         if one.name.startswith("CALL"):
             behind.setdefault(_target(one, labels), []).append(number + 1)
-    together = {labels[b or a] for one in code if one.name.startswith("BSSY") for a, b in JUMP.findall(one.operands)}
+    together = {
+        labels[b or a]
+        for one in code
+        if one.name.startswith("BSSY")
+        for a, b in JUMP.findall(one.operands)
+    }
     found = []
     for number, one in enumerate(code):
-        if one.name.startswith(UNKNOWN) or (one.name.startswith("BSYNC") and number + 1 not in together):
+        if one.name.startswith(UNKNOWN) or (
+            one.name.startswith("BSYNC") and number + 1 not in together
+        ):
             raise ValueError(f"{one.name} at {one.at:#x}: nobody knows where it leads")
         falls = [number + 1] if number + 1 < len(code) else []
         if one.name == "EXIT":
             led = []
         elif one.name.startswith("RET"):
             led = behind.get(max((f for f in functions if f <= number), default=-1), [])
-        elif one.name.startswith("BSSY"):  # names where threads go on together: behind their BSYNC, as is made sure of above
+        elif one.name.startswith("BSSY"):
+            # names where threads go on together: behind their BSYNC, as is made sure of above
             led = []
         else:
             led = [labels[a or b] for a, b in JUMP.findall(one.operands)]
         if one.name.startswith("BRX") and not led:
             raise ValueError(f"{one.name} at {one.at:#x}: nvdisasm names no targets")
-        always = not one.guard and (one.name in ("EXIT", "BRX") or one.name.startswith(("RET", "CALL")) or _plain(one))
+        always = not one.guard and (
+            one.name in ("EXIT", "BRX") or one.name.startswith(("RET", "CALL")) or _plain(one)
+        )
         found.append(tuple({*led, *([] if always else falls)}))
     return found
 

@@ -1,5 +1,6 @@
-// The ring of an NVIDIA block (native/platform/cuda_ring.cuh) with its loaders and teams as OS threads. Copies arrive late and in
-// any order, teams go at paces of their own. Compiled with RING_SLOTS, RING_WINDOW, TEAMS and SLICES; says on stderr what went wrong.
+// The ring of an NVIDIA block (native/platform/cuda_ring.cuh) with its loaders and teams as OS
+// threads. Copies arrive late and in any order, teams go at paces of their own. Compiled with
+// RING_SLOTS, RING_WINDOW, TEAMS and SLICES; says on stderr what went wrong.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -23,10 +24,12 @@ constexpr int CONSUMER_WARPS = 8, LOADERS = 2;
 struct Plan {
   static constexpr int ring_slots = RING_SLOTS, window_slots = RING_WINDOW, slot_bytes = 64;
 };
-thread_local struct { int x; } threadIdx = {0};
+thread_local struct {
+  int x;
+} threadIdx = {0};
 void __syncwarp() {}
 
-// ---- the machine: barriers of a count and a phase, and a memory that answers when it likes ----
+// ---- the machine: barriers of a count and a phase, and a memory that answers when it likes ------
 
 struct Barrier {
   int count, pending;
@@ -59,8 +62,7 @@ bool barrier_seen(u32 at, u32 parity) {
 }
 bool barrier_passed(u32 at, u32 parity) { return barrier_seen(at, parity); }
 void barrier_wait(u32 at, u32 parity) {
-  while (!barrier_passed(at, parity)) {
-  }
+  while (!barrier_passed(at, parity)) {}
 }
 void arrive_locked(u32 at, int count) {
   Barrier& barrier = barriers[at];
@@ -76,7 +78,8 @@ void bulk_copy(u32 to, const u8* from, int, u32 barrier, u64) {
   const u32 tile = u32(u64(from));
   std::lock_guard guard(lock);
   if (slots.count(to) && !released[slots[to]]) fault("a slot is filled that was not left", tile);
-  if (RING_WINDOW < RING_SLOTS && tile >= RING_WINDOW && !arrived[tile - RING_WINDOW]) fault("more is under way than the window allows", tile);
+  if (RING_WINDOW < RING_SLOTS && tile >= RING_WINDOW && !arrived[tile - RING_WINDOW])
+    fault("more is under way than the window allows", tile);
   slots[to] = tile;
   copies.push_back({to, tile, barrier});
 }
@@ -90,14 +93,14 @@ using namespace twin;
 namespace {
 
 constexpr u32 FULL = 1 << 20, LEFT = 1 << 24;
-constexpr int CHUNKS = (SLICES + TEAMS - 1) / TEAMS, GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
+constexpr int PORTIONS = (SLICES + TEAMS - 1) / TEAMS, GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
 
 // One row group after the other, as Core::dot_tiles walks them.
 void team(Ring ring, int me, const std::vector<int>& stages, pthread_barrier_t* met) {
   for (const int groups : stages) {
     const int row_group = SLICES < TEAMS ? me / SLICES : 0;
     for (int group = row_group; row_group < GROUPS && group < groups; group += GROUPS)
-      for (int c = 0; c < CHUNKS; ++c) {
+      for (int c = 0; c < PORTIONS; ++c) {
         const int slice = SLICES < TEAMS ? me % SLICES : me + c * TEAMS;
         if (slice >= SLICES) break;
         const u32 tile = ring.tile + u32(group * SLICES + slice), at = ring.acquire(tile);
@@ -147,10 +150,12 @@ void play(const std::vector<int>& stages, u32 streamed, u32 seed) {
       chance.seed(seed + 1 + i);
       Loader loader(ring, LEFT, i);
       bool more = true;
-      for (u32 tile = 0; more && tile < streamed; ++tile) more = loader.fill(reinterpret_cast<const u8*>(u64(tile)), 64);
+      for (u32 tile = 0; more && tile < streamed; ++tile)
+        more = loader.fill(reinterpret_cast<const u8*>(u64(tile)), 64);
       loader.drain();
     });
-  for (int i = 0; i < TEAMS; ++i) teams.emplace_back([&, i] { chance.seed(seed + 10 + u32(i)), team(ring, i, stages, &met); });
+  for (int i = 0; i < TEAMS; ++i)
+    teams.emplace_back([&, i] { chance.seed(seed + 10 + u32(i)), team(ring, i, stages, &met); });
   for (std::thread& one : teams) one.join();
   barrier_arrive(LEFT);
   for (std::thread& one : loaders) one.join();
@@ -170,8 +175,10 @@ int main() {
     std::minstd_rand number(seed);
     std::vector<int> stages;
     u32 used = 0;
-    for (int i = 0; i < 5; ++i) stages.push_back(1 + int(number() % 7)), used += u32(stages.back() * SLICES);
-    play(stages, used + (seed % 2 ? 0 : 3 * SLICES), 100 * seed);  // every other time the teams leave before the stream ends
+    for (int i = 0; i < 5; ++i)
+      stages.push_back(1 + int(number() % 7)), used += u32(stages.back() * SLICES);
+    // every other time the teams leave before the stream ends
+    play(stages, used + (seed % 2 ? 0 : 3 * SLICES), 100 * seed);
   }
   return faults ? 1 : 0;
 }

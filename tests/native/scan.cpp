@@ -1,6 +1,8 @@
-// A scan of cached keys and values as four warps of an NVIDIA block make it (native/platform/cuda_scan.cuh), every lane an OS thread.
-// Tensor-core instructions are computed by their definition. Compiled with HEADDIM and STORED (FP16 or BF16); says how far the
-// result lies from softmax attention in double precision, for every number of positions, and what it read that no position holds.
+// A scan of cached keys and values as four warps of an NVIDIA block make it
+// (native/platform/cuda_scan.cuh), every thread one of the operating system's. Tensor-core
+// instructions are computed by their definition. Compiled with HEADDIM and STORED (FP16 or BF16);
+// says how far the result lies from softmax attention in double precision, for every number of
+// positions, and what it read that no position holds.
 #include <pthread.h>
 
 #include <cmath>
@@ -34,7 +36,9 @@ u16 stored(float value) {
   const u32 bits = bits_as<u32>(value);
   return u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);  // to nearest, ties to even
 }
-float number(u16 bits) { return KV == Type::FP16 ? float(bits_as<_Float16>(bits)) : bits_as<float>(u32(bits) << 16); }
+float number(u16 bits) {
+  return KV == Type::FP16 ? float(bits_as<_Float16>(bits)) : bits_as<float>(u32(bits) << 16);
+}
 template <Type>
 void unpack(u32 word, float& first, float& second) {
   first = number(u16(word)), second = number(u16(word >> 16));
@@ -46,62 +50,72 @@ u32 packed(float first, float second) {
 float infinity() { return INFINITY; }
 float exp32(float x) { return expf(x); }
 
-// ---- a warp: 32 threads that meet for each collective instruction, through memory that all see ----
+// ---- a warp: 32 threads that meet for each collective instruction, through memory that all see
 
-thread_local struct { int x; } threadIdx = {0};
+thread_local struct {
+  int x;
+} threadIdx = {0};
 pthread_barrier_t meeting;
-u32 lanes[32][8];
+u32 threads[32][8];
 u8* shared;  // addresses are offsets from it
 size_t shared_bytes;
 
 int me() { return threadIdx.x % 32; }
 template <class Made>
-auto together(Made made) {  // everybody has written its own row of `lanes`
+auto together(Made made) {  // everybody has written its own row of `threads`
   pthread_barrier_wait(&meeting);
   auto result = made();
   pthread_barrier_wait(&meeting);
   return result;
 }
 float __shfl_xor_sync(u32, float value, int apart) {
-  lanes[me()][0] = bits_as<u32>(value);
-  return together([&] { return bits_as<float>(lanes[me() ^ apart][0]); });
+  threads[me()][0] = bits_as<u32>(value);
+  return together([&] { return bits_as<float>(threads[me() ^ apart][0]); });
 }
-size_t __cvta_generic_to_shared(const void* at) { return size_t(static_cast<const u8*>(at) - shared); }
+size_t __cvta_generic_to_shared(const void* at) {
+  return size_t(static_cast<const u8*>(at) - shared);
+}
 u16 element(u32 row, int column) {
   u16 bits;
   memcpy(&bits, shared + row + 2 * column, 2);
   return bits;
 }
 template <class At>
-void matrices(u32 (&to)[4], u32 from, At at) {  // lane l of 8 i .. 8 i + 7 has the address of row l % 8 of matrix i
-  lanes[me()][0] = from;
+// thread l of 8 i .. 8 i + 7 has the address of row l % 8 of matrix i
+void matrices(u32 (&to)[4], u32 from, At at) {
+  threads[me()][0] = from;
   together([&] {
     for (int i = 0; i < 4; ++i) to[i] = u32(at(i, 0)) | u32(at(i, 1)) << 16;
     return 0;
   });
 }
 void load_matrices(u32 (&to)[4], u32 from) {
-  matrices(to, from, [](int i, int e) { return element(lanes[8 * i + me() / 4][0], me() % 4 * 2 + e); });
+  matrices(to, from,
+           [](int i, int e) { return element(threads[8 * i + me() / 4][0], me() % 4 * 2 + e); });
 }
 void load_transposed(u32 (&to)[4], u32 from) {
-  matrices(to, from, [](int i, int e) { return element(lanes[8 * i + me() % 4 * 2 + e][0], me() / 4); });
+  matrices(to, from,
+           [](int i, int e) { return element(threads[8 * i + me() % 4 * 2 + e][0], me() / 4); });
 }
 u32 transposed(u32 fragment) {
-  lanes[me()][0] = fragment;
+  threads[me()][0] = fragment;
   return together([] {
-    const auto at = [](int row, int column) { return lanes[row * 4 + column / 2][0] >> column % 2 * 16 & 0xFFFFu; };
+    const auto at = [](int row, int column) {
+      return threads[row * 4 + column / 2][0] >> column % 2 * 16 & 0xFFFFu;
+    };
     return at(me() % 4 * 2, me() / 4) | at(me() % 4 * 2 + 1, me() / 4) << 16;
   });
 }
 template <Type>
 void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(lanes[me()], mine, sizeof mine);
+  memcpy(threads[me()], mine, sizeof mine);
   together([&] {
     for (int i = 0; i < 4; ++i) {
       const int row = me() / 4 + (i > 1 ? 8 : 0), column = me() % 4 * 2 + i % 2;
       for (int k = 0; k < 16; ++k) {
-        const u32 x = lanes[row % 8 * 4 + k % 8 / 2][(row > 7) + 2 * (k > 7)], y = lanes[column * 4 + k % 8 / 2][4 + (k > 7)];
+        const u32 x = threads[row % 8 * 4 + k % 8 / 2][(row > 7) + 2 * (k > 7)],
+                  y = threads[column * 4 + k % 8 / 2][4 + (k > 7)];
         d[i] += number(u16(x >> k % 2 * 16)) * number(u16(y >> k % 2 * 16));
       }
     }
@@ -120,17 +134,21 @@ namespace {
 using namespace twin;
 constexpr int ROW = 2 * HEAD_DIM;
 
-// Positions from..to-1 of an item, the last of them the newest or not, in tiles of `tile`. The largest error, relative to the largest value.
+// Positions from..to-1 of an item, the last of them the newest or not, in tiles of `tile`. The
+// largest error, relative to the largest value.
 double error(int from, int to, bool newest, int tile, int heads) {
   std::mt19937 chance(unsigned(to * 7 + from));
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> key(to), value(to);
   for (int p = from; p < to; ++p)
-    for (int d = 0; d < HEAD_DIM; ++d) key[p].push_back(number(stored(normal(chance)))), value[p].push_back(number(stored(normal(chance))));
+    for (int d = 0; d < HEAD_DIM; ++d)
+      key[p].push_back(number(stored(normal(chance)))),
+          value[p].push_back(number(stored(normal(chance))));
   std::vector<float> queries(heads * HEAD_DIM);
   std::vector<float> stored_queries(queries.size());
   for (float& one : queries) one = 0.3f * normal(chance);
-  for (size_t i = 0; i < queries.size(); ++i) TileScan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
+  for (size_t i = 0; i < queries.size(); ++i)
+    TileScan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
 
   const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
   std::vector<u8> memory(size_t(tiles * 2 * tile + 2) * ROW, 0xFF);  // NaNs, where nothing is held
@@ -139,7 +157,9 @@ double error(int from, int to, bool newest, int tile, int heads) {
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d) {
       const int twisted = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
-      u8* const at = p < cached ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + twisted : fresh + 2 * d;
+      u8* const at = p < cached
+                         ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + twisted
+                         : fresh + 2 * d;
       const u16 k = stored(key[p][d]), v = stored(value[p][d]);
       memcpy(at, &k, 2);
       memcpy(at + (p < cached ? tile : 1) * ROW, &v, 2);
@@ -149,14 +169,16 @@ double error(int from, int to, bool newest, int tile, int heads) {
   std::vector<float> found(TileScan::WARPS * heads * WIDTH, NAN);
   for (int warp = 0; warp < TileScan::WARPS; ++warp) {
     std::vector<std::thread> running;
-    for (int lane = 0; lane < 32; ++lane)
-      running.emplace_back([&, lane] {
-        threadIdx.x = lane;
-        TileScan scan(stored_queries.data(), heads, lane);
+    for (int thread = 0; thread < 32; ++thread)
+      running.emplace_back([&, thread] {
+        threadIdx.x = thread;
+        TileScan scan(stored_queries.data(), heads, thread);
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
-          const u8* const rows = streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;
-          scan.look({rows, rows + tile * ROW, fresh, std::min(tile, to - first), streamed ? (newest ? to - 1 : -1) - first : 0, first},
+          const u8* const rows =
+              streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;
+          scan.look({rows, rows + tile * ROW, fresh, std::min(tile, to - first),
+                     streamed ? (newest ? to - 1 : -1) - first : 0, first},
                     (first - from) / TileScan::POSITIONS, warp);
         }
         scan.put(found.data() + warp * heads * WIDTH, heads);
@@ -179,10 +201,12 @@ double error(int from, int to, bool newest, int tile, int heads) {
     double most = -1e30, all = 0;
     const auto row = [&](int warp) { return found.data() + (warp * heads + h) * WIDTH; };
     for (int w = 0; w < TileScan::WARPS; ++w) most = std::max(most, double(row(w)[HEAD_DIM]));
-    for (int w = 0; w < TileScan::WARPS; ++w) all += row(w)[HEAD_DIM + 1] * std::exp(row(w)[HEAD_DIM] - most);
+    for (int w = 0; w < TileScan::WARPS; ++w)
+      all += row(w)[HEAD_DIM + 1] * std::exp(row(w)[HEAD_DIM] - most);
     for (int d = 0; d < HEAD_DIM; ++d) {
       double made = 0;
-      for (int w = 0; w < TileScan::WARPS; ++w) made += row(w)[d] * std::exp(row(w)[HEAD_DIM] - most);
+      for (int w = 0; w < TileScan::WARPS; ++w)
+        made += row(w)[d] * std::exp(row(w)[HEAD_DIM] - most);
       const double off = std::fabs(made / all - sum[d] / total);
       worst = off > worst || std::isnan(off) ? off : worst;
       largest = std::max(largest, std::fabs(sum[d] / total));
@@ -197,10 +221,14 @@ int main() {
   pthread_barrier_init(&meeting, nullptr, 32);
   double worst = 0;
   const int cases[][5] = {// from, to, newest, tile, heads
-                          {0, 1, 1, 16, 4}, {0, 16, 0, 16, 4}, {0, 17, 1, 16, 3}, {0, 17, 1, 32, 1}, {5, 40, 1, 32, 4}, {3, 100, 0, 64, 2}, {0, 90, 1, 16, 4}};
+                          {0, 1, 1, 16, 4},  {0, 16, 0, 16, 4}, {0, 17, 1, 16, 3},
+                          {0, 17, 1, 32, 1}, {5, 40, 1, 32, 4}, {3, 100, 0, 64, 2},
+                          {0, 90, 1, 16, 4}};
   for (const auto& one : cases) {
     const double off = error(one[0], one[1], one[2], one[3], one[4]);
-    if (!(off < 1e-4)) fprintf(stderr, "positions %d to %d, newest %d, tiles of %d, %d heads: off by %g\n", one[0], one[1], one[2], one[3], one[4], off);
+    if (!(off < 1e-4))
+      fprintf(stderr, "positions %d to %d, newest %d, tiles of %d, %d heads: off by %g\n", one[0],
+              one[1], one[2], one[3], one[4], off);
     worst = off > worst || std::isnan(off) ? off : worst;
   }
   printf("%g\n", worst);

@@ -1,11 +1,14 @@
-"""Does a kernel's machine code give memory back to copies while loads from it are still under way? No sanitizer sees that.
+"""Does a kernel's machine code give memory back to copies while loads from it are still under way?
+No sanitizer sees that.
 
-A load from shared memory holds one of its warp's six scoreboards until its result is there, and what waits for that scoreboard
-comes after it. An arrival at a barrier waits by itself for no load: where nobody has used the results yet, it may be performed
-first, and the copy that it lets in overwrites what they read. Here every path to such an arrival is followed.
+A load from shared memory holds one of its warp's six scoreboards until its result is there, and
+what waits for that scoreboard comes after it. An arrival at a barrier waits by itself for no load:
+where nobody has used the results yet, it may be performed first, and the copy that it lets in
+overwrites what they read. Here every path to such an arrival is followed.
 
-Two things are taken over from ptxas 13.0, which relies on them: loads of a warp from shared memory answer in order (it gives one no
-scoreboard where it waits for that of a later one), and a fence holds its scoreboard until all earlier loads have answered.
+Two things are taken over from ptxas 13.0, which relies on them: loads of a warp from shared memory
+answer in order (it gives one no scoreboard where it waits for that of a later one), and a fence
+holds its scoreboard until all earlier loads have answered.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from tests.native.disassembly import SIZE, Instruction, Program
 from twin.engine.cuda_lines import Kernel, Place
 
 OF_THE_RING = ("4Ring7release", "4Ring5leave")
-GIVING = (*OF_THE_RING, "5Chunk6finish")  # parts of mangled names: after these, copies may write what this warp has read
-OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")  # arrivals that let nobody write: at `go` and `done`, and for bytes to come
+# parts of mangled names: after these, copies may write what this warp has read
+GIVING = (*OF_THE_RING, "5Chunk6finish")
+# arrivals that let nobody write: at `go` and `done`, and for bytes to come
+OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")
 TAKING = ("14load_shared_at", "9load_near")  # load weights, cached keys and values from a slot
 
 
@@ -38,13 +43,17 @@ class Arrival:
     at: int  # bytes from the kernel's start
     function: str  # mangled: one of GIVING
     caller: Place  # where it is called
-    pending: tuple[int, ...]  # loads that it may overtake: of the ring; of all shared memory where a prompt's memory is given back
+    # loads that it may overtake: of the ring; of all shared memory where a prompt's memory is given
+    # back
+    pending: tuple[int, ...]
 
 
 def arrivals(program: Program, kernel: Kernel) -> list[Arrival]:
     """Every arrival that gives memory back to copies."""
     if program.code[-1].at + SIZE != len(kernel.code):
-        raise ValueError(f"the listing ends at {program.code[-1].at:#x}, the kernel has {len(kernel.code)} bytes")
+        raise ValueError(
+            f"the listing ends at {program.code[-1].at:#x}, the kernel has {len(kernel.code)} bytes"
+        )
     before = _under_way(program)
     found = []
     for number, one in enumerate(program.code):
@@ -57,20 +66,29 @@ def arrivals(program: Program, kernel: Kernel) -> list[Arrival]:
         under_way = before[number]
         if under_way is None:
             raise ValueError(f"nothing leads to the arrival at {one.at:#x}")
-        pending = {load.at for load in _waited(one, under_way) if function not in OF_THE_RING or from_ring(kernel, load.at)}
+        pending = {
+            load.at
+            for load in _waited(one, under_way)
+            if function not in OF_THE_RING or from_ring(kernel, load.at)
+        }
         found.append(Arrival(one.at, function, places[depth + 1], tuple(sorted(pending))))
     return found
 
 
 def _giver(places: tuple[Place, ...]) -> tuple[int, str]:
-    """Which function an arrival gives memory back for, and how deep in it; an empty name: it gives none."""
+    """Which function an arrival gives memory back for, and how deep in it; an empty name: it gives
+    none.
+    """
     for depth, place in enumerate(places):
         for function in GIVING:
             if function in place.function:
                 return depth, function
-    at_left = [place.function for place in places[1:]] == [""]  # the kernel itself: the run is over
+    # the kernel itself: the generation is over
+    at_left = [place.function for place in places[1:]] == [""]
     if not at_left and not any(other in place.function for other in OTHERS for place in places):
-        raise ValueError(f"an arrival in {places}: say in scoreboards.py whether it lets copies write")
+        raise ValueError(
+            f"an arrival in {places}: say in scoreboards.py whether it lets copies write"
+        )
     return 0, ""
 
 
@@ -106,10 +124,15 @@ def _after(one: Instruction, loads: Loads) -> Loads:
     loads = _waited(one, loads)
     if is_load(one):
         if one.result and not one.guard:
-            loads = frozenset(load if load.alone else replace(load, told_by=load.told_by | one.result) for load in loads)
+            loads = frozenset(
+                load if load.alone else replace(load, told_by=load.told_by | one.result)
+                for load in loads
+            )
         return loads | {Load(one.at, bool(one.result), one.result)}
     if one.name.startswith("MEMBAR") and not one.guard:
-        return frozenset(replace(load, told_by=load.told_by | one.result | one.read) for load in loads)
+        return frozenset(
+            replace(load, told_by=load.told_by | one.result | one.read) for load in loads
+        )
     return loads
 
 

@@ -1,4 +1,6 @@
-"""The tensor-core products of a prompt pass, lane by lane on the CPU: what a GPU would compute, without one."""
+"""The tensor-core products of a prompt pass, thread by thread on the CPU: what a GPU would compute,
+without one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from twin.plan.types import Matrix
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"
 STORED: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
-SHAPES = {  # rows of each block, columns, tile columns, tile rows, rows of an element, tokens of a tile and more
+# rows of each block, columns, tile columns, tile rows, rows of an element, tokens of a tile and
+# more
+SHAPES = {
     "one slice, a few rows": ((20, 19, 19, 19, 19), 96, 96, 16, 1, 13),
     "slices that end within a step, groups of four rows": ((22, 20), 600, 304, 4, 2, 61),
     "more steps than lie on the chip": ((8, 9, 8), 1328, 1328, 8, 1, 64),
@@ -31,19 +35,30 @@ SHAPES = {  # rows of each block, columns, tile columns, tile rows, rows of an e
 
 
 @pytest.fixture(
-    scope="module", params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)], ids=lambda p: f"{p[0]} {p[1].value}"
+    scope="module",
+    params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)],
+    ids=lambda p: f"{p[0]} {p[1].value}",
 )
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int, DType]:
+def built(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
     library = tmp_path_factory.mktemp("chunk") / "chunk.so"
     flags = [*toolchain.FLAGS, "-O1", f"-DCHUNK={chunk}", f"-DSTORED={dtype.name}"]
-    done = subprocess.run([toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(library)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library)), chunk, dtype
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_multiply_a_chunk_with_their_rows(built: tuple[ctypes.CDLL, int, DType], shape: str) -> None:
+def test_blocks_multiply_a_chunk_with_their_rows(
+    built: tuple[ctypes.CDLL, int, DType], shape: str
+) -> None:
     library, chunk, dtype = built
     counts, cols, tile_cols, tile_rows, unit, tokens = SHAPES[shape]
     tokens = min(tokens, chunk)
@@ -58,15 +73,25 @@ def test_blocks_multiply_a_chunk_with_their_rows(built: tuple[ctypes.CDLL, int, 
     for (lo, hi), start in zip(spans, starts, strict=True):
         size, at = (hi - lo) * cols, int(start) * PAGE_BYTES // 2
         for time in range(2):
-            _tile(Matrix(hi, cols, unit, tile_rows, tile_cols, ((lo, hi),)), rows[lo:hi], stream[at + time * size : at + (time + 1) * size])
+            _tile(
+                Matrix(hi, cols, unit, tile_rows, tile_cols, ((lo, hi),)),
+                rows[lo:hi],
+                stream[at + time * size : at + (time + 1) * size],
+            )
     sums = np.full((2, tokens, len(rows) // unit), np.nan, np.float32)
     inputs = np.ascontiguousarray(x.astype(np.float32))
     where = [np.ascontiguousarray(np.array(spans, np.int32)), starts]
     library.chunk_products(
-        *(ctypes.c_void_p(a.ctypes.data) for a in (stream.view(np.uint8), inputs)), tokens, len(counts),
-        *(ctypes.c_void_p(a.ctypes.data) for a in where), cols, tile_cols, tile_rows, unit,
+        *(ctypes.c_void_p(a.ctypes.data) for a in (stream.view(np.uint8), inputs)),
+        tokens,
+        len(counts),
+        *(ctypes.c_void_p(a.ctypes.data) for a in where),
+        cols,
+        tile_cols,
+        tile_rows,
+        unit,
         *(ctypes.c_void_p(a.ctypes.data) for a in sums),
-    )  # fmt: skip
+    )
     wanted = x.astype(np.float64) @ rows.astype(np.float64).T
     assert np.abs(sums[0] - wanted[:, ::unit]).max() < 1e-4 * np.abs(wanted).max()
     assert np.abs(sums[1] - wanted[:, unit - 1 :: unit]).max() < 1e-4 * np.abs(wanted).max()

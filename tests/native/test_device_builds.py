@@ -14,25 +14,52 @@ from twin.errors import ToolchainError
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Limits,
+    Options,
+    Plan,
+    Sampling,
+)
 
-H200 = Limits(blocks=132, dies=1, on_chip_bytes=232448, memory_bytes=141 * 10**9, oversubscribe=False, teams=True)
-MI300X = Limits(blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False)
+H200 = Limits(
+    blocks=132,
+    dies=1,
+    on_chip_bytes=232448,
+    memory_bytes=141 * 10**9,
+    oversubscribe=False,
+    teams=True,
+)
+MI300X = Limits(
+    blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False
+)
 
 
 def planned(model: str, limits: Limits, **chosen: Any) -> Plan:
     return build(load_model(model), Options(**({"blocks": limits.blocks} | chosen)), limits)
 
 
-LANES: dict[str, Any] = {"blocks": 128, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
+THREADS: dict[str, Any] = {
+    "blocks": 128,
+    "collective": CollectiveKind.PUSH,
+    "weight_dtype": DType.FP16,
+    "kv_dtype": DType.FP16,
+}
 NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "defaults": {},
-    "lanes on four GPUs": {"gpus": 4, "collective": CollectiveKind.PUSH, "weight_dtype": DType.FP16},
-    "lanes on one": LANES,
-    "lanes, each": LANES | {"late_parts": LateParts.EACH},
-    "lanes, prompts": LANES | {"prompt_chunk": 64},
-    "lanes, counter": LANES | {"late_parts": LateParts.REDUCED, "handoff": HandOffKind.COUNTER},
-    "lanes, graph": LANES | {"late_parts": LateParts.REDUCED, "execution": Execution.GRAPH},
+    "lanes on four GPUs": {
+        "gpus": 4,
+        "collective": CollectiveKind.PUSH,
+        "weight_dtype": DType.FP16,
+    },
+    "lanes on one": THREADS,
+    "lanes, each": THREADS | {"late_parts": LateParts.EACH},
+    "lanes, prompts": THREADS | {"prompt_chunk": 64},
+    "lanes, counter": THREADS | {"late_parts": LateParts.REDUCED, "handoff": HandOffKind.COUNTER},
+    "lanes, graph": THREADS | {"late_parts": LateParts.REDUCED, "execution": Execution.GRAPH},
     "full": {"sampling": Sampling.FULL},
     "graph": {"execution": Execution.GRAPH},
     "graph, full": {"execution": Execution.GRAPH, "sampling": Sampling.FULL},
@@ -42,7 +69,7 @@ NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "FP32": {"weight_dtype": DType.FP32, "kv_dtype": DType.FP32},
     "prompts": {"prompt_chunk": 64},
     "short passes": {"prompt_chunk": 16},
-}  # fmt: skip
+}
 
 
 def slow(model: str, *names: str) -> list[ParameterSet]:
@@ -56,7 +83,14 @@ BUILDS = [
     ("qwen3-8b", "prompts"),
     *slow("llama-3.2-1b", "full", "graph, full", "grid", "FP32", "prompts", "short passes"),
     *slow("qwen3-8b", "defaults", "full", "graph", "small ring", "FP32"),
-    *slow("laneformer-2b", "lanes on one", "lanes, each", "lanes, prompts", "lanes, counter", "lanes, graph"),
+    *slow(
+        "laneformer-2b",
+        "lanes on one",
+        "lanes, each",
+        "lanes, prompts",
+        "lanes, counter",
+        "lanes, graph",
+    ),
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     *slow("llama-3.1-8b", "counter", "defaults"),
 ]
@@ -66,7 +100,8 @@ BUILDS = [
 def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) -> None:
     plan = planned(model, H200, **NAMES[name])
     try:
-        report = compile_cubin(plan, lines=True)  # as test_scoreboards.py needs it: one compile for both
+        # as test_scoreboards.py needs it: one compile for both
+        report = compile_cubin(plan, lines=True)
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
@@ -80,11 +115,20 @@ def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) ->
 # Nine probes did not compile once, when a GPU was waiting to measure them.
 @pytest.mark.slow
 def test_every_kind_of_probe_compiles_for_hopper() -> None:
-    """Those that differ in columns, tiles, types or protocols; the others differ in numbers alone."""
+    """Those that differ in columns, tiles, types or protocols; the others differ in numbers
+    alone.
+    """
     kinds: dict[Any, Plan] = {}
     for plan in (probe.plan for probe in gpu_probes(H200, quick=False)):
-        matrices = frozenset((s.kind, s.matrix.cols, s.matrix.tile_cols, s.matrix.tile_rows) for s in plan.stages if s.matrix)
-        kinds.setdefault((matrices, plan.shard, plan.attention, plan.options.weight_dtype, plan.options.handoff), plan)
+        matrices = frozenset(
+            (s.kind, s.matrix.cols, s.matrix.tile_cols, s.matrix.tile_rows)
+            for s in plan.stages
+            if s.matrix
+        )
+        kinds.setdefault(
+            (matrices, plan.shard, plan.attention, plan.options.weight_dtype, plan.options.handoff),
+            plan,
+        )
     for plan in kinds.values():
         try:
             compile_cubin(plan)
@@ -96,8 +140,14 @@ def test_every_kind_of_probe_compiles_for_hopper() -> None:
 
 def test_the_kernel_compiles_for_cdna3_without_spills() -> None:
     plan = planned(
-        "laneformer-2b", MI300X, gpus=8, blocks=256, slot_bytes=4096, collective=CollectiveKind.PUSH, weight_dtype=DType.FP16
-    )  # fmt: skip
+        "laneformer-2b",
+        MI300X,
+        gpus=8,
+        blocks=256,
+        slot_bytes=4096,
+        collective=CollectiveKind.PUSH,
+        weight_dtype=DType.FP16,
+    )
     try:
         report = compile_code_object(plan)
     except ToolchainError as error:

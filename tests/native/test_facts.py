@@ -36,13 +36,27 @@ DEVICE = {  # what a CPU compiles of the platform of GPUs
 
 
 def refused(folder: Path, source: Path, changed: dict[str, int], *flags: str) -> str:
-    """What the compiler says of a copy of the native sources with other facts; nothing where it takes them."""
+    """What the compiler says of a copy of the native sources with other facts; nothing where it
+    takes them.
+    """
     shutil.copytree(data_dir("native"), folder / "native")
     (folder / "native" / "platform" / "facts.h").write_text(facts(changed), encoding="utf-8")
     text = source.read_text(encoding="utf-8").replace("../../native", "native")
-    copied = folder / "native" / "platform" / source.name if source.is_relative_to(data_dir("native")) else folder / source.name
+    copied = (
+        folder / "native" / "platform" / source.name
+        if source.is_relative_to(data_dir("native"))
+        else folder / source.name
+    )
     copied.write_text(text, encoding="utf-8")
-    command = [toolchain.host_compiler(), "-std=c++17", "-fsyntax-only", "-pthread", f"-I{folder}", *flags, str(copied)]
+    command = [
+        toolchain.host_compiler(),
+        "-std=c++17",
+        "-fsyntax-only",
+        "-pthread",
+        f"-I{folder}",
+        *flags,
+        str(copied),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 

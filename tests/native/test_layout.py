@@ -1,4 +1,6 @@
-"""What C++ and Python agree on: enums, struct sizes, tables, and where each weight lies in a stream."""
+"""What C++ and Python agree on: enums, struct sizes, tables, and where each weight lies in a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -16,54 +18,119 @@ from hypothesis import strategies as st
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.layout import FIELDS, PAGE_BYTES, _row, image, layout, pack, pack_constants, stream_bytes, tile_bytes
+from twin.kernel.layout import (
+    FIELDS,
+    PAGE_BYTES,
+    _row,
+    image,
+    layout,
+    pack,
+    pack_constants,
+    stream_bytes,
+    tile_bytes,
+)
 from twin.kernel.scan import check_cache_tiles
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.shards import stage_matrix
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Parts, Plan, StageKind, tiles
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Limits,
+    Options,
+    Parts,
+    Plan,
+    StageKind,
+    tiles,
+)
 from twin.toolchain import build_host
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 SPEC = ModelSpec(
-    name="tiny", family="llama", layers=2, hidden=40, heads=4, kv_heads=2, head_dim=8, ffn=56, vocab=33, context=64, norm_eps=1e-5,
-    rope=Rope(10000.0), windows=(0, 0), qkv_bias=True,
-)  # fmt: skip
+    name="tiny",
+    family="llama",
+    layers=2,
+    hidden=40,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=56,
+    vocab=33,
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(10000.0),
+    windows=(0, 0),
+    qkv_bias=True,
+)
 
 
 def planned(**chosen: object) -> Plan:
-    base = {"context": 8, "max_context": 32, "kv_page": 4, "weight_dtype": DType.FP32, "slot_bytes": 512, "blocks": 3}
+    base = {
+        "context": 8,
+        "max_context": 32,
+        "kv_page": 4,
+        "weight_dtype": DType.FP32,
+        "slot_bytes": 512,
+        "blocks": 3,
+    }
     return build(SPEC, Options(**(base | chosen)), LIMITS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [StageKind, Parts, HandOffKind, DType, Status], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [StageKind, Parts, HandOffKind, DType, Status], ids=lambda k: k.__name__
+)
 def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
     names = {HandOffKind: "HandOff", DType: "Type"}
-    found = re.search(rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned()))
+    found = re.search(
+        rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned())
+    )
     assert found is not None
     assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(kind))
 
 
-@pytest.mark.parametrize(("head_dim", "slot_bytes", "said"), [
-    (8, 1024, ""), (4, 1024, "head_dim=4: a cached key of 8 bytes is no multiple of 16"),
-    (256, 512, "slot_bytes=512 holds no cached key and value of 512 bytes each: use at least 1024"),
-])  # fmt: skip
-def test_cached_rows_fit_the_ring_of_an_nvidia_block(head_dim: int, slot_bytes: int, said: str) -> None:
-    options = Options(context=8, max_context=32, slot_bytes=slot_bytes, weight_dtype=DType.FP16, kv_dtype=DType.FP16)
+@pytest.mark.parametrize(
+    ("head_dim", "slot_bytes", "said"),
+    [
+        (8, 1024, ""),
+        (4, 1024, "head_dim=4: a cached key of 8 bytes is no multiple of 16"),
+        (
+            256,
+            512,
+            "slot_bytes=512 holds no cached key and value of 512 bytes each: use at least 1024",
+        ),
+    ],
+)
+def test_cached_rows_fit_the_ring_of_an_nvidia_block(
+    head_dim: int, slot_bytes: int, said: str
+) -> None:
+    options = Options(
+        context=8,
+        max_context=32,
+        slot_bytes=slot_bytes,
+        weight_dtype=DType.FP16,
+        kv_dtype=DType.FP16,
+    )
     plan = build(replace(SPEC, head_dim=head_dim), options, LIMITS)
     with pytest.raises(PlanError, match=said) if said else nullcontext():
         check_cache_tiles(plan)
 
 
 def test_only_gate_up_makes_one_element_of_two_rows() -> None:
-    """from_residual in stages.cuh takes it for granted, and spares a look at the table behind the hand-off."""
+    """from_residual in stages.cuh takes it for granted, and spares a look at the table behind the
+    hand-off.
+    """
     for stage in build(SPEC, Options(blocks=2, slot_bytes=1024), LIMITS).stages:
-        assert stage.matrix is None or stage.matrix.unit == (2 if stage.kind is StageKind.GATE_UP else 1)
+        assert stage.matrix is None or stage.matrix.unit == (
+            2 if stage.kind is StageKind.GATE_UP else 1
+        )
 
 
 def test_the_same_plan_gives_the_same_header() -> None:
     assert header(planned()) == header(planned())
-    assert header(planned(), embedded=False) == header(planned(blocks=2), embedded=False), "plans share host binaries"
+    assert header(planned(), embedded=False) == header(planned(blocks=2), embedded=False), (
+        "plans share host binaries"
+    )
     assert header(planned()) != header(planned(blocks=2))
 
 
@@ -71,7 +138,10 @@ def test_structs_have_the_size_that_the_compiler_gives_them() -> None:
     plan = planned(kv_dtype=DType.FP32)  # shares its binary with the engine's tests
     library = ctypes.CDLL(str(build_host(header(plan, embedded=False))))
     words = len(layout(plan).sizes)
-    assert [library.twin_sizes(i) for i in range(4)] == [*(ctypes.sizeof(s) for s in (RankMemory, Request, Control)), 4 * words]
+    assert [library.twin_sizes(i) for i in range(4)] == [
+        *(ctypes.sizeof(s) for s in (RankMemory, Request, Control)),
+        4 * words,
+    ]
 
 
 def test_the_image_holds_every_table_row_by_row() -> None:
@@ -94,7 +164,9 @@ def test_the_image_holds_every_table_row_by_row() -> None:
     rows=st.sampled_from([2, 4, 8]),
     dtype=st.sampled_from(list(DType)),
 )
-def test_a_stream_is_its_stages_tiles_back_to_back(blocks: int, slot: int, rows: int, dtype: DType) -> None:
+def test_a_stream_is_its_stages_tiles_back_to_back(
+    blocks: int, slot: int, rows: int, dtype: DType
+) -> None:
     plan = planned(blocks=blocks, slot_bytes=slot, tile_rows=rows, weight_dtype=dtype)
     weights = random_weights(SPEC, 1, dtype)
     made = layout(plan)
@@ -106,7 +178,9 @@ def test_a_stream_is_its_stages_tiles_back_to_back(blocks: int, slot: int, rows:
             if not stage.matrix:
                 continue
             matrix = np.asarray(stage_matrix(plan, stage, 0, weights))
-            parts = [matrix[r[0] : r[1], c[0] : c[1]].tobytes() for r, c in tiles(stage.matrix, block)]
+            parts = [
+                matrix[r[0] : r[1], c[0] : c[1]].tobytes() for r, c in tiles(stage.matrix, block)
+            ]
             assert [len(p) for p in parts] == tile_bytes(plan, stage, block)
             assert max(len(p) for p in parts) <= slot
             expected += b"".join(parts)
@@ -133,22 +207,42 @@ def test_constants_lie_where_the_stage_table_says() -> None:
     fields = FIELDS["stages"][1]
     row = layout(plan).stages[1]  # QKV of layer 0
     norm = row[fields.index("norm")]
-    assert np.array_equal(constants[norm : norm + SPEC.hidden], weights["layers.0.attn_norm"].astype(np.float32))
+    assert np.array_equal(
+        constants[norm : norm + SPEC.hidden], weights["layers.0.attn_norm"].astype(np.float32)
+    )
     assert row[fields.index("bias")] >= 0
     assert row[fields.index("q_norm")] == -1
 
 
 def test_counters_wait_for_all_writers_of_the_copy() -> None:
     """Each value's arrivals follow those of the value that used its copy before."""
-    spec = replace(SPEC, layers=8, windows=(0,) * 8, heads=4, kv_heads=4, ffn=64, hidden=48, qkv_bias=False, lanes=Lanes(2, 1))
-    options = Options(blocks=4, context=8, max_context=32, collective=CollectiveKind.PUSH, handoff=HandOffKind.COUNTER)
+    spec = replace(
+        SPEC,
+        layers=8,
+        windows=(0,) * 8,
+        heads=4,
+        kv_heads=4,
+        ffn=64,
+        hidden=48,
+        qkv_bias=False,
+        lanes=Lanes(2, 1),
+    )
+    options = Options(
+        blocks=4,
+        context=8,
+        max_context=32,
+        collective=CollectiveKind.PUSH,
+        handoff=HandOffKind.COUNTER,
+    )
     plan = build(spec, options, LIMITS)
     fields = FIELDS["values"][1]
     by_counter: dict[int, list[tuple[int, int, int]]] = {}
     for value, row in zip(plan.values, layout(plan).values, strict=True):
         named = dict(zip(fields, row, strict=True))
         writers = sum(lo < hi for lo, hi in value.owned)
-        by_counter.setdefault(int(named["counter"]), []).append((int(named["arrivals"]), writers, int(named["arrivals_per_step"])))
+        by_counter.setdefault(int(named["counter"]), []).append(
+            (int(named["arrivals"]), writers, int(named["arrivals_per_step"]))
+        )
     for arrivals in by_counter.values():
         assert [a for a, _, _ in arrivals] == list(np.cumsum([w for _, w, _ in arrivals]))
         assert {p for _, _, p in arrivals} == {arrivals[-1][0]}

@@ -1,4 +1,6 @@
-"""The ring of weight tiles and its two loaders, with threads of a CPU: no tile is used early, none overwritten, nobody hangs."""
+"""The ring of weight tiles and its two loaders, with threads of a CPU: no tile is used early, none
+overwritten, nobody hangs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from twin import toolchain
 SOURCE = Path(__file__).resolve().parent / "ring.cpp"
 SHAPES = {  # slots, window, teams, column slices
     "Llama-3.2-1B": (13, 3, 2, 2),
-    "teams that skip the last chunk": (2, 2, 8, 12),
+    "teams that skip the last portion": (2, 2, 8, 12),
     "a window of all, an even ring": (4, 4, 4, 1),
     "an even window, one team": (6, 2, 1, 3),
     "a single slot": (1, 1, 2, 3),
@@ -20,10 +22,20 @@ SHAPES = {  # slots, window, teams, column slices
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(shape: str, tmp_path: Path) -> None:
+def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(
+    shape: str, tmp_path: Path
+) -> None:
     slots, window, teams, slices = SHAPES[shape]
     program = tmp_path / "ring"
-    flags = ["-std=c++17", "-O1", "-pthread", f"-DRING_SLOTS={slots}", f"-DRING_WINDOW={window}", f"-DTEAMS={teams}", f"-DSLICES={slices}"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-pthread",
+        f"-DRING_SLOTS={slots}",
+        f"-DRING_WINDOW={window}",
+        f"-DTEAMS={teams}",
+        f"-DSLICES={slices}",
+    ]
     subprocess.run([toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(program)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr}"

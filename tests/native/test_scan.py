@@ -1,4 +1,6 @@
-"""Scans of cached keys and values on tensor cores, lane by lane on a CPU: softmax attention, and nothing else is read."""
+"""Scans of cached keys and values on tensor cores, thread by thread on a CPU: softmax attention,
+and nothing else is read.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,26 @@ from twin.sim.cost import PARTS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
 MUTATIONS = {
-    "rows that are not twisted": ("twist = near ? 0u : u32(tile.first + held) & 7u;", "twist = 0u;"),
-    "the newest among the others": ("const bool near = held == tile.here;", "const bool near = false;"),
-    "numbers where nothing is held": ("const int held = row < tile.count ? row : 0;", "const int held = row;"),
+    "rows that are not twisted": (
+        "twist = near ? 0u : u32(tile.first + held) & 7u;",
+        "twist = 0u;",
+    ),
+    "the newest among the others": (
+        "const bool near = held == tile.here;",
+        "const bool near = false;",
+    ),
+    "numbers where nothing is held": (
+        "const int held = row < tile.count ? row : 0;",
+        "const int held = row;",
+    ),
     "queries without what rounding loses": ("u16(packed(value, value, true))", "0"),
     "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
 }
 
 
-def run(folder: Path, head_dim: int, stored: str, source: Path = SOURCE) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, head_dim: int, stored: str, source: Path = SOURCE
+) -> subprocess.CompletedProcess[str]:
     program = folder / "scan"
     flags = ["-std=c++17", "-O1", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
     subprocess.run([toolchain.host_compiler(), *flags, str(source), "-o", str(program)], check=True)
@@ -46,7 +59,9 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
         .replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
         .replace("../../native", str(SOURCE.parents[2] / "native"))
     )
-    (tmp_path / "family.h").write_text((kernel.parent / "family.h").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "family.h").write_text(
+        (kernel.parent / "family.h").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
     assert run(tmp_path, 64, "BF16", tmp_path / "scan.cpp").returncode != 0
 

@@ -1,4 +1,6 @@
-"""No arrival that lets a copy into the ring overtakes loads from there: by machine code, because no tool that watches a run sees it."""
+"""No arrival that lets a copy into the ring overtakes loads from there: by machine code, because no
+tool that watches a run sees it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ NVDISASM = find_nvdisasm()
 def also_spilling(build: ParameterSet | tuple[str, str]) -> ParameterSet:
     """A build of test_device_builds, without what is expected of its spills."""
     values, marks = (build.values, build.marks) if isinstance(build, ParameterSet) else (build, ())
-    return pytest.param(*values, marks=[mark for mark in marks if getattr(mark, "name", "") == "slow"])
+    return pytest.param(
+        *values, marks=[mark for mark in marks if getattr(mark, "name", "") == "slow"]
+    )
 
 
 needs_nvdisasm = pytest.mark.skipif(
-    NVDISASM is None, reason="no nvdisasm: pip install nvidia-cuda-nvdisasm (the extra 'test' does), or install the CUDA toolkit"
+    NVDISASM is None,
+    reason="no nvdisasm: pip install nvidia-cuda-nvdisasm (the extra 'test' does), or install the "
+    "CUDA toolkit",
 )
 
 
@@ -46,27 +52,46 @@ def compiled(plan: Plan, folder: Path) -> tuple[Program, Kernel]:
 
 @needs_nvdisasm
 @pytest.mark.parametrize(("model", "name"), [also_spilling(build) for build in BUILDS])
-def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str, tmp_path: Path) -> None:
+def test_memory_is_given_back_when_its_loads_have_answered(
+    model: str, name: str, tmp_path: Path
+) -> None:
     program, kernel = compiled(planned(model, H200, **NAMES[name]), tmp_path)
     found = arrivals(program, kernel)
-    assert {arrival.function for arrival in found} >= {RELEASE, *([FINISH] if "prompt_chunk" in NAMES[name] else [])}
+    assert {arrival.function for arrival in found} >= {
+        RELEASE,
+        *([FINISH] if "prompt_chunk" in NAMES[name] else []),
+    }
     assert sum(from_ring(kernel, one.at) for one in program.code if is_load(one)) >= 8
     assert [arrival for arrival in found if arrival.pending] == []
 
 
 @needs_nvdisasm
 def test_weights_taken_ahead_need_their_fence(tmp_path: Path) -> None:
-    """Without it, as the kernel once was, sums were wrong on an H200 with six or more slots in flight."""
+    """Without it, as the kernel once was, sums were wrong on an H200 with six or more slots in
+    flight.
+    """
     program, kernel = compiled(planned("llama-3.2-1b", H200), tmp_path)
-    fences = {one.at for one in program.code if any("leave_to_copies" in place.function for place in kernel.places(one.at))}
-    without = tuple(replace(one, name="NOP", result=0, read=0, waits=0) if one.at in fences else one for one in program.code)
-    found = [arrival for arrival in arrivals(replace(program, code=without), kernel) if arrival.pending]
+    fences = {
+        one.at
+        for one in program.code
+        if any("leave_to_copies" in place.function for place in kernel.places(one.at))
+    }
+    without = tuple(
+        replace(one, name="NOP", result=0, read=0, waits=0) if one.at in fences else one
+        for one in program.code
+    )
+    found = [
+        arrival for arrival in arrivals(replace(program, code=without), kernel) if arrival.pending
+    ]
     assert any("take_ahead" in arrival.caller.function for arrival in found)
-    loads = {load for arrival in found for load in arrival.pending}  # later arrivals of the same stages may overtake them, too
-    assert all(any("take_ahead" in place.function for place in kernel.places(load)) for load in loads)
+    # later arrivals of the same stages may overtake them, too
+    loads = {load for arrival in found for load in arrival.pending}
+    assert all(
+        any("take_ahead" in place.function for place in kernel.places(load)) for load in loads
+    )
 
 
-# ---- the analysis, on kernels of a few instructions ----------------------------------------------------------------------------
+# ---- the analysis, on kernels of a few instructions ----------------------------------------------
 
 
 LOAD, LAST = "LDS.128 R4, [R2]", "LDS.128 R8, [R2+0x10]"
@@ -75,8 +100,9 @@ EXIT = "EXIT"
 
 
 def pending(*listed: str, gives: str = RELEASE, takes: str = "14load_shared_atEj") -> list[int]:
-    """Numbers of the loads that the one arrival may overtake. `W0` behind an instruction: scoreboard of its result; `R0`: of its
-    operands; `?01`: it waits for these."""
+    """Numbers of the loads that the one arrival may overtake. `W0` behind an instruction:
+    scoreboard of its result; `R0`: of its operands; `?01`: it waits for these.
+    """
     lines, rows, at = [".text.twin_kernel:"], [Row(0, Place("kernel.cuh", 1, ""), 0)], 0
     for one in listed:
         if one.endswith(":"):
@@ -85,11 +111,19 @@ def pending(*listed: str, gives: str = RELEASE, takes: str = "14load_shared_atEj
         text, _, control = one.partition(" ; ")
         fields = {"W": 7, "R": 7, "?": 0}
         for field in control.split():
-            fields[field[0]] = sum(1 << int(board) for board in field[1:]) if field[0] == "?" else int(field[1:])
+            fields[field[0]] = (
+                sum(1 << int(board) for board in field[1:]) if field[0] == "?" else int(field[1:])
+            )
         word = (fields["W"] << 5 | fields["R"] << 8 | fields["?"] << 11) << 41
-        lines += [f"        /*{at:04x}*/                   {text} ;   /* 0x{0:016x} */", f"{'':40}/* 0x{word:016x} */"]
+        lines += [
+            f"        /*{at:04x}*/                   {text} ;   /* 0x{0:016x} */",
+            f"{'':40}/* 0x{word:016x} */",
+        ]
         function = takes if "LDS" in text else gives if "ARRIVE" in text else ""
-        rows += [Row(at, Place("kernel.cuh", 1, "caller"), 1), Row(at, Place("ring.cuh", 2, function), len(rows) + 1)]
+        rows += [
+            Row(at, Place("kernel.cuh", 1, "caller"), 1),
+            Row(at, Place("ring.cuh", 2, function), len(rows) + 1),
+        ]
         at += 16
     (arrival,) = arrivals(read("\n".join(lines)), Kernel(bytes(at), tuple(rows)))
     assert arrival.caller == Place("kernel.cuh", 1, "caller")
@@ -127,7 +161,14 @@ def test_every_path_counts() -> None:
     assert pending(f"{LOAD} ; W0", *skipped) == [0]
     again = (".L_x_1:", GIVE, f"{LOAD} ; W0", "@P1 BRA `(.L_x_1)", EXIT)
     assert pending(*again) == [1]
-    table = ('BRX R6 -0x20 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)', ".L_x_1:", "NOP ; ?0", ".L_x_2:", GIVE, EXIT)
+    table = (
+        'BRX R6 -0x20 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)',
+        ".L_x_1:",
+        "NOP ; ?0",
+        ".L_x_2:",
+        GIVE,
+        EXIT,
+    )
     assert pending(f"{LOAD} ; W0", *table) == [0]
     never = ("BRA `(.L_x_1)", f"{LOAD} ; W0", ".L_x_1:", GIVE, EXIT)
     assert pending(*never) == []
@@ -147,7 +188,11 @@ def test_a_prompts_memory_is_given_back_after_all_loads() -> None:
 
 @pytest.mark.parametrize(
     ("listed", "why"),
-    [("BRX R6 -0x20", "names no targets"), ("JMP 0x100", "nobody knows where it leads"), ("BSYNC B0", "nobody knows where it leads")],
+    [
+        ("BRX R6 -0x20", "names no targets"),
+        ("JMP 0x100", "nobody knows where it leads"),
+        ("BSYNC B0", "nobody knows where it leads"),
+    ],
 )
 def test_jumps_to_nowhere_known_are_refused(listed: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):

@@ -1,4 +1,6 @@
-"""The builder: every weight streamed once, every span covered, every bad option refused with the next step."""
+"""The builder: every weight streamed once, every span covered, every bad option refused with the
+next step.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from twin.plan.types import (
     StageKind,
     tiles,
 )
-from twin.proof.validate import validate, violations
+from twin.proof.prove import prove, violations
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -41,13 +43,17 @@ def covered(spans: tuple[Span, ...]) -> list[int]:
 
 def tile_bytes(plan: Plan) -> int:
     size = plan.options.weight_dtype.bytes
-    return plan.ranks * size * sum(
-        (rows[1] - rows[0]) * (cols[1] - cols[0])
-        for stage in plan.stages
-        if stage.matrix
-        for block in range(plan.blocks)
-        for rows, cols in tiles(stage.matrix, block)
-    )  # fmt: skip
+    return (
+        plan.ranks
+        * size
+        * sum(
+            (rows[1] - rows[0]) * (cols[1] - cols[0])
+            for stage in plan.stages
+            if stage.matrix
+            for block in range(plan.blocks)
+            for rows, cols in tiles(stage.matrix, block)
+        )
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -57,7 +63,13 @@ def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
     assert tile_bytes(plan) == plan.weight_bytes()
     if plan.spec:
         padding = (plan.shard.vocab * plan.ranks - plan.spec.vocab) * plan.spec.hidden
-        replicated = (plan.kernel_attention().kv_replicas - 1) * 2 * plan.spec.kv_size * plan.spec.hidden * plan.spec.layers
+        replicated = (
+            (plan.kernel_attention().kv_replicas - 1)
+            * 2
+            * plan.spec.kv_size
+            * plan.spec.hidden
+            * plan.spec.layers
+        )
         weights = plan.spec.streamed_parameters + padding + replicated
         assert plan.weight_bytes() == weights * plan.options.weight_dtype.bytes
 
@@ -84,12 +96,19 @@ def test_shares_differ_by_at_most_one(count: int, blocks: int, shift: int) -> No
 
 
 def test_laneformer_streams_its_published_weights() -> None:
-    """(15 x (3072 x 6144 + 3072 x 3072 + 3 x 3072 x 12288) + 32000 x 3072) x 2 bytes; 32,000 rows need no padding on 8 lanes."""
+    """(15 x (3072 x 6144 + 3072 x 3072 + 3 x 3072 x 12288) + 32000 x 3072) x 2 bytes; 32,000 rows
+    need no padding on 8 lanes.
+    """
     plan = plan_of(LANEFORMER, gpus=8, blocks=256, slot_bytes=16384)
     assert plan.weight_bytes() == tile_bytes(plan) == 4_443_340_800
     matrices = [s.matrix for s in plan.stages if s.matrix]
-    per_block = [sum((m.owned[block][1] - m.owned[block][0]) * m.cols for m in matrices) for block in range(plan.blocks)]
-    assert max(per_block) - min(per_block) <= plan.shard.hidden, "blocks stream the same within one row"
+    per_block = [
+        sum((m.owned[block][1] - m.owned[block][0]) * m.cols for m in matrices)
+        for block in range(plan.blocks)
+    ]
+    assert max(per_block) - min(per_block) <= plan.shard.hidden, (
+        "blocks stream the same within one row"
+    )
 
 
 def test_padding_rows_are_counted() -> None:
@@ -99,7 +118,9 @@ def test_padding_rows_are_counted() -> None:
 
 
 def test_delayed_lanes_read_what_the_model_was_trained_with() -> None:
-    """Early layers: own part times sqrt(lanes). Later ones: own part now, the others' parts `delay` layers late."""
+    """Early layers: own part times sqrt(lanes). Later ones: own part now, the others' parts `delay`
+    layers late.
+    """
     plan = plan_of(tiny(4, Lanes(4, 1)), gpus=4, blocks=1)
     reads = {
         s.name: [(plan.values[r.value].name, r.parts, r.scale) for r in s.reads]
@@ -109,7 +130,9 @@ def test_delayed_lanes_read_what_the_model_was_trained_with() -> None:
     assert reads["gate_up[0]"] == [("o_proj[0]", Parts.OWN, 2.0)]
     assert reads["gate_up[1]"] == [("o_proj[1]", Parts.OWN, 1.0), ("o_proj[0]", Parts.OTHERS, 1.0)]
     assert reads["lane_mean"] == [("down[3]", Parts.OWN, 1.0), ("down[2]", Parts.OTHERS, 1.0)]
-    assert [v.name for v in plan.values if not v.pushed and v.name.startswith("down")] == ["down[3]"]
+    assert [v.name for v in plan.values if not v.pushed and v.name.startswith("down")] == [
+        "down[3]"
+    ]
 
 
 def test_dies_hold_neighbours_or_are_dealt_round() -> None:
@@ -124,17 +147,29 @@ def test_dies_hold_neighbours_or_are_dealt_round() -> None:
         ({"blocks": 0}, "blocks=0: at least 1 block"),
         ({"blocks": 9}, "o_proj has 8 outputs per rank for 9 blocks: use at most 8"),
         ({"gpus": 2, "collective": CollectiveKind.NONE}, "collective=none with 2 ranks"),
-        ({"gpus": 2, "collective": CollectiveKind.LIBRARY}, "cannot run inside a resident kernel: use push"),
-        ({"gpus": 2, "handoff": HandOffKind.GRID, "execution": Execution.GRAPH}, "handoff=grid polls nothing"),
+        (
+            {"gpus": 2, "collective": CollectiveKind.LIBRARY},
+            "cannot run inside a resident kernel: use push",
+        ),
+        (
+            {"gpus": 2, "handoff": HandOffKind.GRID, "execution": Execution.GRAPH},
+            "handoff=grid polls nothing",
+        ),
         ({"delay": 1}, "delay=1: tiny was not trained with delayed tensor parallelism"),
         ({"context": 2000}, "context=2000: must lie between 1 and max_context=1024"),
         ({"copies": 0}, "copies=0: must be at least 1"),
         ({"slot_bytes": 1000}, "slot_bytes=1000: must be a multiple of 16"),
         ({"slot_bytes": 64}, "slot_bytes=64 holds no tile of 8 rows: use at least 128"),
         ({"tile_rows": 3}, "tile_rows=3: must be even"),
-        ({"attention_splits": 99, "max_context": 64, "context": 8}, "attention_splits=99: more than the 4 pages of 16 positions"),
+        (
+            {"attention_splits": 99, "max_context": 64, "context": 8},
+            "attention_splits=99: more than the 4 pages of 16 positions",
+        ),
         ({"gpus": 8}, "4 attention heads do not divide over 8 ranks"),
-        ({"blocks": 8, "gpus": 4, "sampling": Sampling.FULL}, "the vocabulary has 4 rows per rank for 8 blocks"),
+        (
+            {"blocks": 8, "gpus": 4, "sampling": Sampling.FULL},
+            "the vocabulary has 4 rows per rank for 8 blocks",
+        ),
     ],
 )
 def test_bad_options_are_refused_with_the_next_step(options: dict[str, Any], message: str) -> None:
@@ -150,14 +185,24 @@ def test_bad_options_are_refused_with_the_next_step(options: dict[str, Any], mes
         (Lanes(4, 0), {"gpus": 2, "blocks": 3}, "blocks=3: 2 lanes per GPU need a multiple"),
         (Lanes(2, 1), {"gpus": 2, "delay": 2}, "has 2 layers, choose 0 to 1"),
         (Lanes(1, 0), {"gpus": 1}, "1 lane: a model of one lane is an ordinary one"),
-        (Lanes(2, 1, LaneHead.VOCABULARY), {"gpus": 2}, "half of the 2 layers leaves no time for resets"),
+        (
+            Lanes(2, 1, LaneHead.VOCABULARY),
+            {"gpus": 2},
+            "half of the 2 layers leaves no time for resets",
+        ),
         (None, {"lane_stagger_ns": 7000}, "lane_stagger_ns=7000: tiny has no lanes"),
         (Lanes(2, 1), {"gpus": 2, "lane_stagger_ns": 7000}, "each lane has a GPU of its own"),
         (Lanes(2, 1), {"lane_stagger_ns": -1}, "lane_stagger_ns=-1: must lie between 0 and 100000"),
-        (Lanes(2, 1), {"lane_stagger_ns": 7000, "execution": Execution.GRAPH}, "between kernels all lanes meet again"),
+        (
+            Lanes(2, 1),
+            {"lane_stagger_ns": 7000, "execution": Execution.GRAPH},
+            "between kernels all lanes meet again",
+        ),
     ],
 )
-def test_lanes_that_do_not_fit_are_refused(lanes: Lanes | None, options: dict[str, Any], message: str) -> None:
+def test_lanes_that_do_not_fit_are_refused(
+    lanes: Lanes | None, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(PlanError) as refusal:
         plan_of(tiny(2, lanes), **{"blocks": 2, **options})
     assert message in str(refusal.value)
@@ -183,27 +228,43 @@ def test_two_copies_are_enough_without_a_delay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "words"), [(4, 2, {"bf16": 12, "fp16": 12, "fp32": 20}), (3, 1, {"bf16": 20, "fp16": 20, "fp32": 32})]
+    ("heads", "kv_heads", "words"),
+    [(4, 2, {"bf16": 12, "fp16": 12, "fp32": 20}), (3, 1, {"bf16": 20, "fp16": 20, "fp32": 32})],
 )
-def test_an_item_publishes_pairs_of_16_bit_outputs_and_whole_16_bytes(heads: int, kv_heads: int, words: dict[str, int]) -> None:
-    """Heads of 8 elements: outputs, a maximum and a sum for each head of the group, to a multiple of four words."""
+def test_an_item_publishes_pairs_of_16_bit_outputs_and_whole_16_bytes(
+    heads: int, kv_heads: int, words: dict[str, int]
+) -> None:
+    """Heads of 8 elements: outputs, a maximum and a sum for each head of the group, to a multiple
+    of four words.
+    """
     for dtype, width in words.items():
         plan = plan_of(tiny(heads=heads, kv_heads=kv_heads), blocks=2, kv_dtype=DType(dtype))
         items = kv_heads * plan.kernel_attention().splits
         value = next(
-            plan.values[stage.publishes] for stage in plan.stages if stage.kind is StageKind.ATTENTION and stage.publishes is not None
+            plan.values[stage.publishes]
+            for stage in plan.stages
+            if stage.kind is StageKind.ATTENTION and stage.publishes is not None
         )
         assert value.elements == items * width
-        validate(plan)
+        prove(plan)
 
 
 def test_lanes_of_one_gpu_begin_a_step_in_four_groups() -> None:
     eight = replace(tiny(4, Lanes(8, 2), heads=8, kv_heads=8), ffn=64)
     alone = plan_of(eight, blocks=8, lane_stagger_ns=7000)
-    assert [alone.start_ns(rank) for rank in range(8)] == [0, 7000, 14000, 21000, 0, 7000, 14000, 21000]
+    assert [alone.start_ns(rank) for rank in range(8)] == [
+        0,
+        7000,
+        14000,
+        21000,
+        0,
+        7000,
+        14000,
+        21000,
+    ]
     two = plan_of(eight, gpus=4, blocks=8, lane_stagger_ns=7000)
     assert [two.start_ns(rank) for rank in range(8)] == [0, 7000] * 4
-    validate(alone)
+    prove(alone)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +272,12 @@ def test_lanes_of_one_gpu_begin_a_step_in_four_groups() -> None:
     [(64, 4096, 256), (512, 8192, 256), (1024, 16384, 128), (1024, 8192, 64)],
     ids=["one warp a row", "four", "eight", "two column slices"],
 )
-def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(cols: int, slot_bytes: int, batch: int) -> None:
-    matrix = cut(rows=4096, cols=cols, unit=1, owned=((0, 4096),), options=Options(slot_bytes=slot_bytes))
+def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(
+    cols: int, slot_bytes: int, batch: int
+) -> None:
+    matrix = cut(
+        rows=4096, cols=cols, unit=1, owned=((0, 4096),), options=Options(slot_bytes=slot_bytes)
+    )
     assert matrix.batch_rows == batch
 
 
@@ -221,4 +286,6 @@ def test_the_kernel_divides_a_batchs_rows_exactly() -> None:
     for height in range(2, MOST_ROWS + 1, 2):
         matrix = Matrix(4096, 64, 1, height, 64, ((0, 4096),))
         inverse = tile_inverse(height)
-        assert all(rows * inverse >> 16 == rows // height for rows in range(matrix.batch_rows + height))
+        assert all(
+            rows * inverse >> 16 == rows // height for rows in range(matrix.batch_rows + height)
+        )

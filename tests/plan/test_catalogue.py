@@ -16,7 +16,7 @@ from twin.models.mixers import GroupedAttention, Mixer
 from twin.plan.catalogue import ROWS, Input, Spent
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Options, StageKind
-from twin.proof.validate import violations
+from twin.proof.prove import violations
 from twin.sim.causes import CAUSES
 
 
@@ -41,7 +41,9 @@ def test_every_row_names_a_cause_of_the_twin() -> None:
 
 @pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
 @pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
-def test_the_rows_refuse_every_model_that_readers_of_configurations_refuse(mixer: Mixer, feed: Feed) -> None:
+def test_the_rows_refuse_every_model_that_readers_of_configurations_refuse(
+    mixer: Mixer, feed: Feed
+) -> None:
     spec = family((mixer, feed))
     plan = plan_of(spec, blocks=2)
     assert plan.simulation_only() == spec.runnable_reason() is not None
@@ -54,14 +56,20 @@ def test_a_dense_layer_that_is_described_by_itself_is_refused_for_its_cache() ->
 
 def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
     packed = replace(tiny(2), hidden=32, stored=PACKED)
-    refused = [stage for stage in plan_of(packed, blocks=2).stages if any(matrix.format for matrix in stage.matrices)]
+    refused = [
+        stage
+        for stage in plan_of(packed, blocks=2).stages
+        if any(matrix.format for matrix in stage.matrices)
+    ]
     assert refused
     assert not any(stage.has_code for stage in refused)
 
 
 def test_a_stage_without_code_is_named_where_the_model_is_dense() -> None:
     plan = plan_of(tiny(2), blocks=2)
-    foreign = replace(plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ROUTE)))
+    foreign = replace(
+        plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ROUTE))
+    )
     assert "route can be planned and simulated only" in (foreign.simulation_only() or "")
 
 
@@ -79,7 +87,9 @@ def test_a_dense_layer_and_the_same_layer_of_a_layout_stream_and_add_the_same() 
                 theirs.matrices,
                 theirs.operations,
             )
-            assert [read.residual for read in ours.reads] == [read.residual for read in theirs.reads]
+            assert [read.residual for read in ours.reads] == [
+                read.residual for read in theirs.reads
+            ]
             assert (theirs.scan is None) == (theirs.kind is not StageKind.ATTENTION)
         assert (dense.attention is None, layout.attention) == (False, None)
 
@@ -92,14 +102,26 @@ def test_the_kernels_attention_is_described_where_a_stage_runs_it() -> None:
     assert plan_of(tiny(2), blocks=2, batch=2).attention is None
     assert plan_of(family((GROUPED, DENSE)), blocks=2).attention is None
     assert stream_probe(Options(), LIMITS, rows=16, cols=64).attention is None
-    assert attention_probe(Options(), LIMITS, heads=4, kv_heads=2, head_dim=8).kernel_attention().group == 2
+    assert (
+        attention_probe(Options(), LIMITS, heads=4, kv_heads=2, head_dim=8).kernel_attention().group
+        == 2
+    )
 
 
 def test_a_plan_with_another_attention_than_its_models_is_refused() -> None:
     plan = plan_of(tiny(2), blocks=2)
     own = plan.kernel_attention()
-    assert any("describes no attention" in str(found) for found in violations(replace(plan, attention=None)))
+    assert any(
+        "describes no attention" in str(found)
+        for found in violations(replace(plan, attention=None))
+    )
     for changes in ({"heads": 8}, {"kv_heads": 4}, {"head_dim": 16}, {"kv_replicas": 2}):
-        assert any("is not 1/1 of tiny" in str(found) for found in violations(replace(plan, attention=replace(own, **changes))))
+        assert any(
+            "is not 1/1 of tiny" in str(found)
+            for found in violations(replace(plan, attention=replace(own, **changes)))
+        )
     several = plan_of(tiny(2), blocks=2, batch=2)
-    assert any("the kernel's is that of dense layers" in str(found) for found in violations(replace(several, attention=own)))
+    assert any(
+        "the kernel's is that of dense layers" in str(found)
+        for found in violations(replace(several, attention=own))
+    )

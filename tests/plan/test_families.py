@@ -1,4 +1,6 @@
-"""Plans of layers that are described one by one: what they count, what the validator proves of them, what it refuses."""
+"""Plans of layers that are described one by one: what they count, what the proof proves of them,
+what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.family_models import CHOSEN, DELTA, DENSE, EXPERTS, FEEDS, GROUPED, HASHED, LATENT, MIXERS, PACKED, SHARED, family
+from tests.plan.family_models import (
+    CHOSEN,
+    DELTA,
+    DENSE,
+    EXPERTS,
+    FEEDS,
+    GROUPED,
+    HASHED,
+    LATENT,
+    MIXERS,
+    PACKED,
+    SHARED,
+    family,
+)
 from tests.proof.mutations import mutants
 from tests.proof.oracle import find_fault, meaning, schedules
 from tests.proof.tiny import LIMITS, plan_of, tiny
@@ -32,17 +47,32 @@ from twin.plan.types import (
     StageKind,
     routed_share,
 )
-from twin.proof.validate import validate, violations
+from twin.proof.prove import prove, violations
 
 PATTERNS = {
-    **{name: family((mixer, DENSE), (mixer, EXPERTS), (mixer, SHARED)) for name, mixer in MIXERS.items()},
+    **{
+        name: family((mixer, DENSE), (mixer, EXPERTS), (mixer, SHARED))
+        for name, mixer in MIXERS.items()
+    },
     "alternating": family(*[(DELTA, SHARED)] * 3, (GROUPED, SHARED)),
-    "v4": family((MIXERS["window"], HASHED), (CHOSEN, HASHED), (MIXERS["compressed"], SHARED), hyper=True, stored=PACKED),
+    "v4": family(
+        (MIXERS["window"], HASHED),
+        (CHOSEN, HASHED),
+        (MIXERS["compressed"], SHARED),
+        hyper=True,
+        stored=PACKED,
+    ),
 }
 
 
 def family_plan(spec: ModelSpec, **chosen: Any) -> Plan:
-    settled: dict[str, Any] = {"context": 64, "max_context": 256, "copies": 3, "blocks": 4, **chosen}
+    settled: dict[str, Any] = {
+        "context": 64,
+        "max_context": 256,
+        "copies": 3,
+        "blocks": 4,
+        **chosen,
+    }
     return plan_of(spec, **settled)
 
 
@@ -56,23 +86,40 @@ def with_stage(plan: Plan, stage: Stage) -> Plan:
 
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_family_is_proven_under_every_ordinary_option(name: str, handoff: HandOffKind) -> None:
+def test_every_family_is_proven_under_every_ordinary_option(
+    name: str, handoff: HandOffKind
+) -> None:
     chosen = [
-        {"gpus": 1, "blocks": 5}, {"gpus": 2, "common": Common.REPLICATED}, {"gpus": 4, "batch": 3, "sampling": Sampling.FULL},
-        {"gpus": 2, "draft": 2, "residual": Residual.SLICED}, {"gpus": 4, "context": 3},
-    ]  # fmt: skip
+        {"gpus": 1, "blocks": 5},
+        {"gpus": 2, "common": Common.REPLICATED},
+        {"gpus": 4, "batch": 3, "sampling": Sampling.FULL},
+        {"gpus": 2, "draft": 2, "residual": Residual.SLICED},
+        {"gpus": 4, "context": 3},
+    ]
     for options in chosen:
-        validate(family_plan(PATTERNS[name], handoff=handoff, **options))
-    validate(family_plan(PATTERNS[name], gpus=2, handoff=handoff, execution=Execution.GRAPH, collective=CollectiveKind.LIBRARY))
+        prove(family_plan(PATTERNS[name], handoff=handoff, **options))
+    prove(
+        family_plan(
+            PATTERNS[name],
+            gpus=2,
+            handoff=handoff,
+            execution=Execution.GRAPH,
+            collective=CollectiveKind.LIBRARY,
+        )
+    )
 
 
 @pytest.mark.parametrize(("gpus", "groups"), [(1, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
 def test_weights_of_a_step_are_those_of_the_model(gpus: int, groups: int) -> None:
-    """However experts are placed; what every rank needs alike is streamed by each, or once where it is shared."""
+    """However experts are placed; what every rank needs alike is streamed by each, or once where it
+    is shared.
+    """
     spec = PATTERNS["alternating"]
     plan = family_plan(spec, gpus=gpus, expert_ranks=groups, common=Common.SHARDED)
-    gating = (gpus - 1) * 4 * 32 * 2  # the row that gates the shared experts does not divide: each rank has it, in four layers
-    heads = (max(1, gpus // 2) - 1) * 2 * 2 * 8 * 32 * 2  # two heads of keys and values, in one layer
+    # the row that gates the shared experts does not divide: each rank has it, in four layers
+    gating = (gpus - 1) * 4 * 32 * 2
+    # two heads of keys and values, in one layer
+    heads = (max(1, gpus // 2) - 1) * 2 * 2 * 8 * 32 * 2
     replicated = gating + heads
     assert plan.weight_bytes() == spec.streamed_bytes + replicated
 
@@ -83,7 +130,8 @@ def test_packed_weights_count_their_scales() -> None:
     expert = first(plan, StageKind.ROUTED_UP)
     assert plan.stage_bytes(expert) == 2 * 32 * (32 // 2 + 1)
     whole = sum(w.step_bytes for w in spec.weights())
-    assert whole <= plan.weight_bytes() <= 1.1 * whole  # tiles of a matrix each bring their own scale of a block
+    # tiles of a matrix each bring their own scale of a block
+    assert whole <= plan.weight_bytes() <= 1.1 * whole
 
 
 def test_all_experts_must_fit_the_memory() -> None:
@@ -99,15 +147,27 @@ def test_all_experts_must_fit_the_memory() -> None:
 def test_caches_are_read_once_a_sequence() -> None:
     one, four = (family_plan(PATTERNS["latent"], batch=batch).kv_bytes() for batch in (1, 4))
     assert 3.9 * one <= four <= 4.1 * one
-    assert family_plan(PATTERNS["latent"], batch=4).weight_bytes() < 4 * family_plan(PATTERNS["latent"]).weight_bytes()
+    assert (
+        family_plan(PATTERNS["latent"], batch=4).weight_bytes()
+        < 4 * family_plan(PATTERNS["latent"]).weight_bytes()
+    )
 
 
 def test_states_are_read_and_written_whatever_the_context() -> None:
     spec = family((DELTA, DENSE))
     traffic = spec.traffic(64, 2)
     for context in (1, 64, 256):
-        assert abs(family_plan(spec, context=context).kv_bytes() - traffic.read_bytes - traffic.written_bytes) <= 16
-    assert abs(family_plan(spec, gpus=4).kv_bytes() - traffic.read_bytes - traffic.written_bytes) <= 64
+        assert (
+            abs(
+                family_plan(spec, context=context).kv_bytes()
+                - traffic.read_bytes
+                - traffic.written_bytes
+            )
+            <= 16
+        )
+    assert (
+        abs(family_plan(spec, gpus=4).kv_bytes() - traffic.read_bytes - traffic.written_bytes) <= 64
+    )
 
 
 def test_latents_are_cached_on_every_rank() -> None:
@@ -118,9 +178,13 @@ def test_latents_are_cached_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize(("context", "heads", "entries"), [(64, 2, 16), (16384, 4, 2048)])
-def test_ranks_divide_an_indexers_heads_or_its_many_entries(context: int, heads: int, entries: int) -> None:
-    plan = family_plan(family((CHOSEN, DENSE)), gpus=2, context=context, max_context=max(256, context))
-    validate(plan)
+def test_ranks_divide_an_indexers_heads_or_its_many_entries(
+    context: int, heads: int, entries: int
+) -> None:
+    plan = family_plan(
+        family((CHOSEN, DENSE)), gpus=2, context=context, max_context=max(256, context)
+    )
+    prove(plan)
     scan = first(plan, StageKind.INDEX).scan
     assert scan
     assert (scan.group, scan.entries) == (heads, entries)
@@ -129,7 +193,9 @@ def test_ranks_divide_an_indexers_heads_or_its_many_entries(context: int, heads:
 def test_zero_routed_experts_are_a_dense_layer() -> None:
     none = ExpertFeed(experts=0, top_k=0, width=32, shared_width=64)
     plan, dense = (family_plan(family((GROUPED, feed), (LATENT, feed))) for feed in (none, DENSE))
-    assert [(s.kind, s.matrices, s.reads) for s in plan.stages] == [(s.kind, s.matrices, s.reads) for s in dense.stages]
+    assert [(s.kind, s.matrices, s.reads) for s in plan.stages] == [
+        (s.kind, s.matrices, s.reads) for s in dense.stages
+    ]
 
 
 def test_a_dense_model_for_one_token_is_planned_as_before() -> None:
@@ -147,23 +213,33 @@ def test_blocks_divide_the_chosen_experts_rows_evenly(active: int, blocks: int) 
     assert all(a[1] == b[0] for a, b in pairwise(shares))
 
 
-# ---- run word by word --------------------------------------------------------------------------------------------------
+# ---- run word by word ----------------------------------------------------------------------------
 
 
 def some_family_plan(seed: int) -> Plan:
     """One or two layers of any kind on at most six blocks."""
     chance = random.Random(seed)
     while True:
-        layers = [(chance.choice(list(MIXERS.values())), chance.choice(list(FEEDS.values()))) for _ in range(chance.choice((1, 2, 2)))]
+        layers = [
+            (chance.choice(list(MIXERS.values())), chance.choice(list(FEEDS.values())))
+            for _ in range(chance.choice((1, 2, 2)))
+        ]
         gpus = chance.choice((1, 1, 2))
         options: dict[str, Any] = {
-            "gpus": gpus, "blocks": chance.choice((1, 2, 3)), "handoff": chance.choice((HandOffKind.SENTINEL, *HandOffKind)),
-            "copies": chance.choice((1, 2, 3, 3)), "batch": chance.choice((1, 1, 2)), "residual": chance.choice(list(Residual)),
-            "common": chance.choice(list(Common)), "sampling": chance.choice(list(Sampling)),
+            "gpus": gpus,
+            "blocks": chance.choice((1, 2, 3)),
+            "handoff": chance.choice((HandOffKind.SENTINEL, *HandOffKind)),
+            "copies": chance.choice((1, 2, 3, 3)),
+            "batch": chance.choice((1, 1, 2)),
+            "residual": chance.choice(list(Residual)),
+            "common": chance.choice(list(Common)),
+            "sampling": chance.choice(list(Sampling)),
             "execution": chance.choice((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)),
             "collective": chance.choice((CollectiveKind.PUSH, CollectiveKind.LIBRARY)),
-            "expert_ranks": chance.choice((1, gpus)) if any(isinstance(feed, ExpertFeed) for _, feed in layers) else 1,
-        }  # fmt: skip
+            "expert_ranks": chance.choice((1, gpus))
+            if any(isinstance(feed, ExpertFeed) for _, feed in layers)
+            else 1,
+        }
         try:
             return family_plan(family(*layers, hyper=chance.random() < 0.3), **options)
         except PlanError:
@@ -172,7 +248,7 @@ def some_family_plan(seed: int) -> Plan:
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32 - 1))
-def test_what_the_validator_accepts_of_families_runs_without_a_fault(seed: int) -> None:
+def test_what_the_proof_accepts_of_families_runs_without_a_fault(seed: int) -> None:
     plan = some_family_plan(seed)
     if violations(plan):
         assert plan.options.copies < 3, "default copies are enough"
@@ -185,7 +261,7 @@ def test_what_the_validator_accepts_of_families_runs_without_a_fault(seed: int) 
             assert fault is None, f"{name}: {fault}"
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 def _earlier_gate(plan: Plan) -> Plan:
@@ -247,7 +323,9 @@ def _other_format(plan: Plan) -> Plan:
 def _shorter_scan(plan: Plan) -> Plan:
     stage = first(plan, StageKind.ATTENTION)
     assert stage.scan
-    return with_stage(plan, replace(stage, scan=replace(stage.scan, entries=stage.scan.entries - 1)))
+    return with_stage(
+        plan, replace(stage, scan=replace(stage.scan, entries=stage.scan.entries - 1))
+    )
 
 
 def _hasty_attention(plan: Plan) -> Plan:
@@ -259,27 +337,41 @@ def _hasty_attention(plan: Plan) -> Plan:
 
 def _wrong_words(plan: Plan) -> Plan:
     value = plan.values[first(plan, StageKind.ROUTER).publishes or 0]
-    return replace(plan, values=tuple(replace(v, words=v.words + 1) if v.id == value.id else v for v in plan.values))
+    return replace(
+        plan,
+        values=tuple(replace(v, words=v.words + 1) if v.id == value.id else v for v in plan.values),
+    )
 
 
 REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
-    (_earlier_gate, "fetches experts behind stage"), (_no_gate, "chosen by no stage"), (_late_gate, "is not before it"),
-    (_thrown_away, "throws the shared experts' sums away"), (_other_rows, "blocks do not own the rows whose sums they kept"),
-    (_fewer_experts, "its experts are"), (_no_room, "elements for up to"),
-    (_exchanged_shares, "in block order"), (_blind_route, "does not read router"),
-    (_other_format, "is stored as"), (_shorter_scan, "the model has"), (_hasty_attention, "chosen by scores"),
+    (_earlier_gate, "fetches experts behind stage"),
+    (_no_gate, "chosen by no stage"),
+    (_late_gate, "is not before it"),
+    (_thrown_away, "throws the shared experts' sums away"),
+    (_other_rows, "blocks do not own the rows whose sums they kept"),
+    (_fewer_experts, "its experts are"),
+    (_no_room, "elements for up to"),
+    (_exchanged_shares, "in block order"),
+    (_blind_route, "does not read router"),
+    (_other_format, "is stored as"),
+    (_shorter_scan, "the model has"),
+    (_hasty_attention, "chosen by scores"),
     (_wrong_words, "words an element"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("breaks", "message"), REFUSED, ids=[breaks.__name__ for breaks, _ in REFUSED])
-def test_a_broken_family_plan_is_refused_with_its_stage(breaks: Callable[[Plan], Plan], message: str) -> None:
+@pytest.mark.parametrize(
+    ("breaks", "message"), REFUSED, ids=[breaks.__name__ for breaks, _ in REFUSED]
+)
+def test_a_broken_family_plan_is_refused_with_its_stage(
+    breaks: Callable[[Plan], Plan], message: str
+) -> None:
     plan = family_plan(family((CHOSEN, SHARED), (GROUPED, SHARED), stored=PACKED), gpus=2)
-    validate(plan)
+    prove(plan)
     broken = breaks(plan)
     assert any(message in str(violation) for violation in violations(broken))
     with pytest.raises(InvalidPlan):
-        validate(broken)
+        prove(broken)
 
 
 def test_hashed_experts_may_be_fetched_from_the_token_on() -> None:
@@ -292,7 +384,7 @@ def test_hashed_experts_may_be_fetched_from_the_token_on() -> None:
 def test_a_ring_that_others_can_fill_is_a_deadlock() -> None:
     plan = family_plan(PATTERNS["grouped"], ahead_slots=4, ring_slots=4, window_slots=4)
     assert {v.rule for v in violations(plan)} == {"deadlock"}
-    validate(family_plan(PATTERNS["grouped"], ahead_slots=3, ring_slots=4, window_slots=4))
+    prove(family_plan(PATTERNS["grouped"], ahead_slots=3, ring_slots=4, window_slots=4))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +412,7 @@ def test_experts_that_do_not_divide_are_refused() -> None:
 @pytest.mark.parametrize("options", [{"batch": 2}, {"draft": 1}, {"residual": Residual.SLICED}])
 def test_plans_that_the_engine_cannot_run_say_why(options: dict[str, Any]) -> None:
     plan = plan_of(tiny(2), blocks=2, **options)
-    validate(plan)
+    prove(plan)
     assert "simulated only" in (plan.simulation_only() or "")
     assert plan_of(tiny(2), blocks=2).simulation_only() is None
     assert "experts" in (family_plan(PATTERNS["grouped"]).simulation_only() or "")

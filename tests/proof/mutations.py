@@ -1,6 +1,6 @@
 """Broken plans: each mutation is a mistake that a builder, or somebody who edits one, could make.
 
-Some mutants are harmless, and that is the point: the validator has to tell them apart.
+Some mutants are harmless, and that is the point: the proof has to tell them apart.
 """
 
 from __future__ import annotations
@@ -10,12 +10,25 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from twin.kernel.budget import on_chip_bytes
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Matrix, Parts, Plan, Read, Reset, Span, Stage, StageKind, Value
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Matrix,
+    Parts,
+    Plan,
+    Read,
+    Reset,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+)
 
 Mutation = Callable[[Plan, random.Random], Plan | None]  # None: nothing to break here
 
 
-# ---- editing frozen data -----------------------------------------------------------------------------------------------
+# ---- editing frozen data -------------------------------------------------------------------------
 
 
 def _with_stage(plan: Plan, stage: Stage) -> Plan:
@@ -35,7 +48,7 @@ def _replaced(items: tuple[Read, ...], index: int, item: Read) -> tuple[Read, ..
     return (*items[:index], item, *items[index + 1 :])
 
 
-# ---- resets --------------------------------------------------------------------------------------------------------------
+# ---- resets --------------------------------------------------------------------------------------
 
 
 def drop_reset(plan: Plan, chance: random.Random) -> Plan | None:
@@ -61,13 +74,19 @@ def move_reset(plan: Plan, chance: random.Random) -> Plan | None:
         return None
     reset = chance.choice(stage.resets)
     count = len(plan.stages)
-    at = stage.index + count * reset.previous_step + chance.choice((-3, -2, -1, -1, 1, 1, 2, 3, chance.randrange(count)))
+    at = (
+        stage.index
+        + count * reset.previous_step
+        + chance.choice((-3, -2, -1, -1, 1, 1, 2, 3, chance.randrange(count)))
+    )
     if not 0 <= at < 2 * count:
         return None
     plan = _with_stage(plan, replace(stage, resets=tuple(r for r in stage.resets if r != reset)))
     step, index = divmod(at, count)
     target = plan.stages[index]
-    return _with_stage(plan, replace(target, resets=(*target.resets, Reset(reset.value, previous_step=step == 1))))
+    return _with_stage(
+        plan, replace(target, resets=(*target.resets, Reset(reset.value, previous_step=step == 1)))
+    )
 
 
 def flip_reset_step(plan: Plan, chance: random.Random) -> Plan | None:
@@ -75,18 +94,23 @@ def flip_reset_step(plan: Plan, chance: random.Random) -> Plan | None:
     if not stage:
         return None
     flipped = chance.choice(stage.resets)
-    resets = tuple(replace(r, previous_step=not r.previous_step) if r is flipped else r for r in stage.resets)
+    resets = tuple(
+        replace(r, previous_step=not r.previous_step) if r is flipped else r for r in stage.resets
+    )
     return _with_stage(plan, replace(stage, resets=resets))
 
 
 def swap_resets(plan: Plan, chance: random.Random) -> Plan | None:
-    a, b = _some_stage(plan, chance, lambda s: s.resets), _some_stage(plan, chance, lambda s: s.resets)
+    a, b = (
+        _some_stage(plan, chance, lambda s: s.resets),
+        _some_stage(plan, chance, lambda s: s.resets),
+    )
     if not a or not b or a is b:
         return None
     return _with_stage(_with_stage(plan, replace(a, resets=b.resets)), replace(b, resets=a.resets))
 
 
-# ---- reads ---------------------------------------------------------------------------------------------------------------
+# ---- reads ---------------------------------------------------------------------------------------
 
 
 def _change_read(change: Callable[[Plan, Read, random.Random], Read | None]) -> Mutation:
@@ -96,7 +120,11 @@ def _change_read(change: Callable[[Plan, Read, random.Random], Read | None]) -> 
             return None
         index = chance.randrange(len(stage.reads))
         read = change(plan, stage.reads[index], chance)
-        return _with_stage(plan, replace(stage, reads=_replaced(stage.reads, index, read))) if read else None
+        return (
+            _with_stage(plan, replace(stage, reads=_replaced(stage.reads, index, read)))
+            if read
+            else None
+        )
 
     mutation.__name__ = change.__name__.strip("_")
     return mutation
@@ -145,7 +173,11 @@ def _other_parts(plan: Plan, read: Read, chance: random.Random) -> Read | None:
 
 
 def _other_value(plan: Plan, read: Read, chance: random.Random) -> Read | None:
-    same = [v for v in plan.values if v.elements == plan.values[read.value].elements and v.id != read.value]
+    same = [
+        v
+        for v in plan.values
+        if v.elements == plan.values[read.value].elements and v.id != read.value
+    ]
     return replace(read, value=chance.choice(same).id) if same else None
 
 
@@ -161,7 +193,7 @@ def _other_residual(plan: Plan, read: Read, chance: random.Random) -> Read | Non
     return replace(read, residual=not read.residual)
 
 
-# ---- values and buffers --------------------------------------------------------------------------------------------------
+# ---- values and buffers --------------------------------------------------------------------------
 
 
 def other_copy(plan: Plan, chance: random.Random) -> Plan | None:
@@ -169,7 +201,12 @@ def other_copy(plan: Plan, chance: random.Random) -> Plan | None:
         return None
     value = chance.choice(plan.values)
     copies = plan.buffers[value.buffer].copies
-    return _with_value(plan, replace(value, copy=chance.choice((chance.randrange(copies), (value.copy + 1) % copies, copies))))
+    return _with_value(
+        plan,
+        replace(
+            value, copy=chance.choice((chance.randrange(copies), (value.copy + 1) % copies, copies))
+        ),
+    )
 
 
 def other_copies(plan: Plan, chance: random.Random) -> Plan | None:
@@ -179,8 +216,14 @@ def other_copies(plan: Plan, chance: random.Random) -> Plan | None:
     buffer = chance.choice(plan.buffers)
     copies = max(1, buffer.copies + chance.choice((-3, -2, -2, -1, -1, 1)))
     order = {v.id: i for i, v in enumerate(v for v in plan.values if v.buffer == buffer.id)}
-    values = tuple(replace(v, copy=order[v.id] % copies) if v.id in order else v for v in plan.values)
-    return replace(plan, values=values, buffers=tuple(replace(b, copies=copies) if b is buffer else b for b in plan.buffers))
+    values = tuple(
+        replace(v, copy=order[v.id] % copies) if v.id in order else v for v in plan.values
+    )
+    return replace(
+        plan,
+        values=values,
+        buffers=tuple(replace(b, copies=copies) if b is buffer else b for b in plan.buffers),
+    )
 
 
 def all_copies(plan: Plan, chance: random.Random) -> Plan | None:
@@ -190,8 +233,16 @@ def all_copies(plan: Plan, chance: random.Random) -> Plan | None:
     values = []
     for value in plan.values:
         counts[value.buffer] = counts.get(value.buffer, -1) + 1
-        values.append(replace(value, copy=counts[value.buffer] % min(copies, plan.buffers[value.buffer].copies)))
-    return replace(plan, values=tuple(values), buffers=tuple(replace(b, copies=min(copies, b.copies)) for b in plan.buffers))
+        values.append(
+            replace(
+                value, copy=counts[value.buffer] % min(copies, plan.buffers[value.buffer].copies)
+            )
+        )
+    return replace(
+        plan,
+        values=tuple(values),
+        buffers=tuple(replace(b, copies=min(copies, b.copies)) for b in plan.buffers),
+    )
 
 
 def other_buffer(plan: Plan, chance: random.Random) -> Plan | None:
@@ -199,7 +250,11 @@ def other_buffer(plan: Plan, chance: random.Random) -> Plan | None:
     if not plan.values:
         return None
     value = chance.choice(plan.values)
-    same = [b for b in plan.buffers if b.elements == value.elements and b.id != value.buffer and (b.parts > 1) >= value.pushed]
+    same = [
+        b
+        for b in plan.buffers
+        if b.elements == value.elements and b.id != value.buffer and (b.parts > 1) >= value.pushed
+    ]
     if not same:
         return None
     buffer = chance.choice(same)
@@ -260,11 +315,13 @@ def other_items(plan: Plan, chance: random.Random) -> Plan | None:
     if chance.random() < 0.7:
         value = plan.values[stage.publishes or 0]
         width = value.elements // count
-        plan = _with_value(plan, replace(value, owned=tuple((lo * width, hi * width) for lo, hi in items)))
+        plan = _with_value(
+            plan, replace(value, owned=tuple((lo * width, hi * width) for lo, hi in items))
+        )
     return plan
 
 
-# ---- stages --------------------------------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------------------
 
 
 def swap_stages(plan: Plan, chance: random.Random) -> Plan | None:
@@ -275,9 +332,16 @@ def swap_stages(plan: Plan, chance: random.Random) -> Plan | None:
     if first == second:
         return None
     stages = list(plan.stages)
-    stages[first], stages[second] = replace(stages[second], index=first), replace(stages[first], index=second)
+    stages[first], stages[second] = (
+        replace(stages[second], index=first),
+        replace(stages[first], index=second),
+    )
     where = {s.publishes: s.index for s in stages if s.publishes is not None}
-    return replace(plan, stages=tuple(stages), values=tuple(replace(v, stage=where.get(v.id, v.stage)) for v in plan.values))
+    return replace(
+        plan,
+        stages=tuple(stages),
+        values=tuple(replace(v, stage=where.get(v.id, v.stage)) for v in plan.values),
+    )
 
 
 def other_matrix(plan: Plan, chance: random.Random) -> Plan | None:
@@ -298,7 +362,9 @@ def other_matrix(plan: Plan, chance: random.Random) -> Plan | None:
 
 def other_window(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.kind is StageKind.ATTENTION)
-    return _with_stage(plan, replace(stage, window=stage.window + 4)) if stage and plan.spec else None
+    return (
+        _with_stage(plan, replace(stage, window=stage.window + 4)) if stage and plan.spec else None
+    )
 
 
 def other_gate(plan: Plan, chance: random.Random) -> Plan | None:
@@ -306,7 +372,9 @@ def other_gate(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.routed)
     if not stage or stage.gate is None:
         return None
-    return _with_stage(plan, replace(stage, gate=chance.choice((None, stage.gate - 1, stage.gate + 1, 0))))
+    return _with_stage(
+        plan, replace(stage, gate=chance.choice((None, stage.gate - 1, stage.gate + 1, 0)))
+    )
 
 
 def other_kept(plan: Plan, chance: random.Random) -> Plan | None:
@@ -322,17 +390,23 @@ def other_words(plan: Plan, chance: random.Random) -> Plan | None:
 
 def other_layer(plan: Plan, chance: random.Random) -> Plan | None:
     stage = chance.choice(plan.stages)
-    return _with_stage(plan, replace(stage, layer=stage.layer + chance.choice((-1, 1)))) if plan.spec else None
+    return (
+        _with_stage(plan, replace(stage, layer=stage.layer + chance.choice((-1, 1))))
+        if plan.spec
+        else None
+    )
 
 
 def other_publication(plan: Plan, chance: random.Random) -> Plan | None:
     if not plan.values:
         return None
     stage = chance.choice(plan.stages)
-    return _with_stage(plan, replace(stage, publishes=chance.choice((None, chance.choice(plan.values).id))))
+    return _with_stage(
+        plan, replace(stage, publishes=chance.choice((None, chance.choice(plan.values).id)))
+    )
 
 
-# ---- options and budgets -------------------------------------------------------------------------------------------------
+# ---- options and budgets -------------------------------------------------------------------------
 
 
 def other_options(plan: Plan, chance: random.Random) -> Plan | None:
@@ -366,22 +440,61 @@ def other_limits(plan: Plan, chance: random.Random) -> Plan | None:
 
 
 def other_dies(plan: Plan, chance: random.Random) -> Plan | None:
-    return replace(plan, die_of_block=chance.choice((plan.die_of_block[:-1], (99, *plan.die_of_block[1:]))))
+    return replace(
+        plan, die_of_block=chance.choice((plan.die_of_block[:-1], (99, *plan.die_of_block[1:])))
+    )
 
 
 RESETS: tuple[Mutation, ...] = (drop_reset, repeat_reset, move_reset, flip_reset_step, swap_resets)
 READS: tuple[Mutation, ...] = (
     drop_read,
     repeat_read,
-    *(_change_read(c) for c in (_other_spans, _other_parts, _other_value, _other_read_step, _other_scale, _other_residual)),
+    *(
+        _change_read(c)
+        for c in (
+            _other_spans,
+            _other_parts,
+            _other_value,
+            _other_read_step,
+            _other_scale,
+            _other_residual,
+        )
+    ),
 )
-VALUES: tuple[Mutation, ...] = (other_copy, other_copies, all_copies, other_buffer, other_pushed, other_owners, other_items)
+VALUES: tuple[Mutation, ...] = (
+    other_copy,
+    other_copies,
+    all_copies,
+    other_buffer,
+    other_pushed,
+    other_owners,
+    other_items,
+)
 REST: tuple[Mutation, ...] = (
-    swap_stages, other_matrix, other_window, other_gate, other_kept, other_words,
-    other_layer, other_publication, other_options, other_limits, other_dies,
-)  # fmt: skip
+    swap_stages,
+    other_matrix,
+    other_window,
+    other_gate,
+    other_kept,
+    other_words,
+    other_layer,
+    other_publication,
+    other_options,
+    other_limits,
+    other_dies,
+)
 # Reuse is where a mistake hides best, so its mutations come up more often.
-MUTATIONS: tuple[Mutation, ...] = (*RESETS, *RESETS, move_reset, move_reset, *READS, *VALUES, other_copies, other_owners, *REST)
+MUTATIONS: tuple[Mutation, ...] = (
+    *RESETS,
+    *RESETS,
+    move_reset,
+    move_reset,
+    *READS,
+    *VALUES,
+    other_copies,
+    other_owners,
+    *REST,
+)
 
 
 def mutants(plan: Plan, seed: int, count: int) -> list[tuple[str, Plan]]:

@@ -1,11 +1,13 @@
 """Runs tiny plans word by word, in any order the hardware might choose, and says what went wrong.
 
-Every poll, reset and store is an operation of its own; a store travels and lands whenever the scheduler likes. A word
-remembers who wrote it, when, and a number that stands for its content, so a stale read, a lost store and a wrong sum all
-show. Elements with the same owners and readers everywhere behave alike and are simulated as one word. Of chosen experts' rows
-a block publishes as many as the step's routing gives it, and at least one. Stages that use parts of vectors (items, heads) are
-followed less closely: who wrote what they read, not what it sums up to. Resident blocks that poll have a helper for sums of late parts: it
-begins one when the resets of the stage before are made, and the block makes those of the stage behind when it is done. Shares no code with
+Every poll, reset and store is an operation of its own; a store travels and lands whenever the
+scheduler likes. A word remembers who wrote it, when, and a number that stands for its content, so a
+stale read, a lost store and a wrong sum all show. Elements with the same owners and readers
+everywhere behave alike and are simulated as one word. Of chosen experts' rows a block publishes as
+many as the step's routing gives it, and at least one. Stages that use parts of vectors (items,
+heads) are followed less closely: who wrote what they read, not what it sums up to. Resident blocks
+that poll have a keeper for sums of late parts: it begins one when the resets of the stage before
+are made, and the block makes those of the stage behind when it is done. Shares no code with
 twin.plan beyond the types.
 """
 
@@ -19,12 +21,23 @@ from typing import Any, NamedTuple
 
 from twin.kernel.budget import on_chip_bytes
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Parts, Plan, Residual, Stage, StageKind
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Parts,
+    Plan,
+    Residual,
+    Stage,
+    StageKind,
+)
 
 PRIME = (1 << 61) - 1
 KINDS = list(StageKind)
-ENTERING = (StageKind.HYPER, StageKind.LATENT, StageKind.DELTA_IN, StageKind.ROUTER)  # besides QKV and GATE_UP
-COMMON_KINDS = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.LM_HEAD, StageKind.SAMPLE)  # alike in every model
+# besides QKV and GATE_UP
+ENTERING = (StageKind.HYPER, StageKind.LATENT, StageKind.DELTA_IN, StageKind.ROUTER)
+# alike in every model
+COMMON_KINDS = (StageKind.EMBED, StageKind.COLLECTIVE, StageKind.LM_HEAD, StageKind.SAMPLE)
 
 
 class Fault(Exception):
@@ -64,7 +77,8 @@ class Schedule:
     """How the next operation is chosen."""
 
     seed: int = 0
-    blocks: str = "random"  # random, ahead (one runs on), slow (all in step), priority (a random order of blocks)
+    # random, ahead (one runs on), slow (all in step), priority (a random order of blocks)
+    blocks: str = "random"
     stores: str = "random"  # random, eager, late, late-remote
     held: Op | None = None  # not done before nothing else can be
     single_counter: bool = False  # one counter per (buffer, copy) instead of one per part
@@ -80,16 +94,23 @@ class Compiled:
             cuts[value.buffer].update(edge for span in value.owned for edge in span)
         for stage in plan.stages:
             for read in stage.reads:
-                cuts[plan.values[read.value].buffer].update(edge for spans in set(read.spans) for span in spans for edge in span)
+                cuts[plan.values[read.value].buffer].update(
+                    edge for spans in set(read.spans) for span in spans for edge in span
+                )
             self._model_cuts(stage, cuts)
             if divides(stage) and stage.publishes is not None:
                 buffer = plan.values[stage.publishes].buffer
                 cuts[buffer].update(range(plan.buffers[buffer].elements + 1))
         before = -1
-        while before != (before := sum(len(edges) for edges in cuts.values())):  # the library copies word by word
+        # the library copies word by word
+        while before != (before := sum(len(edges) for edges in cuts.values())):
             self._equal_cuts(cuts)
-        self.words = {b: list(zip(s := sorted(edges), s[1:], strict=False)) for b, edges in cuts.items()}
-        self.owned = {v.id: [self.inside(v.buffer, (span,)) for span in v.owned] for v in plan.values}
+        self.words = {
+            b: list(zip(s := sorted(edges), s[1:], strict=False)) for b, edges in cuts.items()
+        }
+        self.owned = {
+            v.id: [self.inside(v.buffer, (span,)) for span in v.owned] for v in plan.values
+        }
         self.reads = {
             (s.index, i): [self.inside(plan.values[r.value].buffer, spans) for spans in r.spans]
             for s in plan.stages
@@ -103,7 +124,10 @@ class Compiled:
         plan = self.plan
         for stage in plan.stages:
             if stage.kind is StageKind.COLLECTIVE and stage.reads and stage.publishes is not None:
-                pair = [plan.values[stage.reads[0].value].buffer, plan.values[stage.publishes].buffer]
+                pair = [
+                    plan.values[stage.reads[0].value].buffer,
+                    plan.values[stage.publishes].buffer,
+                ]
                 both = cuts[pair[0]] | cuts[pair[1]]
                 for buffer in pair:
                     cuts[buffer] = {edge for edge in both if edge <= plan.buffers[buffer].elements}
@@ -117,7 +141,9 @@ class Compiled:
         if stage.kind is StageKind.ATTENTION and stage.reads and stage.scan is None:
             own = plan.kernel_attention()
             vectors = own.heads + 2 * own.kv_heads
-            cuts[plan.values[stage.reads[0].value].buffer].update(i * own.head_dim for i in range(vectors + 1))
+            cuts[plan.values[stage.reads[0].value].buffer].update(
+                i * own.head_dim for i in range(vectors + 1)
+            )
             if stage.publishes is not None:
                 width = partial_width(plan)
                 buffer = plan.values[stage.publishes].buffer
@@ -128,21 +154,31 @@ class Compiled:
                 cuts[buffer].update(range(2 * plan.blocks))
 
     def inside(self, buffer: int, spans: tuple[tuple[int, int], ...]) -> list[int]:
-        return [i for i, (lo, hi) in enumerate(self.words[buffer]) if any(a <= lo and hi <= b for a, b in spans)]
+        return [
+            i
+            for i, (lo, hi) in enumerate(self.words[buffer])
+            if any(a <= lo and hi <= b for a, b in spans)
+        ]
 
     def _targets(self) -> dict[int, tuple[int, int, int, int]]:
-        """value -> arrivals up to it within its step and per step: (own part, a step's own, foreign part, a step's foreign)."""
+        """value -> arrivals up to it within its step and per step: (own part, a step's own, foreign
+        part, a step's foreign).
+        """
         found = {}
         for value in self.plan.values:
             same = [v for v in self.plan.values if (v.buffer, v.copy) == (value.buffer, value.copy)]
             upto = [v for v in same if v.stage <= value.stage]
             found[value.id] = tuple(
-                sum(sum(lo < hi for lo, hi in v.owned) for v in group if own or v.pushed) for own in (True, False) for group in (upto, same)
+                sum(sum(lo < hi for lo, hi in v.owned) for v in group if own or v.pushed)
+                for own in (True, False)
+                for group in (upto, same)
             )
         return found  # type: ignore[return-value]
 
     def weight(self, stage: int, value: int, word: int, rank: int, block: int) -> int:
-        """Sum of the elements' weights; elements whose rows the block does not own count as garbage."""
+        """Sum of the elements' weights; elements whose rows the block does not own count as
+        garbage.
+        """
         key = (stage, value, word, rank, block)
         if key not in self.sums:
             self.sums[key] = self._weight(*key)
@@ -151,8 +187,18 @@ class Compiled:
     def _weight(self, index: int, value: int, word: int, rank: int, block: int) -> int:
         plan, stage = self.plan, self.plan.stages[index]
         lo, hi = self.words[plan.values[value].buffer][word]
-        salt = _mix(KINDS.index(stage.kind), stage.layer, rank, stage.matrix.cols if stage.matrix else 0, stage.window)
-        if stage.kind is StageKind.LM_HEAD and stage.matrix and plan.values[value].elements == 2 * plan.blocks != stage.matrix.rows:
+        salt = _mix(
+            KINDS.index(stage.kind),
+            stage.layer,
+            rank,
+            stage.matrix.cols if stage.matrix else 0,
+            stage.window,
+        )
+        if (
+            stage.kind is StageKind.LM_HEAD
+            and stage.matrix
+            and plan.values[value].elements == 2 * plan.blocks != stage.matrix.rows
+        ):
             rows = range(*stage.matrix.owned[block])
             mine = sum(_weight(row, salt) for row in rows) if lo // 2 == block else 0
             return (mine if lo % 2 == 0 else 3 * mine) % PRIME
@@ -169,7 +215,9 @@ def divides(stage: Stage) -> bool:
 
 
 def active(plan: Plan, value: int, rank: int, step: int, block: int) -> int:
-    """Elements from a block's first that it publishes in a step: its share of the chosen experts' rows, at least one."""
+    """Elements from a block's first that it publishes in a step: its share of the chosen experts'
+    rows, at least one.
+    """
     stage = plan.stages[plan.values[value].stage]
     assert stage.routed
     assert stage.matrix
@@ -180,7 +228,8 @@ def active(plan: Plan, value: int, rank: int, step: int, block: int) -> int:
 
 def partial_width(plan: Plan) -> int:
     group, dim = plan.kernel_attention().group, plan.kernel_attention().head_dim
-    words = group * dim // (1 if plan.options.kv_dtype is DType.FP32 else 2) + 2 * group  # 16-bit outputs in pairs, maxima and sums
+    # 16-bit outputs in pairs, maxima and sums
+    words = group * dim // (1 if plan.options.kv_dtype is DType.FP32 else 2) + 2 * group
     return words + (-words) % 4
 
 
@@ -188,7 +237,10 @@ def item_words(compiled: Compiled, value: int, item: int) -> set[int]:
     """The words of q, k and v that one attention item uses."""
     plan, own = compiled.plan, compiled.plan.kernel_attention()
     head, group = item // own.splits, own.group
-    vectors = [head * group + i for i in range(group)] + [own.heads + head, own.heads + own.kv_heads + head]
+    vectors = [head * group + i for i in range(group)] + [
+        own.heads + head,
+        own.heads + own.kv_heads + head,
+    ]
     spans = tuple((v * own.head_dim, (v + 1) * own.head_dim) for v in vectors)
     return set(compiled.inside(plan.values[value].buffer, spans))
 
@@ -201,7 +253,8 @@ class Block:
     stage: int = -1
     phase: int = 3
     pending: list[Op] = field(default_factory=list)
-    seen: dict[tuple[int, int], int] = field(default_factory=dict)  # (read, word) -> content, parts summed
+    # (read, word) -> content, parts summed
+    seen: dict[tuple[int, int], int] = field(default_factory=dict)
     residual: int = 0
     embedded: int = 0
     entered: int = 0  # the input of the layer's router
@@ -211,8 +264,8 @@ class Block:
     trail: list[int] = field(default_factory=list)  # what it ended up with, step by step
     landing: int = 0  # own stores of the current stage that still travel
     done: bool = False
-    helper: Block | None = None  # while there are sums of late parts to make beside the block
-    asked: tuple[int, int] = (0, -1)  # (step, stage) behind which the helper was last told to go on
+    keeper: Block | None = None  # while there are sums of late parts to make beside the block
+    asked: tuple[int, int] = (0, -1)  # (step, stage) behind which the keeper was last told to go on
 
 
 class Machine:
@@ -223,10 +276,13 @@ class Machine:
         self.compiled, self.schedule, self.steps = compiled, schedule, steps
         self.random = random.Random(schedule.seed)
         self.memory: list[dict[tuple[int, int, int, int], Word]] = [{} for _ in range(plan.ranks)]
-        self.counters: list[dict[tuple[int, int, int], int]] = [defaultdict(int) for _ in range(plan.ranks)]
+        self.counters: list[dict[tuple[int, int, int], int]] = [
+            defaultdict(int) for _ in range(plan.ranks)
+        ]
         self.blocks = {(r, b): Block(r, b) for r in range(plan.ranks) for b in range(plan.blocks)}
         self.flights: list[list[tuple[Op, int, tuple[int, ...], Word | None]]] = []
-        self.finished: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)  # (step, stage) -> blocks past it
+        # (step, stage) -> blocks past it
+        self.finished: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         self.released = schedule.held is None
         self.of_rank = [[(r, b) for b in range(plan.blocks)] for r in range(plan.ranks)]
         self.order = list(self.blocks)
@@ -235,9 +291,12 @@ class Machine:
         self.sentinel = plan.options.handoff is HandOffKind.SENTINEL
         self.counter = plan.options.handoff is HandOffKind.COUNTER
         self.grid = plan.options.handoff is HandOffKind.GRID
-        self.pushed_stage = {s.index: s.publishes is not None and plan.values[s.publishes].pushed for s in plan.stages}
+        self.pushed_stage = {
+            s.index: s.publishes is not None and plan.values[s.publishes].pushed
+            for s in plan.stages
+        }
 
-    # ---- scheduling ----------------------------------------------------------------------------------------
+    # ---- scheduling ------------------------------------------------------------------------------
 
     def run(self) -> dict[tuple[int, int], list[int]]:
         """What each block ended up with. Raises Fault."""
@@ -248,7 +307,11 @@ class Machine:
                 if all(block.done for block in self.blocks.values()) and not self.flights:
                     return {key: block.trail for key, block in self.blocks.items()}
                 if self.released:
-                    stuck = [(key, block.step, block.stage, block.pending[:2]) for key, block in self.blocks.items() if not block.done]
+                    stuck = [
+                        (key, block.step, block.stage, block.pending[:2])
+                        for key, block in self.blocks.items()
+                        if not block.done
+                    ]
                     raise Fault(f"hang: {stuck[:3]}")
                 self.released = True
                 waiting.clear()
@@ -295,10 +358,12 @@ class Machine:
     def _free(self, op: Op) -> bool:
         return self.released or op != self.schedule.held
 
-    # ---- stores ----------------------------------------------------------------------------------------------
+    # ---- stores ----------------------------------------------------------------------------------
 
     def _land(self) -> set[tuple[int, int]]:
-        """One travelling store or arrival reaches the memory it was sent to. Returns the blocks that it may wake."""
+        """One travelling store or arrival reaches the memory it was sent to. Returns the blocks
+        that it may wake.
+        """
         landable = [i for i, flight in enumerate(self.flights) if self._free(flight[0][0])]
         if self.schedule.stores == "late-remote":
             local = [i for i in landable if self.flights[i][0][1] == self.flights[i][0][0].rank]
@@ -323,32 +388,39 @@ class Machine:
         self.memory[to][at[0], at[1], at[2], at[3]] = word
         return woken
 
-    # ---- blocks ----------------------------------------------------------------------------------------------
+    # ---- blocks ----------------------------------------------------------------------------------
 
     def _advance(self, block: Block) -> bool:
-        """One operation, or one change of phase, of the block or its helper. False: both have to wait."""
-        if block.helper is not None and self.random.random() < 0.5:
-            return self._help(block) or self._go_on(block)
-        return self._go_on(block) or (block.helper is not None and self._help(block))
+        """One operation, or one change of phase, of the block or its keeper. False: both have to
+        wait.
+        """
+        if block.keeper is not None and self.random.random() < 0.5:
+            return self._keep(block) or self._go_on(block)
+        return self._go_on(block) or (block.keeper is not None and self._keep(block))
 
-    def _help(self, block: Block) -> bool:
-        """One operation of the helper, or its step to the next stage."""
-        helper = block.helper
-        assert helper is not None
-        if helper.pending:
-            return self._one_of(helper)
-        self._publish(helper, self.plan.stages[helper.stage])
-        block.helper = self._helper(helper)
+    def _keep(self, block: Block) -> bool:
+        """One operation of the keeper, or its step to the next stage."""
+        keeper = block.keeper
+        assert keeper is not None
+        if keeper.pending:
+            return self._one_of(keeper)
+        self._publish(keeper, self.plan.stages[keeper.stage])
+        block.keeper = self._keeper(keeper)
         return True
 
-    def _helper(self, after: Block) -> Block | None:
-        """At the stage behind, if a helper makes it."""
+    def _keeper(self, after: Block) -> Block | None:
+        """At the stage behind, if a keeper makes it."""
         index = after.stage + 1
-        if not (self.resident and self.sentinel and index < len(self.plan.stages) and self.plan.stages[index].late):
+        if not (
+            self.resident
+            and self.sentinel
+            and index < len(self.plan.stages)
+            and self.plan.stages[index].late
+        ):
             return None
-        helper = Block(after.rank, after.block, after.step, index)
-        helper.pending = list(self._polls(helper, self.plan.stages[index]))
-        return helper
+        keeper = Block(after.rank, after.block, after.step, index)
+        keeper.pending = list(self._polls(keeper, self.plan.stages[index]))
+        return keeper
 
     def _go_on(self, block: Block) -> bool:
         if block.pending:
@@ -357,10 +429,14 @@ class Machine:
         if block.phase == 3:
             return self._next_stage(block)
         assert stage is not None
-        if block.helper is not None and block.asked != (block.step, block.stage):
+        if block.keeper is not None and block.asked != (block.step, block.stage):
             return False  # sums of the stages before are not made yet
-        if block.phase == 1 and block.asked != (block.step, block.stage) and (helper := self._helper(block)) is not None:
-            block.helper, block.asked = helper, (block.step, block.stage)
+        if (
+            block.phase == 1
+            and block.asked != (block.step, block.stage)
+            and (keeper := self._keeper(block)) is not None
+        ):
+            block.keeper, block.asked = keeper, (block.step, block.stage)
             return True
         block.phase += 1
         if block.phase == 1:
@@ -388,14 +464,21 @@ class Machine:
 
     def _next_stage(self, block: Block) -> bool:
         index = block.stage + 1
-        while self.resident and self.sentinel and index < len(self.plan.stages) and self.plan.stages[index].late:
-            index += 1  # the helper's
+        while (
+            self.resident
+            and self.sentinel
+            and index < len(self.plan.stages)
+            and self.plan.stages[index].late
+        ):
+            index += 1  # the keeper's
         step = block.step + (index == len(self.plan.stages))
         index %= len(self.plan.stages)
         if step == self.steps:
             block.done = True
             return True
-        if self._oversubscribed(block, step, index) or not self._kernel_may_start(block, step, index):
+        if self._oversubscribed(block, step, index) or not self._kernel_may_start(
+            block, step, index
+        ):
             return False
         if (step, index) != (0, 0) and not self._entered(block, step, index):
             return False
@@ -410,18 +493,28 @@ class Machine:
         if not self.resident or limits.oversubscribe or (step, index) != (0, 0):
             return False
         gpu = block.rank // plan.ranks_per_gpu
-        live = [b for b in self.blocks.values() if b.rank // plan.ranks_per_gpu == gpu and b.stage >= 0 and not b.done]
+        live = [
+            b
+            for b in self.blocks.values()
+            if b.rank // plan.ranks_per_gpu == gpu and b.stage >= 0 and not b.done
+        ]
         return len(live) >= limits.blocks
 
     def _kernel_may_start(self, block: Block, step: int, index: int) -> bool:
-        """Between kernels, all blocks of the GPU have finished and their stores to its own ranks have landed."""
+        """Between kernels, all blocks of the GPU have finished and their stores to its own ranks
+        have landed.
+        """
         if self.resident or (step, index) == (0, 0):
             return True
         before = (step, index - 1) if index else (step - 1, len(self.plan.stages) - 1)
         gpu = block.rank // self.plan.ranks_per_gpu
         ranks = [r for r in range(self.plan.ranks) if r // self.plan.ranks_per_gpu == gpu]
-        travelling = any(op.rank in ranks and to in ranks for flight in self.flights for op, to, _, _ in flight)
-        return not travelling and all((r, b) in self.finished[before] for r in ranks for b in range(self.plan.blocks))
+        travelling = any(
+            op.rank in ranks and to in ranks for flight in self.flights for op, to, _, _ in flight
+        )
+        return not travelling and all(
+            (r, b) in self.finished[before] for r in ranks for b in range(self.plan.blocks)
+        )
 
     def _entered(self, block: Block, step: int, index: int) -> bool:
         """A library call starts when every rank has called it."""
@@ -437,25 +530,44 @@ class Machine:
         plan = self.plan
         if not divides(plan.stages[plan.values[value].stage]):
             return words
-        spans = [(lo, lo + active(plan, value, rank, step, block)) for block, (lo, hi) in enumerate(plan.values[value].owned) if lo < hi]
+        spans = [
+            (lo, lo + active(plan, value, rank, step, block))
+            for block, (lo, hi) in enumerate(plan.values[value].owned)
+            if lo < hi
+        ]
         held = self.compiled.words[plan.values[value].buffer]
-        return [word for word in words if any(lo <= held[word][0] and held[word][1] <= hi for lo, hi in spans)]
+        return [
+            word
+            for word in words
+            if any(lo <= held[word][0] and held[word][1] <= hi for lo, hi in spans)
+        ]
 
     def _polls(self, block: Block, stage: Stage) -> Iterator[Op]:
         for i, read in enumerate(stage.reads):
             if read.previous_step and block.step == 0:
                 continue
             value = self.plan.values[read.value]
-            words = self.used(self.compiled.reads[stage.index, i][block.block], value.id, block.rank, block.step - read.previous_step)
+            words = self.used(
+                self.compiled.reads[stage.index, i][block.block],
+                value.id,
+                block.rank,
+                block.step - read.previous_step,
+            )
             for part in self._parts(read.parts, block.rank, value.pushed):
                 for word in words:
-                    yield Op("poll", block.rank, block.block, block.step, stage.index, (i, part, word))
+                    yield Op(
+                        "poll", block.rank, block.block, block.step, stage.index, (i, part, word)
+                    )
 
     def _parts(self, parts: Parts, rank: int, pushed: bool) -> list[int]:
         """Part 0 holds what is not pushed."""
         if not pushed:
             return [0] if parts is not Parts.OTHERS else []
-        return [p for p in range(self.plan.ranks) if parts is Parts.ALL or (parts is Parts.OWN) == (p == rank)]
+        return [
+            p
+            for p in range(self.plan.ranks)
+            if parts is Parts.ALL or (parts is Parts.OWN) == (p == rank)
+        ]
 
     def _resets(self, block: Block, stage: Stage) -> Iterator[Op]:
         for reset in stage.resets:
@@ -464,7 +576,9 @@ class Machine:
             value = self.plan.values[reset.value]
             for part in range(self.plan.buffers[value.buffer].parts):
                 written = block.step - reset.previous_step
-                for word in self.used(self.compiled.owned[value.id][block.block], value.id, block.rank, written):
+                for word in self.used(
+                    self.compiled.owned[value.id][block.block], value.id, block.rank, written
+                ):
                     about = (value.id, int(reset.previous_step), part, word)
                     yield Op("reset", block.rank, block.block, block.step, stage.index, about)
 
@@ -503,7 +617,9 @@ class Machine:
         if self.schedule.single_counter:
             others = self.plan.ranks - 1 if self.plan.buffers[value.buffer].parts > 1 else 0
             target = step * (own_step + others * foreign_step) + own_upto + others * foreign_upto
-            return sum(counters[value.buffer, value.copy, p] for p in range(self.plan.ranks)) >= target
+            return (
+                sum(counters[value.buffer, value.copy, p] for p in range(self.plan.ranks)) >= target
+            )
         if part == rank or not value.pushed:
             return counters[value.buffer, value.copy, rank] >= step * own_step + own_upto
         return counters[value.buffer, value.copy, part] >= step * foreign_step + foreign_upto
@@ -528,13 +644,22 @@ class Machine:
             self._gather(block, stage)
             return
         part = block.rank if value.pushed else 0
-        words = list(self.used(self.compiled.owned[value.id][block.block], value.id, block.rank, block.step))
+        words = list(
+            self.used(self.compiled.owned[value.id][block.block], value.id, block.rank, block.step)
+        )
         self.random.shuffle(words)
         for to in range(self.plan.ranks) if value.pushed else (block.rank,):
             queue: list[tuple[Op, int, tuple[int, ...], Word | None]] = []
             for word in words:
                 op = Op("store", block.rank, block.block, block.step, stage.index, (to, word))
-                queue.append((op, to, (value.buffer, value.copy, part, word), Word(value.id, block.step, block.rank, content(word))))
+                queue.append(
+                    (
+                        op,
+                        to,
+                        (value.buffer, value.copy, part, word),
+                        Word(value.id, block.step, block.rank, content(word)),
+                    )
+                )
             if self.counter and queue:
                 op = Op("arrive", block.rank, block.block, block.step, stage.index, (to,))
                 queue.append((op, to, (value.buffer, value.copy, block.rank), None))
@@ -544,11 +669,17 @@ class Machine:
             block.landing += len(queue)
 
     def _gather(self, block: Block, stage: Stage) -> None:
-        """The library copies what the blocks read into this rank's part on every rank, each word once: its owner's if that read it."""
+        """The library copies what the blocks read into this rank's part on every rank, each word
+        once: its owner's if that read it.
+        """
         value = self.plan.values[stage.publishes or 0]
         owned, reads = self.compiled.owned[value.id], self.compiled.reads[stage.index, 0]
         for (_, word), content in block.seen.items():
-            readers = sorted((word not in owned[other], other) for other in range(self.plan.blocks) if word in reads[other])
+            readers = sorted(
+                (word not in owned[other], other)
+                for other in range(self.plan.blocks)
+                if word in reads[other]
+            )
             if readers[0][1] != block.block:
                 continue
             for to in range(self.plan.ranks):
@@ -563,8 +694,16 @@ class Machine:
     def _finish(self, block: Block, stage: Stage) -> bool:
         """The end of the stage; grid blocks then wait for the others."""
         if stage.kind is StageKind.COLLECTIVE:
-            arrivals = [f for f in self.flights if (f[0][0].step, f[0][0].stage) == (block.step, stage.index) and f[0][1] == block.rank]
-            everybody = all((b.step, b.stage, b.phase) >= (block.step, stage.index, 2) for b in self.blocks.values())
+            arrivals = [
+                f
+                for f in self.flights
+                if (f[0][0].step, f[0][0].stage) == (block.step, stage.index)
+                and f[0][1] == block.rank
+            ]
+            everybody = all(
+                (b.step, b.stage, b.phase) >= (block.step, stage.index, 2)
+                for b in self.blocks.values()
+            )
             if arrivals or block.landing or not everybody:
                 block.phase = 2
                 return False
@@ -583,7 +722,7 @@ class Machine:
         past = self.finished[op.step, op.stage]
         return all((r, b) in past for r in ranks for b in range(self.plan.blocks))
 
-    # ---- what the numbers mean -------------------------------------------------------------------------------
+    # ---- what the numbers mean -------------------------------------------------------------------
 
     def _compute(self, block: Block, stage: Stage) -> Callable[[int], int]:
         """Update the block's own state and return the content of each word that it publishes."""
@@ -598,7 +737,11 @@ class Machine:
             else:
                 plain = (plain + total) % PRIME
         value = stage.publishes
-        if self.plan.spec is not None and (self.plan.spec.layout or self.plan.tokens > 1) and stage.kind not in COMMON_KINDS:
+        if (
+            self.plan.spec is not None
+            and (self.plan.spec.layout or self.plan.tokens > 1)
+            and stage.kind not in COMMON_KINDS
+        ):
             return self._layered(block, stage, sums, plain)
         match stage.kind:
             case StageKind.EMBED:
@@ -618,9 +761,13 @@ class Machine:
             stage.kind is StageKind.LM_HEAD and not (stage.reads and not stage.reads[0].residual)
         )
         factor = _mix(block.residual) if takes_residual else _mix(plain)
-        return lambda word: factor * compiled.weight(stage.index, value or 0, word, block.rank, block.block) % PRIME
+        return lambda word: (
+            factor * compiled.weight(stage.index, value or 0, word, block.rank, block.block) % PRIME
+        )
 
-    def _layered(self, block: Block, stage: Stage, sums: list[int], plain: int) -> Callable[[int], int]:
+    def _layered(
+        self, block: Block, stage: Stage, sums: list[int], plain: int
+    ) -> Callable[[int], int]:
         """Stages of layers described one by one."""
         whole = sums[0] if sums else 0
         factor = _mix(stage.index)
@@ -641,16 +788,28 @@ class Machine:
             case StageKind.O_PROJ | StageKind.DOWN:
                 factor = _mix(whole)
             case kind if kind in ENTERING or kind in (StageKind.QKV, StageKind.GATE_UP):
-                sliced = self.plan.options.residual is Residual.SLICED  # then a block's own residual is that of its elements alone
+                # then a block's own residual is that of its elements alone
+                sliced = self.plan.options.residual is Residual.SLICED
                 factor = block.entered = _mix(block.embedded if sliced else block.residual, plain)
-        return lambda word: factor * self.compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block) % PRIME
+        return lambda word: (
+            factor
+            * self.compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block)
+            % PRIME
+        )
 
     def _fetch(self, block: Block, stage: Stage) -> None:
         """The loader asks for experts once the block is past the gate."""
-        hashed = getattr(self.plan.spec.layer(stage.layer).feed, "hashed", False) if self.plan.spec else False
+        hashed = (
+            getattr(self.plan.spec.layer(stage.layer).feed, "hashed", False)
+            if self.plan.spec
+            else False
+        )
         step, known, _ = block.route
         if stage.gate is None or (not hashed and (step != block.step or stage.gate < known)):
-            raise Fault(f"blind fetch: {stage.name} behind stage {stage.gate}, chosen in stage {known} of step {step}")
+            raise Fault(
+                f"blind fetch: {stage.name} behind stage {stage.gate}, chosen in stage {known} of "
+                f"step {step}"
+            )
 
     def _attend(self, block: Block, stage: Stage) -> Callable[[int], int]:
         compiled, plan = self.compiled, self.plan
@@ -659,16 +818,23 @@ class Machine:
         def content(word: int) -> int:
             lo, _ = compiled.words[plan.values[stage.publishes or 0].buffer][word]
             item = lo // width
-            if not (stage.items[block.block][0] <= item < stage.items[block.block][1]) or not stage.reads:
+            if (
+                not (stage.items[block.block][0] <= item < stage.items[block.block][1])
+                or not stage.reads
+            ):
                 return 0
             used = item_words(compiled, stage.reads[0].value, item)
             total = sum(c for (_, w), c in block.seen.items() if w in used) % PRIME
-            return _mix(total) * compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block) % PRIME
+            return (
+                _mix(total)
+                * compiled.weight(stage.index, stage.publishes or 0, word, block.rank, block.block)
+                % PRIME
+            )
 
         return content
 
 
-# ---- what a test asks --------------------------------------------------------------------------------------------------
+# ---- what a test asks ----------------------------------------------------------------------------
 
 
 def budget_faults(plan: Plan) -> list[str]:
@@ -677,7 +843,11 @@ def budget_faults(plan: Plan) -> list[str]:
     faults += ["window"] if o.window_slots > o.ring_slots else []
     for stage in plan.stages:
         for matrix in stage.matrices:
-            size = matrix.tile_rows * matrix.tile_cols * (matrix.format.bits / 8 if matrix.format else o.weight_dtype.bytes)
+            size = (
+                matrix.tile_rows
+                * matrix.tile_cols
+                * (matrix.format.bits / 8 if matrix.format else o.weight_dtype.bytes)
+            )
             if size > o.slot_bytes:
                 faults.append("tile")
             if matrix.owned and sum(hi - lo for lo, hi in matrix.owned) != matrix.rows:
@@ -686,7 +856,11 @@ def budget_faults(plan: Plan) -> list[str]:
     faults += ["memory"] if plan.memory_bytes() > plan.limits.memory_bytes else []
     faults += ["on chip"] if on_chip_bytes(plan) > plan.limits.on_chip_bytes else []
     faults += ["context"] if o.context > o.max_context else []
-    faults += ["dies"] if len(plan.die_of_block) != o.blocks or max(plan.die_of_block) >= plan.limits.dies else []
+    faults += (
+        ["dies"]
+        if len(plan.die_of_block) != o.blocks or max(plan.die_of_block) >= plan.limits.dies
+        else []
+    )
     return faults
 
 
@@ -705,13 +879,25 @@ def operations(plan: Plan, step: int, rank: int = 0) -> list[Op]:
             if stage.publishes is not None:
                 value = plan.values[stage.publishes]
                 targets = range(plan.ranks) if value.pushed else (rank,)
-                for word in machine.used(machine.compiled.owned[value.id][block.block], value.id, rank, step):
-                    found += [Op("store", rank, block.block, step, stage.index, (to, word)) for to in targets]
+                for word in machine.used(
+                    machine.compiled.owned[value.id][block.block], value.id, rank, step
+                ):
+                    found += [
+                        Op("store", rank, block.block, step, stage.index, (to, word))
+                        for to in targets
+                    ]
     return found
 
 
-def find_fault(plan: Plan, schedules: list[Schedule], expected: dict[tuple[int, int], list[int]] | None, steps: int = 3) -> str | None:
-    """The first thing that goes wrong under any of the schedules, or that any block computes differently from `expected`."""
+def find_fault(
+    plan: Plan,
+    schedules: list[Schedule],
+    expected: dict[tuple[int, int], list[int]] | None,
+    steps: int = 3,
+) -> str | None:
+    """The first thing that goes wrong under any of the schedules, or that any block computes
+    differently from `expected`.
+    """
     faults = budget_faults(plan)
     if faults:
         return str(faults)
@@ -734,7 +920,8 @@ def meaning(plan: Plan, steps: int = 3) -> dict[tuple[int, int], list[int]]:
 def schedules(seed: int, plan: Plan, count: int, sound: Plan | None = None) -> list[Schedule]:
     """Adversaries first, then single operations held back as long as anything else can run.
 
-    Half of the latter touch a value that differs between the plan and the sound one that it was made from.
+    Half of the latter touch a value that differs between the plan and the sound one that it was
+    made from.
     """
     chance = random.Random(seed)
     counters = (False, True) if plan.options.handoff is HandOffKind.COUNTER else (False,)
@@ -748,18 +935,34 @@ def schedules(seed: int, plan: Plan, count: int, sound: Plan | None = None) -> l
     near = [op for op in candidates if _value_of(plan, op) in changed]
     for group in (near, candidates):
         for op in chance.sample(group, min((count + 1) // 2, len(group))):
-            found.append(Schedule(chance.random(), chance.choice(("random", "ahead", "priority")), "random", op, chance.choice(counters)))
+            found.append(
+                Schedule(
+                    chance.random(),
+                    chance.choice(("random", "ahead", "priority")),
+                    "random",
+                    op,
+                    chance.choice(counters),
+                )
+            )
     return found
 
 
 def _value_of(plan: Plan, op: Op) -> int | None:
     stage = plan.stages[op.stage]
-    return stage.reads[op.about[0]].value if op.what == "poll" else op.about[0] if op.what == "reset" else stage.publishes
+    return (
+        stage.reads[op.about[0]].value
+        if op.what == "poll"
+        else op.about[0]
+        if op.what == "reset"
+        else stage.publishes
+    )
 
 
 def _changed(plan: Plan, sound: Plan) -> set[int | None]:
     """Values that are written, read, reset or stored differently."""
-    found: set[int | None] = {a.id for a, b in zip(plan.values, sound.values, strict=True) if a != b}
+    found: set[int | None] = {
+        a.id for a, b in zip(plan.values, sound.values, strict=True) if a != b
+    }
     for a, b in zip(plan.stages, sound.stages, strict=True):
         mine, theirs = ({*s.reads, *s.resets} for s in (a, b))
         found |= {item.value for item in mine ^ theirs}

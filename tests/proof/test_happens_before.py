@@ -1,4 +1,6 @@
-"""How knowledge spreads in the proof: the quick way equals the plain one, and layers that are alike are looked at once."""
+"""How knowledge spreads in the proof: the quick way equals the plain one, and layers that are alike
+are looked at once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def some_spans(chance: random.Random, elements: int) -> tuple[Span, ...]:
 
 def some_owners(chance: random.Random, blocks: int, elements: int) -> tuple[Span, ...]:
     """In order or not, with owners of nothing: also what a wrong plan says."""
-    spans = [tuple(sorted((chance.randrange(elements + 1), chance.randrange(elements + 1)))) for _ in range(blocks)]
+    spans = [
+        tuple(sorted((chance.randrange(elements + 1), chance.randrange(elements + 1))))
+        for _ in range(blocks)
+    ]
     return tuple((lo, hi) for lo, hi in spans)
 
 
@@ -48,7 +53,12 @@ def test_a_reader_learns_what_its_writers_know_together(seed: int) -> None:
     polled = np.array([[chance.random() < 0.3 for _ in range(blocks)] for _ in range(blocks)])
     if chance.random() < 0.3:
         polled[:] = polled[0]
-    known, before = (np.array([[chance.randrange(NEVER, 50) for _ in range(blocks)] for _ in range(blocks)], np.int16) for _ in "ab")
+    known, before = (
+        np.array(
+            [[chance.randrange(NEVER, 50) for _ in range(blocks)] for _ in range(blocks)], np.int16
+        )
+        for _ in "ab"
+    )
     after = before.copy()
     lesson = _lesson_of(polled)
     if lesson is not None:
@@ -70,10 +80,19 @@ def test_layers_that_are_alike_are_looked_at_once() -> None:
 
 
 def test_the_walk_ends_with_the_last_check() -> None:
-    """A token that block 0 publishes is polled a step later: its check is in the third step, all others before."""
+    """A token that block 0 publishes is polled a step later: its check is in the third step, all
+    others before.
+    """
 
     def walked(**chosen: Any) -> int:
-        plan = plan_of(tiny(3), gpus=2, blocks=4, collective=CollectiveKind.PUSH, handoff=HandOffKind.SENTINEL, **chosen)
+        plan = plan_of(
+            tiny(3),
+            gpus=2,
+            blocks=4,
+            collective=CollectiveKind.PUSH,
+            handoff=HandOffKind.SENTINEL,
+            **chosen,
+        )
         machine = _Machine(plan)
         _plan_sentinel_checks(machine)
         assert not machine.run().violations

@@ -1,4 +1,5 @@
-"""Edited plans that would compute wrong tokens, hang or crash in the kernel, although every word is reused in time.
+"""Edited plans that would compute wrong tokens, hang or crash in the kernel, although every word is
+reused in time.
 
 Each is refused by the name of its stage.
 """
@@ -20,12 +21,30 @@ from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
-from twin.plan.types import CollectiveKind, HandOffKind, Options, Plan, Read, Routed, Sampling, Stage, StageKind, rows_bytes
-from twin.proof.validate import validate, violations
+from twin.plan.types import (
+    CollectiveKind,
+    HandOffKind,
+    Options,
+    Plan,
+    Read,
+    Routed,
+    Sampling,
+    Stage,
+    StageKind,
+    rows_bytes,
+)
+from twin.proof.prove import prove, violations
 
 
 def planned(**chosen: Any) -> Plan:
-    base: dict[str, Any] = {"context": 8, "max_context": 64, "kv_page": 4, "slot_bytes": 1024, "weight_dtype": DType.FP32, "blocks": 4}
+    base: dict[str, Any] = {
+        "context": 8,
+        "max_context": 64,
+        "kv_page": 4,
+        "slot_bytes": 1024,
+        "weight_dtype": DType.FP32,
+        "blocks": 4,
+    }
     return build(LLAMA, Options(**(base | chosen)), LIMITS)
 
 
@@ -34,7 +53,9 @@ def first(plan: Plan, kind: StageKind) -> Stage:
 
 
 def with_stage(plan: Plan, stage: Stage, **changes: Any) -> Plan:
-    return replace(plan, stages=tuple(replace(s, **changes) if s is stage else s for s in plan.stages))
+    return replace(
+        plan, stages=tuple(replace(s, **changes) if s is stage else s for s in plan.stages)
+    )
 
 
 def with_read(plan: Plan, stage: Stage, **changes: Any) -> Plan:
@@ -47,13 +68,15 @@ def with_options(plan: Plan, **changes: Any) -> Plan:
 
 def refused(plan: Plan, words: str, stage: str = "") -> None:
     with pytest.raises(InvalidPlan):
-        validate(plan)
+        prove(plan)
     found = violations(plan)
     assert any(words in v.message and stage in v.stage for v in found), found
 
 
 def test_attention_reads_exactly_its_heads() -> None:
-    """The kernel finds a head by its place among the elements that were read: one more shifts all behind it."""
+    """The kernel finds a head by its place among the elements that were read: one more shifts all
+    behind it.
+    """
     plan = planned(blocks=2, attention_splits=1)
     attention = first(plan, StageKind.ATTENTION)
     everything = ((0, plan.values[attention.reads[0].value].elements),)
@@ -89,7 +112,11 @@ def test_block_0_owns_the_token_that_it_chooses(handoff: HandOffKind) -> None:
     owned = ((0, 0), (0, 1), (1, 1), (1, 1))
     values = tuple(replace(v, owned=owned) if v is token else v for v in plan.values)
     spans = ((), *sample.reads[0].spans[:1], (), ())
-    refused(replace(with_read(plan, sample, spans=spans), values=values), "block 0 chooses the token", "sample")
+    refused(
+        replace(with_read(plan, sample, spans=spans), values=values),
+        "block 0 chooses the token",
+        "sample",
+    )
 
 
 def test_a_probe_that_samples_greedily_on_many_blocks_publishes_no_token() -> None:
@@ -116,16 +143,30 @@ def test_a_dense_stage_with_routed_rows_that_nobody_owns_is_refused_by_name() ->
     plan = planned()
     down = first(plan, StageKind.DOWN)
     assert down.matrix
-    refused(with_stage(plan, down, routed=Routed(4, 2, 4, 2), gate=0, matrix=replace(down.matrix, owned=())), "chosen experts", "down[0]")
+    refused(
+        with_stage(
+            plan, down, routed=Routed(4, 2, 4, 2), gate=0, matrix=replace(down.matrix, owned=())
+        ),
+        "chosen experts",
+        "down[0]",
+    )
 
 
 def test_a_stored_format_is_refused_where_the_kernel_multiplies_plain_weights() -> None:
     plan = planned()
     down = first(plan, StageKind.DOWN)
-    stored = [weight.format for weight in load_model("gpt-oss-20b").weights() if weight.format.name == "mxfp4"]
+    stored = [
+        weight.format
+        for weight in load_model("gpt-oss-20b").weights()
+        if weight.format.name == "mxfp4"
+    ]
     assert down.matrix
     assert isinstance(stored[0], Format)
-    refused(with_stage(plan, down, matrix=replace(down.matrix, format=stored[0])), "stored as", "down[0]")
+    refused(
+        with_stage(plan, down, matrix=replace(down.matrix, format=stored[0])),
+        "stored as",
+        "down[0]",
+    )
 
 
 @pytest.mark.parametrize("columns", [4, 12])
@@ -133,7 +174,11 @@ def test_tiles_are_cut_where_loads_begin(columns: int) -> None:
     plan = planned()
     down = first(plan, StageKind.DOWN)
     assert down.matrix
-    refused(with_stage(plan, down, matrix=replace(down.matrix, tile_cols=columns)), "multiple of 8", "down[0]")
+    refused(
+        with_stage(plan, down, matrix=replace(down.matrix, tile_cols=columns)),
+        "multiple of 8",
+        "down[0]",
+    )
 
 
 @pytest.mark.parametrize("unit", [0, -1, 3])
@@ -147,12 +192,22 @@ def test_rows_make_elements_one_or_two_at_a_time(unit: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prompt_chunk": 0}, {"copies": 0}, {"max_context": 0}, {"draft": -1}, {"ahead_slots": -1}, {"delay": -1}, {"delay": 5},
-        {"ring_slots": 2**31}, {"expert_ranks": 3}, {"lane_stagger_ns": -1}, {"lane_stagger_ns": 2**30}, {"slot_bytes": 2**40},
+        {"prompt_chunk": 0},
+        {"copies": 0},
+        {"max_context": 0},
+        {"draft": -1},
+        {"ahead_slots": -1},
+        {"delay": -1},
+        {"delay": 5},
+        {"ring_slots": 2**31},
+        {"expert_ranks": 3},
+        {"lane_stagger_ns": -1},
+        {"lane_stagger_ns": 2**30},
+        {"slot_bytes": 2**40},
         {"kv_page": 0},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_out_of_range_are_refused_by_name(changes: dict[str, int]) -> None:
     name = next(iter(changes)).replace("expert_ranks", "groups of experts")
     refused(with_options(planned(), **changes), name)
@@ -161,7 +216,10 @@ def test_options_out_of_range_are_refused_by_name(changes: dict[str, int]) -> No
 @pytest.mark.parametrize("changes", [{"splits": 0}, {"item_positions": -4}], ids=str)
 def test_a_cache_without_room_is_refused(changes: dict[str, int]) -> None:
     plan = planned()
-    refused(replace(plan, attention=replace(plan.kernel_attention(), **changes)), "positions in pages of")
+    refused(
+        replace(plan, attention=replace(plan.kernel_attention(), **changes)),
+        "positions in pages of",
+    )
 
 
 def test_every_layer_has_a_window() -> None:
@@ -185,7 +243,11 @@ def test_a_delay_that_no_later_layer_waits_for_is_refused_by_its_number(delay: i
     laned = replace(LANED, lanes=Lanes(4, delay))
     for model, chosen in ((laned, None), (LANED, delay)):
         with pytest.raises(PlanError, match=f"delay={delay}: .* has 6 layers, choose 0 to 5"):
-            build(model, Options(blocks=4, max_context=64, collective=CollectiveKind.PUSH, delay=chosen), LIMITS)
+            build(
+                model,
+                Options(blocks=4, max_context=64, collective=CollectiveKind.PUSH, delay=chosen),
+                LIMITS,
+            )
 
 
 @pytest.mark.parametrize("delay", [3, 4, 5])
@@ -194,15 +256,17 @@ def test_any_delay_below_the_layers_can_be_planned(delay: int, head: LaneHead) -
     """Where lanes share the vocabulary's head, resets need counters from half of the layers on."""
     laned = replace(LANED, lanes=Lanes(4, delay, head))
     options = Options(blocks=8, context=8, max_context=64, collective=CollectiveKind.PUSH)
-    validate(build(laned, replace(options, handoff=HandOffKind.COUNTER), LIMITS))
+    prove(build(laned, replace(options, handoff=HandOffKind.COUNTER), LIMITS))
     if head is LaneHead.VOCABULARY:
         with pytest.raises(PlanError, match="use counters"):
             build(laned, options, LIMITS)
     else:
-        validate(build(laned, options, LIMITS))
+        prove(build(laned, options, LIMITS))
 
 
-@pytest.mark.parametrize("chosen", [{"slot_bytes": 0}, {"max_context": 0}, {"gpus": 0}, {"kv_page": -1}], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [{"slot_bytes": 0}, {"max_context": 0}, {"gpus": 0}, {"kv_page": -1}], ids=str
+)
 def test_defaults_refuse_sizes_that_are_none(chosen: dict[str, int]) -> None:
     with pytest.raises(PlanError, match=f"{next(iter(chosen))}=.*: must be at least 1"):
         plan_for(LLAMA, load_node("1xh200"), **chosen)
@@ -214,18 +278,30 @@ def test_a_model_of_few_positions_is_planned_by_default() -> None:
     assert plan_for(LLAMA, load_node("1xh200"), blocks=8, max_context=16).options.context == 16
 
 
-@pytest.mark.parametrize("shape", [(8, 64, 8, 64), (8, 64, 13, 200), (16, 32, 5, 24), (3, 40, 31, 120)])
+@pytest.mark.parametrize(
+    "shape", [(8, 64, 8, 64), (8, 64, 13, 200), (16, 32, 5, 24), (3, 40, 31, 120)]
+)
 @pytest.mark.parametrize("format", [FP8_BLOCK, BF16, MXFP4], ids=lambda f: f.name)
-def test_stored_bytes_are_those_of_the_tiles_one_by_one(format: Format, shape: tuple[int, int, int, int]) -> None:
+def test_stored_bytes_are_those_of_the_tiles_one_by_one(
+    format: Format, shape: tuple[int, int, int, int]
+) -> None:
     tile_rows, tile_cols, rows, cols = shape
-    tiles = [(min(tile_rows, rows - r), min(tile_cols, cols - c)) for r in range(0, rows, tile_rows) for c in range(0, cols, tile_cols)]
-    assert rows_bytes(format, tile_rows, tile_cols, rows, cols) == sum(format.bytes(high, wide) for high, wide in tiles)
+    tiles = [
+        (min(tile_rows, rows - r), min(tile_cols, cols - c))
+        for r in range(0, rows, tile_rows)
+        for c in range(0, cols, tile_cols)
+    ]
+    assert rows_bytes(format, tile_rows, tile_cols, rows, cols) == sum(
+        format.bytes(high, wide) for high, wide in tiles
+    )
 
 
 def test_what_the_engine_holds_beside_weights_counts_as_memory() -> None:
-    """Exchanged words lie on lines of their own: a value of one word takes 128 bytes, and so does its counter."""
+    """Exchanged words lie on lines of their own: a value of one word takes 128 bytes, and so does
+    its counter.
+    """
     plan = planned(sampling=Sampling.FULL)
-    validate(plan)
+    prove(plan)
     tight = replace(plan, limits=replace(plan.limits, memory_bytes=plan.memory_bytes() + 1))
     refused(tight, "the engine holds")
 
@@ -235,7 +311,9 @@ PROBES: list[tuple[str, Callable[[], Plan], str]] = [
     ("a stream that publishes nothing it makes", lambda: _stream(publishes=0), ""),
     (
         "heads that no group divides",
-        lambda: _sized(attention_probe(Options(), LIMITS, heads=4, kv_heads=4, head_dim=8), kv_heads=8),
+        lambda: _sized(
+            attention_probe(Options(), LIMITS, heads=4, kv_heads=4, head_dim=8), kv_heads=8
+        ),
         "whole groups",
     ),
 ]
@@ -250,7 +328,9 @@ def _sized(plan: Plan, **sizes: int) -> Plan:
     return replace(plan, attention=replace(plan.kernel_attention(), **sizes))
 
 
-@pytest.mark.parametrize(("make", "words"), [case[1:] for case in PROBES], ids=[case[0] for case in PROBES])
+@pytest.mark.parametrize(
+    ("make", "words"), [case[1:] for case in PROBES], ids=[case[0] for case in PROBES]
+)
 def test_probes_are_held_to_what_the_kernel_does(make: Callable[[], Plan], words: str) -> None:
     refused(make(), words)
 
@@ -258,7 +338,9 @@ def test_probes_are_held_to_what_the_kernel_does(make: Callable[[], Plan], words
 @pytest.mark.parametrize("changes", [{"draft": 1}, {"batch": 2}, {"ahead_slots": 1}], ids=str)
 def test_a_probe_without_weights_is_examined_whatever_its_options(changes: dict[str, int]) -> None:
     """What lies on the chip is the widest of no matrices."""
-    violations(with_options(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), **changes))
+    violations(
+        with_options(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), **changes)
+    )
 
 
 def test_a_pair_that_is_all_blocks_leaves_none_to_stream() -> None:
@@ -266,14 +348,18 @@ def test_a_pair_that_is_all_blocks_leaves_none_to_stream() -> None:
         hop_probe(Options(blocks=2), LIMITS, pair=(0, 1), hops=2, rows=16, cols=64)
 
 
-@pytest.mark.parametrize("chosen", [{"tile_rows": 16, "slot_bytes": 8192}, {"slot_bytes": 65536}], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [{"tile_rows": 16, "slot_bytes": 8192}, {"slot_bytes": 65536}], ids=str
+)
 def test_a_cpu_is_not_held_to_the_teams_of_a_gpu(chosen: dict[str, int]) -> None:
-    """A GPU's warps take so many rows and columns at once, a CPU any: `twin plan` and `twin run` say the same."""
+    """A GPU's warps take so many rows and columns at once, a CPU any: `twin plan` and `twin run`
+    say the same.
+    """
     wide = replace(LLAMA, hidden=2048, heads=16, head_dim=128, ffn=8192, vocab=256)
     options = Options(blocks=2, context=8, max_context=64, **chosen)
     roomy = replace(LIMITS, memory_bytes=2**32)
     cpu = build(wide, options, roomy)
-    validate(cpu)
+    prove(cpu)
     gpu = build(wide, options, replace(roomy, teams=True))
     assert any(violation.rule == "kernel" for violation in violations(gpu))
 
@@ -283,4 +369,4 @@ def test_a_read_that_is_exact_in_pieces_is_accepted() -> None:
     down = first(plan, StageKind.DOWN)
     read: Read = down.reads[0]
     elements = plan.values[read.value].elements
-    validate(with_read(plan, down, spans=(((0, 8), (8, elements)),) * plan.blocks))
+    prove(with_read(plan, down, spans=(((0, 8), (8, elements)),) * plan.blocks))

@@ -10,17 +10,58 @@ from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Limits, Options, Plan, Sampling
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Limits,
+    Options,
+    Plan,
+    Sampling,
+)
 
-LIMITS = Limits(blocks=304, dies=2, on_chip_bytes=160 << 10, memory_bytes=192 << 30, oversubscribe=False)
+LIMITS = Limits(
+    blocks=304, dies=2, on_chip_bytes=160 << 10, memory_bytes=192 << 30, oversubscribe=False
+)
 LANEFORMER = ModelSpec(
-    "laneformer-2b", "laneformer", 15, 3072, 32, 16, 96, 12288, 32000, 4096, 1e-5, Rope(1e4), (0,) * 15, lanes=Lanes(8, 2)
-)  # fmt: skip
+    "laneformer-2b",
+    "laneformer",
+    15,
+    3072,
+    32,
+    16,
+    96,
+    12288,
+    32000,
+    4096,
+    1e-5,
+    Rope(1e4),
+    (0,) * 15,
+    lanes=Lanes(8, 2),
+)
 
 
-def tiny(layers: int = 2, lanes: Lanes | None = None, heads: int = 4, kv_heads: int = 2) -> ModelSpec:
+def tiny(
+    layers: int = 2, lanes: Lanes | None = None, heads: int = 4, kv_heads: int = 2
+) -> ModelSpec:
     windows = tuple(8 * (layer % 2) for layer in range(layers))
-    return ModelSpec("tiny", "llama", layers, 8, heads, kv_heads, 8, 32, 13, 4096, 1e-5, Rope(1e4), windows, lanes=lanes)
+    return ModelSpec(
+        "tiny",
+        "llama",
+        layers,
+        8,
+        heads,
+        kv_heads,
+        8,
+        32,
+        13,
+        4096,
+        1e-5,
+        Rope(1e4),
+        windows,
+        lanes=lanes,
+    )
 
 
 def plan_of(spec: ModelSpec, *, limits: Limits = LIMITS, **options: Any) -> Plan:
@@ -38,7 +79,9 @@ def some_plan(seed: int, *, most: int = 6, protocol: HandOffKind | None = None) 
             handoff=protocol or chance.choice((HandOffKind.SENTINEL, *HandOffKind)),
             sampling=chance.choice(list(Sampling)),
             execution=chance.choice((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)),
-            collective=chance.choice((CollectiveKind.PUSH, CollectiveKind.PUSH, CollectiveKind.LIBRARY)),
+            collective=chance.choice(
+                (CollectiveKind.PUSH, CollectiveKind.PUSH, CollectiveKind.LIBRARY)
+            ),
             copies=chance.choice((1, 2, 3, 3)),
             max_context=chance.choice((128, 1024)),
             slot_bytes=1024,
@@ -46,11 +89,15 @@ def some_plan(seed: int, *, most: int = 6, protocol: HandOffKind | None = None) 
         try:
             if chance.random() < 0.15:
                 rings = options.copies * chance.choice((1, 2, 3))
-                plan = exchange_probe(replace(options, gpus=1), LIMITS, elements=chance.choice((4, 9)), stages=rings)
+                plan = exchange_probe(
+                    replace(options, gpus=1), LIMITS, elements=chance.choice((4, 9)), stages=rings
+                )
             else:
                 model = _some_model(chance)
                 late = model.lanes is not None and model.lanes.delay > 0 and chance.random() < 0.6
-                plan = build(model, replace(options, late_parts=LateParts.REDUCED if late else None), LIMITS)
+                plan = build(
+                    model, replace(options, late_parts=LateParts.REDUCED if late else None), LIMITS
+                )
         except PlanError:
             continue
         if plan.ranks * plan.blocks <= most:

@@ -1,4 +1,6 @@
-"""The reference: the same numbers from every plan of a model, and a refusal of plans that are wrong."""
+"""The reference: the same numbers from every plan of a model, and a refusal of plans that are
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,44 @@ from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScalin
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe
 from twin.plan.shards import Array, rope_table, stage_matrix
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Limits,
+    Options,
+    Plan,
+    Sampling,
+    StageKind,
+)
 from twin.reference.step import Reference, slots_before
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 DENSE = ModelSpec(
-    name="dense", family="qwen3", layers=3, hidden=32, heads=8, kv_heads=4, head_dim=8, ffn=64, vocab=75, context=64, norm_eps=1e-5,
-    rope=Rope(10000.0), windows=(0, 5, 0), qk_norm=True,
-)  # fmt: skip
+    name="dense",
+    family="qwen3",
+    layers=3,
+    hidden=32,
+    heads=8,
+    kv_heads=4,
+    head_dim=8,
+    ffn=64,
+    vocab=75,
+    context=64,
+    norm_eps=1e-5,
+    rope=Rope(10000.0),
+    windows=(0, 5, 0),
+    qk_norm=True,
+)
 LANED = replace(
-    DENSE, family="laneformer", layers=4, kv_heads=8, head_dim=4, windows=(3, 0, 5, 0), qk_norm=False, lanes=Lanes(4, 1, LaneHead.SUM, True)
+    DENSE,
+    family="laneformer",
+    layers=4,
+    kv_heads=8,
+    head_dim=4,
+    windows=(3, 0, 5, 0),
+    qk_norm=False,
+    lanes=Lanes(4, 1, LaneHead.SUM, True),
 )
 PROMPT = [5, 74, 0, 33, 33, 2, 61, 9, 10]
 WEIGHTS = {spec.name + spec.family: random_weights(spec, 11, DType.FP32) for spec in (DENSE, LANED)}
@@ -33,14 +63,21 @@ WEIGHTS = {spec.name + spec.family: random_weights(spec, 11, DType.FP32) for spe
 
 def options(**more: Any) -> Options:
     gpus = more.get("gpus", 1)
-    base: dict[str, Any] = {"context": 8, "max_context": 24, "kv_page": 2, "weight_dtype": DType.FP32}
+    base: dict[str, Any] = {
+        "context": 8,
+        "max_context": 24,
+        "kv_page": 2,
+        "weight_dtype": DType.FP32,
+    }
     if gpus > 1:
         base["collective"] = CollectiveKind.PUSH
     return Options(**(base | more))
 
 
 def logits(spec: ModelSpec, chosen: Options, dtype: Any = np.float64) -> Array:
-    reference = Reference(build(spec, chosen, LIMITS), WEIGHTS[spec.name + spec.family], dtype, kv_dtype=None)
+    reference = Reference(
+        build(spec, chosen, LIMITS), WEIGHTS[spec.name + spec.family], dtype, kv_dtype=None
+    )
     return np.array([reference.step(token) for token in PROMPT])
 
 
@@ -52,8 +89,12 @@ EXPECTED = {
 
 @pytest.mark.parametrize("spec", [DENSE, LANED], ids=["dense", "lanes"])
 def test_how_partial_outputs_are_stored_changes_no_number(spec: ModelSpec) -> None:
-    """Pairs with a cache of 16 bits, whose rounding the reference leaves out here, single words with one of FP32."""
-    chosen = options(blocks=4, kv_dtype=DType.FP32, attention_splits=3, collective=CollectiveKind.PUSH)
+    """Pairs with a cache of 16 bits, whose rounding the reference leaves out here, single words
+    with one of FP32.
+    """
+    chosen = options(
+        blocks=4, kv_dtype=DType.FP32, attention_splits=3, collective=CollectiveKind.PUSH
+    )
     np.testing.assert_allclose(logits(spec, chosen), EXPECTED[spec.family], rtol=1e-9, atol=1e-12)
 
 
@@ -69,14 +110,33 @@ def test_how_partial_outputs_are_stored_changes_no_number(spec: ModelSpec) -> No
     library=st.booleans(),
 )
 def test_every_plan_of_a_model_gives_the_same_logits(
-    spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, handoff: HandOffKind, sampling: Sampling, library: bool
+    spec: ModelSpec,
+    gpus: int,
+    blocks: int,
+    splits: int,
+    page: int,
+    handoff: HandOffKind,
+    sampling: Sampling,
+    library: bool,
 ) -> None:
     ranks = spec.lanes.count if spec.lanes else gpus
-    collective = CollectiveKind.NONE if ranks == 1 else CollectiveKind.LIBRARY if library else CollectiveKind.PUSH
+    collective = (
+        CollectiveKind.NONE
+        if ranks == 1
+        else CollectiveKind.LIBRARY
+        if library
+        else CollectiveKind.PUSH
+    )
     chosen = options(
-        gpus=gpus, blocks=blocks * ranks // gpus, attention_splits=splits, kv_page=page, handoff=handoff, sampling=sampling,
-        collective=collective, execution=Execution.GRAPH if library else Execution.RESIDENT,
-    )  # fmt: skip
+        gpus=gpus,
+        blocks=blocks * ranks // gpus,
+        attention_splits=splits,
+        kv_page=page,
+        handoff=handoff,
+        sampling=sampling,
+        collective=collective,
+        execution=Execution.GRAPH if library else Execution.RESIDENT,
+    )
     assert np.allclose(logits(spec, chosen), EXPECTED[spec.family], rtol=0, atol=1e-11)
 
 
@@ -84,7 +144,9 @@ def test_fp32_is_close_to_fp64() -> None:
     assert np.abs(logits(DENSE, options(gpus=2), np.float32) - EXPECTED[DENSE.family]).max() < 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(DType.FP32, 1e-6), (DType.FP16, 1e-2), (DType.BF16, 1e-1)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(DType.FP32, 1e-6), (DType.FP16, 1e-2), (DType.BF16, 1e-1)]
+)
 def test_cached_keys_and_values_are_rounded_to_the_plans_type(dtype: DType, limit: float) -> None:
     plan = build(DENSE, options(kv_dtype=dtype), LIMITS)
     reference = Reference(plan, WEIGHTS[DENSE.name + DENSE.family], np.float64)
@@ -98,14 +160,16 @@ def test_generation_feeds_back_what_it_sampled(sampling: Sampling) -> None:
     plan = build(DENSE, options(gpus=4, blocks=2, sampling=sampling), LIMITS)
     weights = WEIGHTS[DENSE.name + DENSE.family]
     tokens = Reference(plan, weights).generate(PROMPT[:3], 5)
-    assert tokens == Reference(plan, weights).generate(PROMPT[:3], 5, lambda logits, step: int(np.argmax(logits)))
+    assert tokens == Reference(plan, weights).generate(
+        PROMPT[:3], 5, lambda logits, step: int(np.argmax(logits))
+    )
     again = Reference(plan, weights)
     forced = [again.step(token) for token in PROMPT[:3] + tokens[:-1]]
     assert [int(np.argmax(row)) for row in forced[2:]] == tokens
     assert Reference(plan, weights).generate(PROMPT[:3], 5, stop={tokens[1]})[-1] == tokens[1]
 
 
-# ---- refusals -----------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def broken(plan: Plan, kind: StageKind, **changes: Any) -> Plan:
@@ -160,7 +224,13 @@ def test_a_reset_before_the_last_read_is_refused() -> None:
     qkv = stage(plan, StageKind.QKV)
     moved = [r for s in plan.stages for r in s.resets if r.value == qkv.publishes]
     with pytest.raises(InvalidPlan, match="not published"):
-        run(broken(broken(plan, StageKind.O_PROJ, resets=(*target.resets, *moved)), StageKind.ATTENTION, reads=_late(plan)))
+        run(
+            broken(
+                broken(plan, StageKind.O_PROJ, resets=(*target.resets, *moved)),
+                StageKind.ATTENTION,
+                reads=_late(plan),
+            )
+        )
 
 
 def _late(plan: Plan) -> Any:
@@ -173,7 +243,9 @@ def test_a_head_that_a_block_does_not_poll_poisons_the_logits() -> None:
     plan = build(DENSE, options(blocks=3), LIMITS)
     read = stage(plan, StageKind.ATTENTION).reads[0]
     blind = replace(read, spans=(read.spans[0][:-1], *read.spans[1:]))
-    reference = Reference(broken(plan, StageKind.ATTENTION, reads=(blind,)), WEIGHTS[DENSE.name + DENSE.family])
+    reference = Reference(
+        broken(plan, StageKind.ATTENTION, reads=(blind,)), WEIGHTS[DENSE.name + DENSE.family]
+    )
     assert np.isnan(reference.step(1)).all()
     assert reference.sampled == -1
 
@@ -191,11 +263,13 @@ def test_probes_and_impossible_steps_are_refused() -> None:
         reference.generate([1], 30)
 
 
-# ---- pieces -------------------------------------------------------------------------------------------------
+# ---- pieces --------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 60), st.integers(1, 4), st.integers(1, 5))
-def test_slots_before_counts_the_positions_of_a_split(position: int, splits: int, page: int) -> None:
+def test_slots_before_counts_the_positions_of_a_split(
+    position: int, splits: int, page: int
+) -> None:
     for split in range(splits):
         held = [p for p in range(position) if p // page % splits == split]
         assert slots_before(position, split, splits, page) == len(held)
@@ -224,9 +298,15 @@ def test_ranks_that_share_a_kv_head_hold_the_same_rows() -> None:
 
 
 def test_llama3_scaling_keeps_fast_and_divides_slow_frequencies() -> None:
-    scaled = replace(DENSE, head_dim=64, rope=Rope(5e5, RopeStyle.HALF, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)))
+    scaled = replace(
+        DENSE,
+        head_dim=64,
+        rope=Rope(5e5, RopeStyle.HALF, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),
+    )
     plain = replace(scaled, rope=Rope(5e5))
-    fast, slow = (np.arctan2(t[1][1], t[0][1]) for t in (rope_table(plain, 2), rope_table(scaled, 2)))
+    fast, slow = (
+        np.arctan2(t[1][1], t[0][1]) for t in (rope_table(plain, 2), rope_table(scaled, 2))
+    )
     assert slow[0] == fast[0]
     assert np.isclose(slow[-1] * 8, fast[-1], rtol=1e-5)
     assert np.all(np.diff(slow) < 0)

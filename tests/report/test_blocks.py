@@ -25,8 +25,14 @@ def body(block: Block) -> str:
 
 def test_a_block_is_filled_and_stamped_and_the_rest_stays() -> None:
     made = filled(PAGE, body, STAMP)
-    assert "<!-- made: speeds columns=1,3 fit=2026-11-22T161133-probes inputs=0123456789ab -->\nspeeds [0, 2]\n<!-- end -->" in made
-    assert "<!-- made: figure fit=2026-11-22T161133-probes inputs=0123456789ab -->\nfigure None\n<!-- end -->" in made
+    assert (
+        "<!-- made: speeds columns=1,3 fit=2026-11-22T161133-probes inputs=0123456789ab -->\n"
+        "speeds [0, 2]\n<!-- end -->" in made
+    )
+    assert (
+        "<!-- made: figure fit=2026-11-22T161133-probes inputs=0123456789ab -->\nfigure None\n"
+        "<!-- end -->" in made
+    )
     assert made.startswith("# A page\n")
     assert "\nbetween\n" in made
     assert "old" not in made

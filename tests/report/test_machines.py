@@ -16,7 +16,12 @@ from twin.report.machines import cells_of
 def test_a_machine_is_shown_with_what_it_rests_on(name: str, twin: Twin) -> None:
     machine, outcome = load_machine(name), twin("hardware", name)
     assert outcome.code == 0
-    for text in (machine.title, *machine.numbers(), *machine.not_modelled, *(row.model for row in machine.published)):
+    for text in (
+        machine.title,
+        *machine.numbers(),
+        *machine.not_modelled,
+        *(row.model for row in machine.published),
+    ):
         assert text in outcome.out
     data = json.loads(twin("hardware", name, "--json").out)
     assert len(data["published"]) == len(machine.published)

@@ -26,10 +26,16 @@ from twin.study.outcome import Bars, Column, Lines, Outcome, Part, Series, Shown
 from twin.study.runner import Runner
 from twin.study.sensitivity import Effect
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: how a page is laid out can be seen in a browser only")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no Chromium: how a page is laid out can be seen in a browser only"
+)
 PHONE, DESK = 390, 1280
-LEAST_PLOT, LEAST_PLOT_LINES = 280, 270  # pixels; numbers of a vertical axis may take a few more than were foreseen
+# pixels; numbers of a vertical axis may take a few more than were foreseen
+LEAST_PLOT, LEAST_PLOT_LINES = 280, 270
 LINE = 18  # pixels of a line of a table
 TIMEOUT_S = 60
 
@@ -96,39 +102,103 @@ def simulated() -> Page:
     node = load_node("1xh200")
     plan = plan_for(TINY, node, blocks=8)
     result = simulate(plan, node, trace=True, blocks=pages.traced_blocks(plan))
-    compared = Validation("host", "a-run", (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b", 900.0, 1000.0, 0.02, 2)))
-    effects = [Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05), Effect("blocks", "option", 10, 11, 9.0, -0.02)]
+    compared = Validation(
+        "host",
+        "a-run",
+        (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b", 900.0, 1000.0, 0.02, 2)),
+    )
+    effects = [
+        Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),
+        Effect("blocks", "option", 10, 11, 9.0, -0.02),
+    ]
     engines = dict.fromkeys(("stream", "graph", "resident, grid", "resident, sentinel"), result)
     extra = pages.engines(engines), pages.validation(compared), pages.sensitivity(effects, 0.1)
     return pages.simulation_page(plan, node, result, *extra)
 
 
 def studied() -> Page:
-    cells = tuple(f"llama-3.2-1b on 8xmi300x, clock x0.6, context {context}" for context in (128, 4096, 16384))
+    cells = tuple(
+        f"llama-3.2-1b on 8xmi300x, clock x0.6, context {context}" for context in (128, 4096, 16384)
+    )
     kinds = tuple(Series(kind.value, (0.04,) * len(cells)) for kind in StageKind)
     speeds = Series("8xh200", (2000.0, 1000.0, 30.0), (1900.0, 900.0, 20.0), (2100.0, 1100.0, 40.0))
     theirs = Series("8xh200, published", (2200.0, None, None), marks=True)
-    ideas = Waterfall(("a launch for each operation", "one graph of kernels", "data is the flag"), (573.0, 795.0, 700.0), "tokens/s")
-    curves = tuple(Series(f"recorded, {kind}", (2000.0, 200.0, 20.0)) for kind in ("all calls", "commands", "other calls"))
-    lines = Lines((30.0, 1000.0, 30000.0), curves, "tokens/s of the engine", "wall clock, seconds", log_x=True, log_y=True)
-    columns = (Column("number", Shown.TEXT), Column("kind", Shown.CHIP), Column("value"), Column("source", Shown.TEXT))
-    sources = Table("sources", columns, (("memory.stream_bytes_per_s", "assumed", 4.8e12, "a sentence of some length, " * 6),))
-    wide = Table("wide", (Column("cell", Shown.TEXT), *(Column(f"column {i}") for i in range(14))), ((cells[0], *range(14)),))
-    charts = (Bars(cells, (speeds, theirs), "tokens/s, predicted, for one user at the cached positions that the row says", log=True),
-              Bars(cells, kinds, "share of a step", stacked=True), ideas, lines)  # fmt: skip
+    ideas = Waterfall(
+        ("a launch for each operation", "one graph of kernels", "data is the flag"),
+        (573.0, 795.0, 700.0),
+        "tokens/s",
+    )
+    curves = tuple(
+        Series(f"recorded, {kind}", (2000.0, 200.0, 20.0))
+        for kind in ("all calls", "commands", "other calls")
+    )
+    lines = Lines(
+        (30.0, 1000.0, 30000.0),
+        curves,
+        "tokens/s of the engine",
+        "wall clock, seconds",
+        log_x=True,
+        log_y=True,
+    )
+    columns = (
+        Column("number", Shown.TEXT),
+        Column("kind", Shown.CHIP),
+        Column("value"),
+        Column("source", Shown.TEXT),
+    )
+    sources = Table(
+        "sources",
+        columns,
+        (("memory.stream_bytes_per_s", "assumed", 4.8e12, "a sentence of some length, " * 6),),
+    )
+    wide = Table(
+        "wide",
+        (Column("cell", Shown.TEXT), *(Column(f"column {i}") for i in range(14))),
+        ((cells[0], *range(14)),),
+    )
+    charts = (
+        Bars(
+            cells,
+            (speeds, theirs),
+            "tokens/s, predicted, for one user at the cached positions that the row says",
+            log=True,
+        ),
+        Bars(cells, kinds, "share of a step", stacked=True),
+        ideas,
+        lines,
+    )
     part = Part("Everything", "What to see.", charts, (sources, wide))
-    return outcome.page(Study("all", "projection", "A title", "A question?", "A prediction.", Asked()), Outcome((part,), (("1", "card"),)))
+    return outcome.page(
+        Study("all", "projection", "A title", "A question?", "A prediction.", Asked()),
+        Outcome((part,), (("1", "card"),)),
+    )
 
 
 def laid_out(page: Page, width: int, folder: Path) -> dict[str, Any]:
-    """What the page looks like in a window of this width. A frame is used because Chromium's own window has a least width."""
-    (folder / "page.html").write_text(page.html().replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
+    """What the page looks like in a window of this width. A frame is used because Chromium's own
+    window has a least width.
+    """
+    (folder / "page.html").write_text(
+        page.html().replace("</body>", f"{PROBE}</body>"), encoding="utf-8"
+    )
     (folder / "around.html").write_text(AROUND.format(width=width), encoding="utf-8")
     assert BROWSER
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-               f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=10000", "--window-size=1400,1000", "--dump-dom",
-               (folder / "around.html").as_uri()]  # fmt: skip
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=10000",
+        "--window-size=1400,1000",
+        "--dump-dom",
+        (folder / "around.html").as_uri(),
+    ]
+    dumped = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    ).stdout
     said = re.search(r"<pre>(.*)</pre>", dumped, re.DOTALL)
     assert said, "the page's own script did not come to its end"
     seen: dict[str, Any] = json.loads(unescape(said[1]))
@@ -136,9 +206,14 @@ def laid_out(page: Page, width: int, folder: Path) -> dict[str, Any]:
     return seen
 
 
-@pytest.fixture(scope="module", params=[(simulated, PHONE), (studied, PHONE), (simulated, DESK), (studied, DESK)],
-                ids=lambda param: f"{param[0].__name__}-{param[1]}")  # fmt: skip
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(
+    scope="module",
+    params=[(simulated, PHONE), (studied, PHONE), (simulated, DESK), (studied, DESK)],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
+def seen(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     make, width = request.param
     return laid_out(make(), width, tmp_path_factory.mktemp("page"))
 
@@ -180,7 +255,12 @@ def test_names_of_rows_cover_no_bars(seen: dict[str, Any]) -> None:
 def test_texts_of_an_axis_cover_neither_each_other_nor_its_title(seen: dict[str, Any]) -> None:
     for figure in seen["figures"]:
         texts = [*boxes(figure, "ticks"), *boxes(figure, "titles")]
-        assert not [(one, other) for at, one in enumerate(texts) for other in texts[:at] if one.covers(other)]
+        assert not [
+            (one, other)
+            for at, one in enumerate(texts)
+            for other in texts[:at]
+            if one.covers(other)
+        ]
 
 
 def test_all_text_lies_within_its_figure(seen: dict[str, Any]) -> None:
@@ -193,5 +273,7 @@ def test_all_text_lies_within_its_figure(seen: dict[str, Any]) -> None:
 
 
 def test_no_cell_of_a_table_is_a_tower_of_single_words(seen: dict[str, Any]) -> None:
-    towers = [cell for cell in seen["cells"] if cell["height"] / LINE > max(3, cell["letters"] / 10)]
+    towers = [
+        cell for cell in seen["cells"] if cell["height"] / LINE > max(3, cell["letters"] / 10)
+    ]
     assert not towers

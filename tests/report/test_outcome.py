@@ -20,19 +20,41 @@ from twin.study.runner import Runner
 
 TABLE = Table(
     "cells",
-    (Column("model", Shown.TEXT), Column("tokens/s"), Column("us a step", Shown.MICROSECONDS), Column("kind", Shown.CHIP),
-     Column("gain", Shown.CHANGE), Column("bytes", Shown.QUANTITY, "B")),
+    (
+        Column("model", Shown.TEXT),
+        Column("tokens/s"),
+        Column("us a step", Shown.MICROSECONDS),
+        Column("kind", Shown.CHIP),
+        Column("gain", Shown.CHANGE),
+        Column("bytes", Shown.QUANTITY, "B"),
+    ),
     (("a | b", 1234.5678, 0.00081, "vendor", 0.125, 4.4e9), ("<c>", None, None, None, None, None)),
-)  # fmt: skip
+)
 HIDDEN = Table("widths", (Column("kind", Shown.CHIP),), (("assumed",),), terminal=False)
 OURS = Series("8xh200", (2.0, None), (1.0, None), (3.0, None))
 THEIRS = Series("8xh200, published", (5.0, None), marks=True)
 BARS = Bars(("x", "y"), (OURS, THEIRS), "tokens/s")
 OUTCOME = Outcome(
-    (Part("Speeds", "What to see.", (BARS, Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s")), (TABLE, HIDDEN)),
-     Part("Lines", "", (Lines((1, 2), (Series("s", (1.0, 2.0), (0.5, 1.5), (2.0, 3.0)),), "GPUs", "tokens/s"),))),
-    (("1,234", "tokens/s"),), ("a note & a limit",),
-)  # fmt: skip
+    (
+        Part(
+            "Speeds",
+            "What to see.",
+            (BARS, Waterfall(("one idea", "another"), (1.0, 3.0), "tokens/s")),
+            (TABLE, HIDDEN),
+        ),
+        Part(
+            "Lines",
+            "",
+            (
+                Lines(
+                    (1, 2), (Series("s", (1.0, 2.0), (0.5, 1.5), (2.0, 3.0)),), "GPUs", "tokens/s"
+                ),
+            ),
+        ),
+    ),
+    (("1,234", "tokens/s"),),
+    ("a note & a limit",),
+)
 
 
 class Answered:
@@ -54,7 +76,9 @@ def test_terminal_shows_rounded_cells_and_leaves_out_what_is_for_files() -> None
 def test_terminal_leaves_out_columns_without_any_value() -> None:
     empty = dataclasses.replace(TABLE, rows=tuple((name, *(None,) * 5) for name, *_ in TABLE.rows))
     assert "tokens/s" not in report.text(STUDY, Outcome((Part("Speeds", tables=(empty,)),)))
-    assert "tokens/s" in report.text(STUDY, Outcome((Part("Speeds", tables=(dataclasses.replace(TABLE, rows=()),)),)))
+    assert "tokens/s" in report.text(
+        STUDY, Outcome((Part("Speeds", tables=(dataclasses.replace(TABLE, rows=()),)),))
+    )
 
 
 def test_csv_keeps_full_numbers_in_base_units() -> None:
@@ -73,7 +97,13 @@ def test_markdown_escapes_and_aligns() -> None:
 
 def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     written = report.write(STUDY, OUTCOME, tmp_path / "new")
-    assert {path.name for path in written} == {"report.html", "result.json", "tables.md", "cells.csv", "widths.csv"}
+    assert {path.name for path in written} == {
+        "report.html",
+        "result.json",
+        "tables.md",
+        "cells.csv",
+        "widths.csv",
+    }
     html = (tmp_path / "new" / "report.html").read_text()
     assert "&lt;c&gt;" in html
     assert "a note &amp; a limit" in html
@@ -111,18 +141,35 @@ def test_axes_of_500_are_not_labelled_5() -> None:
 
 def test_as_many_series_as_a_plan_has_kinds_of_stages_differ_in_colour() -> None:
     series = tuple(Series(kind.value, (1.0,)) for kind in StageKind)
-    colours = [bar["marker"]["color"] for bar in figure(Bars(("x",), series, "share", stacked=True))["data"]]
+    colours = [
+        bar["marker"]["color"]
+        for bar in figure(Bars(("x",), series, "share", stacked=True))["data"]
+    ]
     assert len(set(colours)) == len(colours) == len(StageKind)
 
 
 def test_rows_whose_names_begin_alike_stay_apart() -> None:
-    names = tuple(f"llama-3.2-1b on 1xmi300x, clock x1, context {context}, handoff grid" for context in (128, 4096))
-    drawn = figure(Bars(names, (Series("a", (0.4, 0.5)), Series("b", (0.6, 0.5))), "share of a step", stacked=True))
+    names = tuple(
+        f"llama-3.2-1b on 1xmi300x, clock x1, context {context}, handoff grid"
+        for context in (128, 4096)
+    )
+    drawn = figure(
+        Bars(
+            names,
+            (Series("a", (0.4, 0.5)), Series("b", (0.6, 0.5))),
+            "share of a step",
+            stacked=True,
+        )
+    )
     assert all(tuple(bar["y"]) == names for bar in drawn["data"])
 
 
 def test_marks_stand_beside_the_bars_that_they_are_named_after() -> None:
-    series = (Series("vllm", (1.0,)), Series("sglang", (2.0,)), Series("sglang, tabulated", (3.0,), marks=True))
+    series = (
+        Series("vllm", (1.0,)),
+        Series("sglang", (2.0,)),
+        Series("sglang, tabulated", (3.0,), marks=True),
+    )
     *_, sglang, mark = figure(Bars(("x",), series, "tokens/s"))["data"]
     assert mark["offsetgroup"] == sglang["offsetgroup"] == "sglang"
     assert mark["marker"]["color"] == sglang["marker"]["color"]
@@ -139,7 +186,11 @@ def test_a_page_opens_with_the_finding_and_says_that_the_prediction_came_before(
 @pytest.mark.parametrize("came", ["", "It was half of that."])
 def test_every_form_of_a_study_shows_what_became_of_its_prediction(came: str) -> None:
     study = dataclasses.replace(STUDY, outcome=came)
-    body = next(section.body for section in report.page(study, OUTCOME).sections if section.title == report.JUDGED)
+    body = next(
+        section.body
+        for section in report.page(study, OUTCOME).sections
+        if section.title == report.JUDGED
+    )
     for form in (body, report.text(study, OUTCOME), report.markdown(study, OUTCOME)):
         assert study.prediction in form
         assert (came or report.NUMBERS) in form

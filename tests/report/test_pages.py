@@ -1,4 +1,6 @@
-"""Pages: they hold what the result says, plotly accepts their figures, and nothing in them needs a network."""
+"""Pages: they hold what the result says, plotly accepts their figures, and nothing in them needs a
+network.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,19 @@ def result(plan: Plan) -> Result:
 
 @pytest.fixture(scope="module")
 def page(plan: Plan, result: Result) -> Page:
-    extra = pages.engines({"one": result, "two": result}), pages.validation(VALIDATION), pages.sensitivity(EFFECTS, 0.1)
+    extra = (
+        pages.engines({"one": result, "two": result}),
+        pages.validation(VALIDATION),
+        pages.sensitivity(EFFECTS, 0.1),
+    )
     return pages.simulation_page(plan, NODE, result, *extra)
 
 
-VALIDATION = Validation("1xhost", "some-run", (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)))
+VALIDATION = Validation(
+    "1xhost",
+    "some-run",
+    (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)),
+)
 EFFECTS = [
     Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),
     Effect("ring_slots", "option", 10, 9, 9.0, -0.02),
@@ -72,7 +82,14 @@ def test_page_loads_nothing_from_outside(page: Page) -> None:
 def test_page_shows_headline_and_every_section(page: Page, result: Result) -> None:
     html = page.html()
     assert pages.headline(result)[0][0] in html
-    for title in ("Timeline", "Where the time goes", "Prediction against measurement", "Sensitivity", "rest on", "Conditions"):
+    for title in (
+        "Timeline",
+        "Where the time goes",
+        "Prediction against measurement",
+        "Sensitivity",
+        "rest on",
+        "Conditions",
+    ):
         assert re.search(rf"<h2>[^<]*{title}", html), title
     assert "b&lt;" in html
 
@@ -92,11 +109,15 @@ def test_figure_data_cannot_end_its_script() -> None:
     assert json.loads(data[1])["data"][0]["y"] == ["</script>"]
 
 
-def test_a_legend_is_text_above_its_figure_with_a_name_for_each_colour(page: Page, result: Result) -> None:
+def test_a_legend_is_text_above_its_figure_with_a_name_for_each_colour(
+    page: Page, result: Result
+) -> None:
     html = page.html()
     legend = html.partition("<h2>Where the time goes</h2>")[2].partition("<div class='figure'")[0]
     for cause, seconds in result.attribution.items():
-        assert (f"--colour:{figures.COLOURS[cause]}'></i>{figures.spoken(cause)}</button>" in legend) == (seconds > 0)
+        assert (
+            f"--colour:{figures.COLOURS[cause]}'></i>{figures.spoken(cause)}</button>" in legend
+        ) == (seconds > 0)
     assert '"showlegend": true' not in html
 
 
@@ -107,8 +128,12 @@ def test_a_figure_of_one_series_has_no_legend() -> None:
 
 def test_timeline_covers_the_step(plan: Plan, result: Result) -> None:
     path, blocks = pages._spans(result)
-    assert sum(span.end_us - span.start_us for span in path) == pytest.approx(result.step_s * 1e6, rel=1e-6)
-    assert {span.row for span in blocks} == {f"Gpu[0].Die[0].Block[{b}]" for b in pages.traced_blocks(plan)}
+    assert sum(span.end_us - span.start_us for span in path) == pytest.approx(
+        result.step_s * 1e6, rel=1e-6
+    )
+    assert {span.row for span in blocks} == {
+        f"Gpu[0].Die[0].Block[{b}]" for b in pages.traced_blocks(plan)
+    }
 
 
 def test_attribution_by_kind_sums_to_the_step(result: Result) -> None:
@@ -124,7 +149,11 @@ def test_every_assumed_number_is_listed(page: Page, result: Result) -> None:
 
 
 def test_a_lowered_number_says_so() -> None:
-    assert [effect.label for effect in EFFECTS] == ["memory.stream_bytes_per_s", "ring_slots (lowered)", "blocks"]
+    assert [effect.label for effect in EFFECTS] == [
+        "memory.stream_bytes_per_s",
+        "ring_slots (lowered)",
+        "blocks",
+    ]
     assert [effect.assumed for effect in EFFECTS] == [True, False, False]
 
 
@@ -140,7 +169,8 @@ def test_every_cause_has_a_colour(result: Result) -> None:
 
 
 def test_what_ended_as_the_step_began_is_not_shown_whatever_its_times_round_to() -> None:
-    start, middle, end = 3_387_434_596, 3_389_668_739, 3_394_916_953  # ps; in microseconds, begin + duration is end, or just above it
+    # ps; in microseconds, begin + duration is end, or just above it
+    start, middle, end = 3_387_434_596, 3_389_668_739, 3_394_916_953
     events = (
         named_track(0, 0, "Block[0].consumer"),
         span("sample", "stage", 0, 0, start, end),
@@ -148,32 +178,52 @@ def test_what_ended_as_the_step_began_is_not_shown_whatever_its_times_round_to()
         span("embed", "stage", 0, 0, end, end + 5_000_000),
         span("consumer", "consumer", 0, 0, end, end + 5_000_000),
     )
-    shown = pages._spans(SimpleNamespace(trace=Trace(events), step_ends_ps=(end, end + 5_000_000)))[1]  # type: ignore[arg-type]
+    shown = pages._spans(SimpleNamespace(trace=Trace(events), step_ends_ps=(end, end + 5_000_000)))[
+        1
+    ]  # type: ignore[arg-type]
     assert [one.label for one in shown] == ["embed"]
 
 
-# ---- for a reader who is new -------------------------------------------------------------------------------------
+# ---- for a reader who is new ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("low", "high"), [(500.0, 520.0), (23.0, 80.0), (3.0, 900.0), (0.02, 7.0), (5.0, 5.0), (1.0, 1e9)])
-def test_ticks_of_a_logarithmic_axis_are_at_least_two_and_carry_their_whole_number(low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(500.0, 520.0), (23.0, 80.0), (3.0, 900.0), (0.02, 7.0), (5.0, 5.0), (1.0, 1e9)],
+)
+def test_ticks_of_a_logarithmic_axis_are_at_least_two_and_carry_their_whole_number(
+    low: float, high: float
+) -> None:
     ticks = figures.log_ticks([low, None, high])
     assert 2 <= len(ticks["tickvals"]) <= 24
     assert not any("e" in text for text in ticks["ticktext"])
-    assert [float(text.replace(",", "")) for text in ticks["ticktext"]] == pytest.approx(ticks["tickvals"])
+    assert [float(text.replace(",", "")) for text in ticks["ticktext"]] == pytest.approx(
+        ticks["tickvals"]
+    )
     assert low / 1.2 <= min(ticks["tickvals"]) <= max(ticks["tickvals"]) <= high * 1.2
 
 
-def test_a_what_if_page_says_what_was_changed_and_first_what_it_did(plan: Plan, result: Result) -> None:
+def test_a_what_if_page_says_what_was_changed_and_first_what_it_did(
+    plan: Plan, result: Result
+) -> None:
     change = Section("Baseline and change", "")
-    page = pages.simulation_page(plan, NODE, result, change, what_if="link.hop=x0.5", cards=[("+1.0%", "against the baseline")])
+    page = pages.simulation_page(
+        plan,
+        NODE,
+        result,
+        change,
+        what_if="link.hop=x0.5",
+        cards=[("+1.0%", "against the baseline")],
+    )
     assert page.title.startswith("What if link.hop=x0.5? ")
     assert page.cards[0] == ("+1.0%", "against the baseline")
     assert page.sections[0] == change
 
 
 def test_a_validation_page_says_under_which_conditions_was_measured() -> None:
-    html = pages.validation_page(VALIDATION, {"cpu": "a CPU", "load_before": 0.5, "steps": {"long": 1}}).html()
+    html = pages.validation_page(
+        VALIDATION, {"cpu": "a CPU", "load_before": 0.5, "steps": {"long": 1}}
+    ).html()
     assert "a CPU" in html
     assert "load before" in html
     assert "long" not in re.findall(r"<section><h2>Measured under.*?</section>", html, re.DOTALL)[0]

@@ -13,16 +13,29 @@ from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 CHARTS: dict[str, Chart] = {
     "bars": Bars(
         ("one <b>", "two"),
-        (Series("a", (1.0, 3.0), (0.5, 2.0), (2.0, 4.0)), Series("a, published", (2.0, None), marks=True)),
+        (
+            Series("a", (1.0, 3.0), (0.5, 2.0), (2.0, 4.0)),
+            Series("a, published", (2.0, None), marks=True),
+        ),
         "tokens/s",
     ),
-    "one way and the other": Bars(("x", "y"), (Series("error", (-0.1, 0.2)),), "error of the speed"),
-    "stacked": Bars(("x",), (Series("a", (1.0,)), Series("b", (None,)), Series("c", (2.0,))), "us", stacked=True),
+    "one way and the other": Bars(
+        ("x", "y"), (Series("error", (-0.1, 0.2)),), "error of the speed"
+    ),
+    "stacked": Bars(
+        ("x",), (Series("a", (1.0,)), Series("b", (None,)), Series("c", (2.0,))), "us", stacked=True
+    ),
     "logarithmic": Bars(("x", "y"), (Series("a", (1.0, 900.0)),), "us", log=True),
-    "lines": Lines((1, 10, 100), (Series("a", (1.0, None, 3.0)), Series("measured", (1.5, 2.0, 2.5), marks=True)), "load", "s", log_x=True),
+    "lines": Lines(
+        (1, 10, 100),
+        (Series("a", (1.0, None, 3.0)), Series("measured", (1.5, 2.0, 2.5), marks=True)),
+        "load",
+        "s",
+        log_x=True,
+    ),
     "words": Lines(("p10", "p90"), (Series("a", (1.0, 2.0)),), "share", "s", log_y=True),
     "waterfall": Waterfall(("a", "b"), (1.0, 2.0), "tokens/s"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHARTS)

@@ -18,7 +18,12 @@ def test_columns_line_up(rows: list[tuple[object, object, object]]) -> None:
 
 
 def test_numbers_stand_to_the_right_and_text_to_the_left() -> None:
-    assert table(("stage", "us"), [("a", 1), ("bc", 100)]).splitlines() == ["stage   us", "-----  ---", "a        1", "bc     100"]
+    assert table(("stage", "us"), [("a", 1), ("bc", 100)]).splitlines() == [
+        "stage   us",
+        "-----  ---",
+        "a        1",
+        "bc     100",
+    ]
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(1e-9, 1e3), min_size=1, max_size=8))
@@ -34,5 +39,10 @@ def test_bar_of_nothing_is_empty() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert (count(3806.9), count(3.918), percent(0.4598), percent(-0.189, signed=True)) == ("3,807", "3.92", "46.0%", "-18.9%")
+    assert (count(3806.9), count(3.918), percent(0.4598), percent(-0.189, signed=True)) == (
+        "3,807",
+        "3.92",
+        "46.0%",
+        "-18.9%",
+    )
     assert facts([("a", 1), ("bcd", "x")]) == "a    1\nbcd  x"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from twin.hardware.override import apply_fit
 from twin.hardware.types import (
-    BlockUnit,
+    BlockCosts,
     Cache,
     Device,
     Fabric,
@@ -30,15 +30,38 @@ from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
 from twin.sim.run import simulate
 
-RATES = ("memory.stream_bytes_per_s", "block.load_bytes_per_s", "block.bf16_bytes_per_s", "block.kv_bytes_per_s", "l2.bytes_per_s")
+RATES = (
+    "memory.stream_bytes_per_s",
+    "block.load_bytes_per_s",
+    "block.bf16_bytes_per_s",
+    "block.kv_bytes_per_s",
+    "l2.bytes_per_s",
+)
 TIMES = (
-    "block.row_s", "block.element_s", "block.stage_s", "memory.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.poll_s",
-)  # fmt: skip
+    "block.row_s",
+    "block.element_s",
+    "block.stage_s",
+    "memory.latency_s",
+    "handoff.hop_s",
+    "handoff.atomic_s",
+    "handoff.poll_s",
+)
 FAST = 1e18  # bytes/s; a pipe that never binds
 MODEL = ModelSpec(
-    name="tiny", family="test", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=16, ffn=128, vocab=96, context=256, norm_eps=1e-5,
-    rope=Rope(10000.0), windows=(0, 16),
-)  # fmt: skip
+    name="tiny",
+    family="test",
+    layers=2,
+    hidden=64,
+    heads=8,
+    kv_heads=4,
+    head_dim=16,
+    ffn=128,
+    vocab=96,
+    context=256,
+    norm_eps=1e-5,
+    rope=Rope(10000.0),
+    windows=(0, 16),
+)
 
 
 def number(value: float) -> Number:
@@ -52,39 +75,85 @@ def numbers(**values: float) -> dict[str, Any]:
 def ideal(*, dies: int = 1, per_die: int = 4, io_dies: int = 1, stream: float = 1e12) -> Device:
     """Only the memory's rate is finite."""
     return Device(
-        name="ideal", title="ideal", vendor="none", isa=None,
-        structure=Structure(**numbers(dies=dies, blocks_per_die=per_die, io_dies=io_dies, stacks=io_dies)),
-        block=BlockUnit(
+        name="ideal",
+        title="ideal",
+        vendor="none",
+        isa=None,
+        structure=Structure(
+            **numbers(dies=dies, blocks_per_die=per_die, io_dies=io_dies, stacks=io_dies)
+        ),
+        block=BlockCosts(
             **numbers(
-                clock_hz=1e9, on_chip_bytes=1e9, load_bytes_per_s=FAST, fp16_bytes_per_s=FAST, bf16_bytes_per_s=FAST,
-                fp32_bytes_per_s=FAST, row_s=0, element_s=0, stage_s=0, kv_bytes_per_s=FAST, sample_element_s=0,
+                clock_hz=1e9,
+                on_chip_bytes=1e9,
+                load_bytes_per_s=FAST,
+                fp16_bytes_per_s=FAST,
+                bf16_bytes_per_s=FAST,
+                fp32_bytes_per_s=FAST,
+                row_s=0,
+                element_s=0,
+                stage_s=0,
+                kv_bytes_per_s=FAST,
+                sample_element_s=0,
             )
         ),
-        memory=Memory(**numbers(capacity_bytes=1e12, peak_bytes_per_s=stream, stream_bytes_per_s=stream, latency_s=0)),
+        memory=Memory(
+            **numbers(
+                capacity_bytes=1e12, peak_bytes_per_s=stream, stream_bytes_per_s=stream, latency_s=0
+            )
+        ),
         l2=Cache(**numbers(capacity_bytes=0, bytes_per_s=FAST, latency_s=0)),
         handoff=HandOff(**numbers(hop_s=0, cross_die_s=0, atomic_s=0, poll_s=0)),
         launch=Launch(**numbers(stream_s=0, graph_edge_s=0, restart_s=0)),
-    )  # fmt: skip
+    )
 
 
 def usual(*, dies: int = 1, per_die: int = 4, io_dies: int = 1) -> Device:
     """Every cost of ordinary size, scaled to the tiny model."""
     device = ideal(dies=dies, per_die=per_die, io_dies=io_dies, stream=4e11)
     return apply_fit(
-        replace(device, fabric=Fabric(**numbers(die_port_bytes_per_s=4e11, io_ingress_bytes_per_s=4e11, hop_s=6e-8)) if dies > 1 else None),
+        replace(
+            device,
+            fabric=Fabric(
+                **numbers(die_port_bytes_per_s=4e11, io_ingress_bytes_per_s=4e11, hop_s=6e-8)
+            )
+            if dies > 1
+            else None,
+        ),
         numbers(
             **{
-                "block.load_bytes_per_s": 2e11, "block.fp16_bytes_per_s": 1e11, "block.bf16_bytes_per_s": 1e11,
-                "block.fp32_bytes_per_s": 1e11, "block.row_s": 5e-9, "block.element_s": 1e-10, "block.stage_s": 1e-7,
-                "block.kv_bytes_per_s": 5e10, "block.sample_element_s": 2e-10, "memory.latency_s": 3e-7, "l2.bytes_per_s": 2e12,
-                "l2.latency_s": 1e-7, "handoff.hop_s": 3e-7, "handoff.cross_die_s": 1e-7 if dies > 1 else 0, "handoff.atomic_s": 5e-9,
-                "handoff.poll_s": 5e-8, "launch.stream_s": 4.5e-6, "launch.graph_edge_s": 1.5e-6, "launch.restart_s": 6e-7,
+                "block.load_bytes_per_s": 2e11,
+                "block.fp16_bytes_per_s": 1e11,
+                "block.bf16_bytes_per_s": 1e11,
+                "block.fp32_bytes_per_s": 1e11,
+                "block.row_s": 5e-9,
+                "block.element_s": 1e-10,
+                "block.stage_s": 1e-7,
+                "block.kv_bytes_per_s": 5e10,
+                "block.sample_element_s": 2e-10,
+                "memory.latency_s": 3e-7,
+                "l2.bytes_per_s": 2e12,
+                "l2.latency_s": 1e-7,
+                "handoff.hop_s": 3e-7,
+                "handoff.cross_die_s": 1e-7 if dies > 1 else 0,
+                "handoff.atomic_s": 5e-9,
+                "handoff.poll_s": 5e-8,
+                "launch.stream_s": 4.5e-6,
+                "launch.graph_edge_s": 1.5e-6,
+                "launch.restart_s": 6e-7,
             }
         ),
-    )  # fmt: skip
+    )
 
 
-def node_of(device: Device, gpus: int = 1, *, topology: str = "mesh", hop_s: float = 1e-6, loaded_hop_s: float | None = None) -> Node:
+def node_of(
+    device: Device,
+    gpus: int = 1,
+    *,
+    topology: str = "mesh",
+    hop_s: float = 1e-6,
+    loaded_hop_s: float | None = None,
+) -> Node:
     if gpus == 1:
         return Node("synthetic", device, 1)
     loaded = hop_s if loaded_hop_s is None else loaded_hop_s
@@ -93,7 +162,9 @@ def node_of(device: Device, gpus: int = 1, *, topology: str = "mesh", hop_s: flo
 
 
 def limits_of(device: Device) -> Limits:
-    return Limits(device.blocks, int(device.structure.dies.value), 10**9, 10**12, device.sharing is not None)
+    return Limits(
+        device.blocks, int(device.structure.dies.value), 10**9, 10**12, device.sharing is not None
+    )
 
 
 def plan_for(node: Node, options: Options, *, lanes: Lanes | None = None) -> Plan:
@@ -114,28 +185,47 @@ def devices(draw: st.DrawFn, *, caches: bool = False) -> Device:
     for path in TIMES:
         fit[path] = number(_value(device, path) * draw(times))
     if device.fabric is not None:
-        fit["fabric.die_port_bytes_per_s"] = number(device.fabric.die_port_bytes_per_s.value * draw(scale))
-        fit["fabric.io_ingress_bytes_per_s"] = number(device.fabric.io_ingress_bytes_per_s.value * draw(scale))
+        fit["fabric.die_port_bytes_per_s"] = number(
+            device.fabric.die_port_bytes_per_s.value * draw(scale)
+        )
+        fit["fabric.io_ingress_bytes_per_s"] = number(
+            device.fabric.io_ingress_bytes_per_s.value * draw(scale)
+        )
     device = apply_fit(device, fit)
     loaded = device.handoff.hop_s.value * draw(st.sampled_from((1.0, 3.0)))
     device = replace(device, handoff=replace(device.handoff, loaded_hop_s=number(loaded)))
     if caches and draw(st.booleans()):
-        llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((1e3, 1e7))), bytes_per_s=2e12, latency_s=1e-7))
+        llc = Cache(
+            **numbers(
+                capacity_bytes=draw(st.sampled_from((1e3, 1e7))), bytes_per_s=2e12, latency_s=1e-7
+            )
+        )
         device = replace(device, llc=llc)
     return device
 
 
 @st.composite
 def nodes(
-    draw: st.DrawFn, *, caches: bool = False, gpus: tuple[int, ...] = (1, 2, 4), sharing: bool = True, loads: tuple[float, ...] = (1.0, 3.0)
+    draw: st.DrawFn,
+    *,
+    caches: bool = False,
+    gpus: tuple[int, ...] = (1, 2, 4),
+    sharing: bool = True,
+    loads: tuple[float, ...] = (1.0, 3.0),
 ) -> Node:
     device = draw(devices(caches=caches))
     count = draw(st.sampled_from(gpus))
-    topology = draw(st.sampled_from(("mesh", "switch", "memory") if sharing else ("mesh", "switch")))
+    topology = draw(
+        st.sampled_from(("mesh", "switch", "memory") if sharing else ("mesh", "switch"))
+    )
     if sharing and (topology == "memory" or draw(st.integers(0, 3)) == 0):
-        device = replace(device, sharing=Sharing(**numbers(switch_s=draw(st.sampled_from((0.0, 2e-7))))))
+        device = replace(
+            device, sharing=Sharing(**numbers(switch_s=draw(st.sampled_from((0.0, 2e-7)))))
+        )
     hop = draw(st.sampled_from((0.0, 5e-7, 2e-6)))
-    return node_of(device, count, topology=topology, hop_s=hop, loaded_hop_s=hop * draw(st.sampled_from(loads)))
+    return node_of(
+        device, count, topology=topology, hop_s=hop, loaded_hop_s=hop * draw(st.sampled_from(loads))
+    )
 
 
 @st.composite
@@ -180,20 +270,35 @@ LANES = Lanes(count=4, delay=1)
 
 
 def fitted(device: Device, **values: float) -> Device:
-    return apply_fit(device, {path.replace("__", "."): number(value) for path, value in values.items()})
+    return apply_fit(
+        device, {path.replace("__", "."): number(value) for path, value in values.items()}
+    )
 
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
     rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
     costs = (
-        "copy_s", "watch_s", "jitter_s", "leave_s", "slice_s", "reduction_s", "item_s", "heads_s", "round_s", "unit_s", "crowd_s",
-        "vector_s", "tile_s",
-    )  # fmt: skip
+        "copy_s",
+        "watch_s",
+        "jitter_s",
+        "leave_s",
+        "slice_s",
+        "reduction_s",
+        "item_s",
+        "heads_s",
+        "round_s",
+        "unit_s",
+        "crowd_s",
+        "vector_s",
+        "tile_s",
+    )
     rates |= dict.fromkeys(costs, 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
 
 
 def streamed(device: Device, *, blocks: int = 1, slot_bytes: int = 16384, rows: int = 64) -> float:
     options = Options(blocks=blocks, slot_bytes=slot_bytes, ring_slots=4, window_slots=4)
-    return simulate(stream_probe(options, limits_of(device), rows=rows, cols=2048), node_of(device)).step_s
+    return simulate(
+        stream_probe(options, limits_of(device), rows=rows, cols=2048), node_of(device)
+    ).step_s

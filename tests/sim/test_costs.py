@@ -27,7 +27,9 @@ def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
 def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
     for context, window in ((1, 0), (100, 0), (100, 37), (256, 16)):
         options = Options(blocks=4, attention_splits=3, context=context, max_context=256)
-        plan = attention_probe(options, limits_of(ideal()), heads=4, kv_heads=2, head_dim=16, window=window)
+        plan = attention_probe(
+            options, limits_of(ideal()), heads=4, kv_heads=2, head_dim=16, window=window
+        )
         stage = plan.stages[0]
         assert sum(cost.item_kv_bytes(plan, stage, item) for item in range(6)) == plan.kv_bytes()
 
@@ -50,21 +52,37 @@ def test_later_steps_stream_from_the_cache_that_holds_them() -> None:
     device = replace(ideal(stream=1e10), llc=Cache(number(1e6), number(1e12), number(0)))
     plan = stream_probe(Options(blocks=4, slot_bytes=512), limits_of(device), rows=64, cols=64)
     result = simulate(plan, node_of(device), steps=3)
-    assert result.step_ends_ps[0] == pytest.approx(simulate(plan, node_of(device), steps=1).floor_s * 1e12, rel=0.01)
+    assert result.step_ends_ps[0] == pytest.approx(
+        simulate(plan, node_of(device), steps=1).floor_s * 1e12, rel=0.01
+    )
     assert result.floor_s == result.bytes_per_step / 1e12
     assert result.step_ps < result.step_ends_ps[0] / 50
 
 
 def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
     node = node_of(fitted(ideal(), block__element_s=1e-9), 2)
-    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    plan = plan_for(
+        node,
+        Options(
+            gpus=2,
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+        ),
+    )
     program = compile_plan(plan, node.device)
     gate_up = next(stage for stage in plan.stages if stage.kind is StageKind.GATE_UP)
     (read,) = program.stages[0][gate_up.index].reads
     assert read.size == 2 * 64 * 4  # two ranks' partial sums of 64 elements, in FP32
     assert read.cost_ps == 2 * 64 * 1000
-    pushed = next(s for s in plan.stages for r in s.resets if plan.values[r.value].name == "o_proj[0]")
-    others = sum(plan.values[r.value].owned[0][1] for r in pushed.resets if not plan.values[r.value].pushed)
+    pushed = next(
+        s for s in plan.stages for r in s.resets if plan.values[r.value].name == "o_proj[0]"
+    )
+    others = sum(
+        plan.values[r.value].owned[0][1] for r in pushed.resets if not plan.values[r.value].pushed
+    )
     fixed = program.stages[0][pushed.index].fixed_ps
     own_publication = 0 if pushed.matrix else plan.values[pushed.publishes or 0].owned[0][1]
     assert fixed == (2 * 16 + others + own_publication + pushed.vector_elements) * 1000
@@ -73,35 +91,56 @@ def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
 def test_the_fixed_cost_of_a_row_is_paid_once_however_many_slices_it_has() -> None:
     device = fitted(ideal(per_die=1), block__row_s=1e-9)
     for slot_bytes in (128, 4096):
-        plan = stream_probe(Options(blocks=1, slot_bytes=slot_bytes, tile_rows=2), limits_of(device), rows=8, cols=64)
+        plan = stream_probe(
+            Options(blocks=1, slot_bytes=slot_bytes, tile_rows=2),
+            limits_of(device),
+            rows=8,
+            cols=64,
+        )
         (work,) = compile_plan(plan, device).stages[0]
         assert sum(work.slots) - len(work.slots) == 8 * 1000  # a picosecond for each slot's bytes
 
 
 def test_loads_take_whole_sectors() -> None:
-    """Eight elements a lane, 32 bytes: two loads of 16 bytes take each sector twice, four of 8 bytes four times; of items that begin with a
-    sector lanes that load together take it once."""
-    matrix = stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=2048).stages[0].matrix
+    """Eight elements a thread, 32 bytes: two loads of 16 bytes take each sector twice, four of 8
+    bytes four times; of items that begin with a sector threads that load together take it once.
+    """
+    matrix = (
+        stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=2048).stages[0].matrix
+    )
     assert matrix is not None
-    assert [vector_bytes(matrix, aligned=aligned) for aligned in (32, 16, 8)] == [4 * 2048, 2 * 4 * 2048, 4 * 4 * 2048]
+    assert [vector_bytes(matrix, aligned=aligned) for aligned in (32, 16, 8)] == [
+        4 * 2048,
+        2 * 4 * 2048,
+        4 * 4 * 2048,
+    ]
     assert [partial_alignment(width) for width in (4 * 66, 2 * 66, 3 * 66, 7)] == [32, 16, 8, 4]
-    assert vector_bytes(matrix, aligned=16, element=2) == 2 * 2048  # eight elements of 16 bits are one load
+    # eight elements of 16 bits are one load
+    assert vector_bytes(matrix, aligned=16, element=2) == 2 * 2048
 
 
 def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
-    """A row of 2,048 columns: one chunk a lane; of 8,192: four."""
-    narrow, wide = (stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=cols).stages[0].matrix for cols in (2048, 8192))
+    """A row of 2,048 columns: one chunk a thread; of 8,192: four."""
+    narrow, wide = (
+        stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=cols).stages[0].matrix
+        for cols in (2048, 8192)
+    )
     assert [vector_rounds(narrow, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 1, 2, 2]
     assert [vector_rounds(wide, parts=parts, splits=0) for parts in (1, 4, 7, 8)] == [1, 2, 4, 4]
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 8, 16)] == [1, 2, 4]
-    assert vector_rounds(wide, parts=1, splits=8) == 4  # of all chunks together, half as many splits
+    # of all chunks together, half as many splits
+    assert vector_rounds(wide, parts=1, splits=8) == 4
 
 
 def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
-    """Four query heads, a key and a value: one round of eight warps; seven query heads: two, the second half as long."""
+    """Four query heads, a key and a value: one round of eight warps; seven query heads: two, the
+    second half as long.
+    """
     warps = warped(heads_s=1e-6).warps
     assert warps is not None
-    assert [cost.heads_ps(warps, dim, heads) for dim, heads in ((64, 6), (128, 6), (64, 9), (64, 17))] == [
+    assert [
+        cost.heads_ps(warps, dim, heads) for dim, heads in ((64, 6), (128, 6), (64, 9), (64, 17))
+    ] == [
         10**6,
         2 * 10**6,
         15 * 10**5,
@@ -113,10 +152,23 @@ def test_of_fewer_splits_than_are_looked_at_together_the_last_is_loaded_again() 
     """A single split four times, two splits the second of them three times, four each once."""
     took = {}
     for splits in (1, 2, 4, 8):
-        options = Options(blocks=4, slot_bytes=512, tile_rows=2, context=255, max_context=256, attention_splits=splits)
+        options = Options(
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            context=255,
+            max_context=256,
+            attention_splits=splits,
+        )
         plan = plan_for(node_of(ideal()), options)
         idle, crowded = (
-            next(work for work in compile_plan(plan, warped(crowd_s=seconds)).stages[0] if work.kind is StageKind.O_PROJ).reads[0].cost_ps
+            next(
+                work
+                for work in compile_plan(plan, warped(crowd_s=seconds)).stages[0]
+                if work.kind is StageKind.O_PROJ
+            )
+            .reads[0]
+            .cost_ps
             for seconds in (0.0, 1e-6)
         )
         took[splits] = (crowded - idle) / 1e6

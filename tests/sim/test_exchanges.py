@@ -14,24 +14,36 @@ from twin.sim.run import simulate
 
 
 def exchange_ps(device: Device, handoff: HandOffKind, blocks: int = 4, elements: int = 40) -> int:
-    plan = exchange_probe(Options(blocks=blocks, handoff=handoff), limits_of(device), elements=elements, stages=6)
+    plan = exchange_probe(
+        Options(blocks=blocks, handoff=handoff), limits_of(device), elements=elements, stages=6
+    )
     return simulate(plan, node_of(device), steps=3).step_ps // 6
 
 
 def handing(dies: int = 1) -> Device:
     return fitted(
-        ideal(dies=dies, per_die=4 // dies), handoff__hop_s=3e-7, handoff__cross_die_s=1e-7, handoff__poll_s=4e-8, handoff__atomic_s=5e-9,
-        block__element_s=1e-9, block__stage_s=2e-7, l2__latency_s=1.5e-7,
-    )  # fmt: skip
+        ideal(dies=dies, per_die=4 // dies),
+        handoff__hop_s=3e-7,
+        handoff__cross_die_s=1e-7,
+        handoff__poll_s=4e-8,
+        handoff__atomic_s=5e-9,
+        block__element_s=1e-9,
+        block__stage_s=2e-7,
+        l2__latency_s=1.5e-7,
+    )
 
 
 def test_a_sentinel_costs_a_hop_half_a_poll_and_the_gather() -> None:
     own = 10_000  # ps: each block publishes 10 elements, and sets as many back
-    assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(300_000 + 20_000 + 40_000 + 2 * own + 200_000, abs=10)
+    assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(
+        300_000 + 20_000 + 40_000 + 2 * own + 200_000, abs=10
+    )
 
 
 def test_another_die_is_further() -> None:
-    assert exchange_ps(handing(2), HandOffKind.SENTINEL) - exchange_ps(handing(1), HandOffKind.SENTINEL) == pytest.approx(100_000, abs=10)
+    assert exchange_ps(handing(2), HandOffKind.SENTINEL) - exchange_ps(
+        handing(1), HandOffKind.SENTINEL
+    ) == pytest.approx(100_000, abs=10)
 
 
 @pytest.mark.parametrize("handoff", [HandOffKind.COUNTER, HandOffKind.GRID])
@@ -43,8 +55,14 @@ def test_a_counter_costs_two_hops_an_atomic_per_block_and_a_load(handoff: HandOf
 
 def test_a_step_begins_with_one_access_to_memory_for_the_token() -> None:
     node, slow = (node_of(fitted(ideal(), memory__latency_s=latency)) for latency in (0, 1e-7))
-    plan = plan_for(node, Options(blocks=4, slot_bytes=512, ring_slots=64, window_slots=64, tile_rows=2, max_context=256))
-    reads = 1 + sum(stage.kind is StageKind.ATTENTION for stage in plan.stages)  # the cache is not read ahead either
+    plan = plan_for(
+        node,
+        Options(
+            blocks=4, slot_bytes=512, ring_slots=64, window_slots=64, tile_rows=2, max_context=256
+        ),
+    )
+    # the cache is not read ahead either
+    reads = 1 + sum(stage.kind is StageKind.ATTENTION for stage in plan.stages)
     assert simulate(plan, slow).step_ps - simulate(plan, node).step_ps <= reads * 100_000
     assert simulate(plan, slow).attribution_ps["other"] >= 100_000
 
@@ -60,13 +78,19 @@ def test_the_sampling_block_looks_at_every_logit() -> None:
 def test_a_gather_is_limited_by_the_cache_that_all_blocks_of_a_die_share() -> None:
     device = fitted(ideal(), l2__bytes_per_s=1e9)
     gathered = 4 * 40 * 4  # bytes: four blocks, 40 elements each
-    assert exchange_ps(device, HandOffKind.SENTINEL) == pytest.approx((gathered + 40 * 4) * 1000, rel=0.01)
+    assert exchange_ps(device, HandOffKind.SENTINEL) == pytest.approx(
+        (gathered + 40 * 4) * 1000, rel=0.01
+    )
 
 
 def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
-    """Another block owns all rows in each stage: the others wait long, but the path runs through its consumer."""
+    """Another block owns all rows in each stage: the others wait long, but the path runs through
+    its consumer.
+    """
     device = fitted(ideal(), block__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
-    plan = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    plan = plan_for(
+        node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
+    )
     stages = []
     for stage in plan.stages:
         if stage.matrix:
@@ -79,20 +103,32 @@ def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
     exchanges = sum(1 for stage in plan.stages if stage.reads)
     assert result.attribution_ps["hand_off"] == pytest.approx(exchanges * 300_000, rel=0.01)
     down = [stage for stage in result.stages if stage.kind == "down"]
-    assert all(stage.causes_ps["consumer"] + stage.causes_ps["streaming"] >= 64 * 128 * 2 * 1000 for stage in down)
+    assert all(
+        stage.causes_ps["consumer"] + stage.causes_ps["streaming"] >= 64 * 128 * 2 * 1000
+        for stage in down
+    )
 
 
 def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
     device = fitted(ideal(), handoff__hop_s=3e-7)
     plans = [
-        Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH, handoff=HandOffKind.GRID)
+        Options(
+            gpus=2,
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+            handoff=HandOffKind.GRID,
+        )
     ]
     node = node_of(device, 2, hop_s=5e-6)
     plan = plan_for(node, plans[0])
     pushed = sum(plan.values[s.publishes].pushed for s in plan.stages if s.publishes is not None)
     result = simulate(plan, node)
     link_hops = result.step_ps - simulate(plan, node_of(device, 2, hop_s=0)).step_ps
-    assert link_hops == pytest.approx(pushed * (5_000_000 - 300_000), rel=0.01)  # instead of the local hop
+    # instead of the local hop
+    assert link_hops == pytest.approx(pushed * (5_000_000 - 300_000), rel=0.01)
 
 
 def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> None:
@@ -101,14 +137,18 @@ def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> N
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
     plan = turns_probe(options, limits_of(device), elements=2, rows=64, cols=2048, stages=3)
     quick = replace(device, l2=replace(device.l2, latency_s=number(0)))
-    assert simulate(plan, node_of(device)).step_s - simulate(plan, node_of(quick)).step_s == pytest.approx(3 * 3e-7, rel=0.4)
+    assert simulate(plan, node_of(device)).step_s - simulate(
+        plan, node_of(quick)
+    ).step_s == pytest.approx(3 * 3e-7, rel=0.4)
 
 
 def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
     device = replace(ideal(), handoff=replace(ideal().handoff, fence_s=number(1e-6)))
     times = {}
     for kind in HandOffKind:
-        plan = exchange_probe(Options(blocks=4, handoff=kind), limits_of(device), elements=4, stages=3)
+        plan = exchange_probe(
+            Options(blocks=4, handoff=kind), limits_of(device), elements=4, stages=3
+        )
         times[kind] = simulate(plan, node_of(device)).step_s
     assert times[HandOffKind.SENTINEL] == pytest.approx(0, abs=1e-7)
     assert times[HandOffKind.COUNTER] == times[HandOffKind.GRID] == pytest.approx(3e-6, rel=0.05)

@@ -14,7 +14,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sim.machines import LANES, MODEL, ideal, limits_of, node_of, nodes, number, numbers, plan_for, plans, usual
+from tests.sim.machines import (
+    LANES,
+    MODEL,
+    ideal,
+    limits_of,
+    node_of,
+    nodes,
+    number,
+    numbers,
+    plan_for,
+    plans,
+    usual,
+)
 from tests.sim.test_families import cases as families
 from twin.errors import HardwareError, PlanError, ToolchainError
 from twin.hardware.load import load_node
@@ -26,7 +38,15 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.probe import stream_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options, Plan, Sampling
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Options,
+    Plan,
+    Sampling,
+)
 from twin.sim import executor as executors
 from twin.sim import forms, wiring
 from twin.sim.batch import planned, simulate_many
@@ -46,10 +66,17 @@ from twin.units import unit_of
 
 
 def equal(examples: int):  # type: ignore[no-untyped-def]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
-def outcome(plan: Plan, node: Node, executor: Executor, **options: Any) -> tuple[dict[str, Any], str]:
+def outcome(
+    plan: Plan, node: Node, executor: Executor, **options: Any
+) -> tuple[dict[str, Any], str]:
     """Everything that leaves a simulation, but for the name of its executor."""
     result = simulate(plan, node, executor=executor, trace=True, **options)
     assert result.executor == executor.value
@@ -58,15 +85,21 @@ def outcome(plan: Plan, node: Node, executor: Executor, **options: Any) -> tuple
 
 
 def assert_equal(plan: Plan, node: Node, **options: Any) -> None:
-    assert outcome(plan, node, Executor.COMPILED, **options) == outcome(plan, node, Executor.SIMPY, **options)
+    assert outcome(plan, node, Executor.COMPILED, **options) == outcome(
+        plan, node, Executor.SIMPY, **options
+    )
 
 
 @st.composite
 def machines(draw: st.DrawFn) -> Node:
-    """As in machines.py, and besides machines of round numbers, where much happens at the same picosecond."""
+    """As in machines.py, and besides machines of round numbers, where much happens at the same
+    picosecond.
+    """
     node = draw(nodes(caches=True))
     if draw(st.integers(0, 3)) == 0:
-        rates = dict.fromkeys(("memory.stream_bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s"), number(1e12))
+        rates = dict.fromkeys(
+            ("memory.stream_bytes_per_s", "l2.bytes_per_s", "block.load_bytes_per_s"), number(1e12)
+        )
         round_numbers = apply_fit(ideal(dies=2, per_die=draw(st.integers(1, 2))), rates)
         node = replace(node, device=replace(round_numbers, sharing=node.device.sharing))
     return draw(variations(node))
@@ -74,14 +107,27 @@ def machines(draw: st.DrawFn) -> Node:
 
 WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
 WARP_COSTS = (
-    "copy_s", "watch_s", "jitter_s", "leave_s", "heads_s", "slice_s", "reduction_s", "item_s", "round_s", "unit_s", "crowd_s",
-    "vector_s", "tile_s",
-)  # fmt: skip
+    "copy_s",
+    "watch_s",
+    "jitter_s",
+    "leave_s",
+    "heads_s",
+    "slice_s",
+    "reduction_s",
+    "item_s",
+    "round_s",
+    "unit_s",
+    "crowd_s",
+    "vector_s",
+    "tile_s",
+)
 
 
 @st.composite
 def variations(draw: st.DrawFn, node: Node) -> Node:
-    """Blocks of warps, loading on demand, fences, caches that keep a share or all, far memory, slow links or quick ones."""
+    """Blocks of warps, loading on demand, fences, caches that keep a share or all, far memory, slow
+    links or quick ones.
+    """
     device = node.device
     if draw(st.booleans()):
         costs = dict.fromkeys(WARP_COSTS, 2e-9) | {
@@ -100,7 +146,14 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
     if draw(st.booleans()):
         device = replace(device, handoff=replace(device.handoff, fence_s=number(2e-7)))
     if draw(st.integers(0, 3)) == 0:
-        llc = Cache(**numbers(capacity_bytes=draw(st.sampled_from((3e4, 1e5, 1e7))), bytes_per_s=2e12, latency_s=1e-7), retention="random")
+        llc = Cache(
+            **numbers(
+                capacity_bytes=draw(st.sampled_from((3e4, 1e5, 1e7))),
+                bytes_per_s=2e12,
+                latency_s=1e-7,
+            ),
+            retention="random",
+        )
         device = replace(device, llc=llc)
     if draw(st.booleans()):
         slower = number(device.l2.latency_s.value + draw(st.sampled_from((1e-8, 3e-7))))
@@ -122,21 +175,41 @@ def links(draw: st.DrawFn, device: Device, link: Link) -> Link:
 def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     """Every execution, protocol and collective; lanes, also several on a GPU."""
     node = draw(machines())
-    crowd = {"blocks": 4 * node.device.blocks} if node.device.sharing and draw(st.booleans()) else {}
+    crowd = (
+        {"blocks": 4 * node.device.blocks} if node.device.sharing and draw(st.booleans()) else {}
+    )
     plan = draw(plans(node, **crowd))
-    possible = [count for count in (2, 4) if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count]
+    possible = [
+        count
+        for count in (2, 4)
+        if count % node.gpus == 0 and plan.options.blocks * node.gpus >= count
+    ]
     if plan.spec is not None and possible and draw(st.integers(0, 2)) == 0:
         ranks = draw(st.sampled_from(possible))
         lanes = replace(LANES, count=ranks, early_exchange=draw(st.booleans()))
         delay = draw(st.integers(0, 1))
         late = LateParts.REDUCED if delay and draw(st.booleans()) else None
-        options = replace(plan.options, delay=delay, collective=CollectiveKind.PUSH, late_parts=late)
+        options = replace(
+            plan.options, delay=delay, collective=CollectiveKind.PUSH, late_parts=late
+        )
         per_gpu = ranks // node.gpus
         if options.blocks % per_gpu == 0:
             plan = plan_for(node, options, lanes=lanes)
-    execution = draw(st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH, Execution.STREAM)))
-    if execution is not Execution.RESIDENT and plan.spec is not None and not plan.spec.lanes and node.gpus > 1 and draw(st.booleans()):
-        return node, plan_for(node, replace(plan.options, execution=execution, collective=CollectiveKind.LIBRARY))
+    execution = draw(
+        st.sampled_from(
+            (Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH, Execution.LAUNCHES)
+        )
+    )
+    if (
+        execution is not Execution.RESIDENT
+        and plan.spec is not None
+        and not plan.spec.lanes
+        and node.gpus > 1
+        and draw(st.booleans())
+    ):
+        return node, plan_for(
+            node, replace(plan.options, execution=execution, collective=CollectiveKind.LIBRARY)
+        )
     return node, replace(plan, options=replace(plan.options, execution=execution))
 
 
@@ -148,27 +221,46 @@ def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int)
 
 
 @equal(25)
-@given(st.data(), st.integers(1, 3), st.booleans(), st.sampled_from(list(Sampling)), st.integers(1, 3))
+@given(
+    st.data(), st.integers(1, 3), st.booleans(), st.sampled_from(list(Sampling)), st.integers(1, 3)
+)
 def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     data: st.DataObject, delay: int, early: bool, sampling: Sampling, steps: int
 ) -> None:
-    """Helpers that are quicker than their blocks, and helpers that these wait for."""
+    """Keepers that are quicker than their blocks, and keepers that these wait for."""
     node = node_of(usual(per_die=8), data.draw(st.sampled_from((1, 2))))
     node = data.draw(variations(node))
     warps = node.device.warps or Warps(**numbers(**WARP_RATES, **dict.fromkeys(WARP_COSTS, 2e-8)))
-    block = replace(node.device.block, stage_s=number(data.draw(st.sampled_from((0.0, 1e-7, 4e-6)))))
+    block = replace(
+        node.device.block, stage_s=number(data.draw(st.sampled_from((0.0, 1e-7, 4e-6))))
+    )
     node = replace(node, device=replace(node.device, warps=warps, block=block))
-    spec = replace(MODEL, layers=2 * delay + 1, windows=(0,) * (2 * delay + 1), lanes=replace(LANES, delay=delay, early_exchange=early))
+    spec = replace(
+        MODEL,
+        layers=2 * delay + 1,
+        windows=(0,) * (2 * delay + 1),
+        lanes=replace(LANES, delay=delay, early_exchange=early),
+    )
     options = Options(
-        gpus=node.gpus, blocks=8, slot_bytes=512, sampling=sampling, collective=CollectiveKind.PUSH, late_parts=LateParts.REDUCED
+        gpus=node.gpus,
+        blocks=8,
+        slot_bytes=512,
+        sampling=sampling,
+        collective=CollectiveKind.PUSH,
+        late_parts=LateParts.REDUCED,
     )
     plan = build(spec, options, limits_of(node.device))
-    assert Machine(plan, node, steps=1, keep_all=False).helped
+    assert Machine(plan, node, steps=1, keep_all=False).has_keepers
     assert_equal(plan, node, steps=steps)
 
 
 @equal(80)
-@given(st.data(), families(), st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)), st.integers(1, 3))
+@given(
+    st.data(),
+    families(),
+    st.sampled_from((Execution.RESIDENT, Execution.RESIDENT, Execution.GRAPH)),
+    st.integers(1, 3),
+)
 def test_both_executors_give_the_same_trace_of_experts_and_states(
     data: st.DataObject, case: tuple[Node, Plan, Routing], execution: Execution, steps: int
 ) -> None:
@@ -191,7 +283,14 @@ def test_both_executors_leave_the_machine_in_the_same_state(case: tuple[Node, Pl
         machine = Machine(plan, node, steps=2, keep_all=False)
         executors.run(machine, prepared, executor)
         blocks = [
-            (b.ended, b.ring.issued, b.ring.freed, b.consumed, [[list(s) for s in step] for step in _logs(b.log)]) for b in machine.blocks
+            (
+                b.ended,
+                b.ring.issued,
+                b.ring.freed,
+                b.consumed,
+                [[list(s) for s in step] for step in _logs(b.log)],
+            )
+            for b in machine.blocks
         ]
         states.append(([(pipe.name, pipe.bytes) for pipe in machine.pipes()], blocks))
     assert states[0] == states[1]
@@ -207,15 +306,33 @@ def shallow(model: str, layers: int = 2) -> ModelSpec:
     kept = [0, *range(spec.layers - layers + 1, spec.layers)]
     layout = tuple(spec.layout[layer] for layer in kept) if spec.layout else ()
     lanes = replace(spec.lanes, delay=min(spec.lanes.delay, layers - 1)) if spec.lanes else None
-    return replace(spec, layers=layers, windows=tuple(spec.windows[layer] for layer in kept), layout=layout, lanes=lanes)
+    return replace(
+        spec,
+        layers=layers,
+        windows=tuple(spec.windows[layer] for layer in kept),
+        layout=layout,
+        lanes=lanes,
+    )
 
 
 SHIPPED = {
     "lanes over eight GPUs": ("laneformer-2b", "8xh200", {"blocks": 16}),
     "lanes on one GPU": ("laneformer-2b", "1xmi300x", {"blocks": 16, "context": 300}),
-    "counters": ("qwen2.5-coder-1.5b", "2xh200", {"blocks": 12, "handoff": HandOffKind.COUNTER, "context": 2000}),
-    "a graph with a library": ("llama-3.2-1b", "2xmi300x", {"blocks": 16, "execution": Execution.GRAPH}),
-    "experts": ("gpt-oss-20b", "2xmi300x", {"blocks": 16, "ring_slots": 5, "window_slots": 2, "ahead_slots": 2, "expert_ranks": 2}),
+    "counters": (
+        "qwen2.5-coder-1.5b",
+        "2xh200",
+        {"blocks": 12, "handoff": HandOffKind.COUNTER, "context": 2000},
+    ),
+    "a graph with a library": (
+        "llama-3.2-1b",
+        "2xmi300x",
+        {"blocks": 16, "execution": Execution.GRAPH},
+    ),
+    "experts": (
+        "gpt-oss-20b",
+        "2xmi300x",
+        {"blocks": 16, "ring_slots": 5, "window_slots": 2, "ahead_slots": 2, "expert_ranks": 2},
+    ),
     "recurrent states": ("qwen3-coder-next", "2xh200", {"blocks": 16, "batch": 2}),
     "barriers": ("llama-3.2-1b", "2xb200", {"blocks": 16, "handoff": HandOffKind.GRID}),
 }
@@ -223,17 +340,21 @@ SHIPPED = {
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_both_executors_agree_on_shipped_models(name: str) -> None:
-    """Two layers on few blocks, because SimPy has to do it too; all of them at full size are in studies/fast-simulator."""
+    """Two layers on few blocks, because SimPy has to do it too; all of them at full size are in
+    studies/fast-simulator.
+    """
     model, on, chosen = SHIPPED[name]
     node = load_node(on)
     plan = default_plan(shallow(model), node, **chosen)
-    results = [simulate(plan, node, executor=executor, trace=True, blocks=(0, 7)) for executor in Executor]
+    results = [
+        simulate(plan, node, executor=executor, trace=True, blocks=(0, 7)) for executor in Executor
+    ]
     assert results[0] == results[1]
     assert results[0].trace == results[1].trace
     assert [result.executor for result in results] == ["compiled", "simpy"]
 
 
-# ---- which one runs --------------------------------------------------------------------------------------------
+# ---- which one runs ------------------------------------------------------------------------------
 
 
 def small() -> tuple[Plan, Node]:
@@ -267,7 +388,9 @@ def test_without_a_compiler_simpy_does_it_and_the_result_says_why() -> None:
         simulate(plan, node, executor=Executor.COMPILED)
 
 
-def test_more_waits_than_an_event_can_name_are_left_to_simpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_waits_than_an_event_can_name_are_left_to_simpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plan, node = small()
     monkeypatch.setattr(state, "TARGET_BITS", 3)
     assert simulate(plan, node).executor == "simpy"
@@ -277,7 +400,9 @@ def test_more_waits_than_an_event_can_name_are_left_to_simpy(monkeypatch: pytest
 
 
 def _with(node: Node, **values: float) -> Node:
-    """Numbers put in place past every check of their ranges: `memory__latency_s` is memory.latency_s."""
+    """Numbers put in place past every check of their ranges: `memory__latency_s` is
+    memory.latency_s.
+    """
     device = node.device
     for path, value in values.items():
         part, leaf = path.split("__")
@@ -286,29 +411,59 @@ def _with(node: Node, **values: float) -> Node:
 
 
 BEYOND = {  # (numbers, what the refusal says)
-    "a rate of which a step takes years": ({"memory__stream_bytes_per_s": 1e-6}, "Memory.*a transfer of .* takes .* more than 4503.6 s"),
-    "a slow port": ({"block__load_bytes_per_s": 2.0}, "load: a transfer of .* takes .* more than 4503.6 s"),
+    "a rate of which a step takes years": (
+        {"memory__stream_bytes_per_s": 1e-6},
+        "Memory.*a transfer of .* takes .* more than 4503.6 s",
+    ),
+    "a slow port": (
+        {"block__load_bytes_per_s": 2.0},
+        "load: a transfer of .* takes .* more than 4503.6 s",
+    ),
     "a stage of days": ({"block__stage_s": 1e6}, r"block.stage_s takes 1e\+06 s, more than"),
     "a stage of an age": ({"block__stage_s": 1e280}, r"block.stage_s takes 1e\+280 s"),
     "a hop of days": ({"handoff__hop_s": 1e6}, r"handoff.hop_s takes 1e\+06 s"),
-    "an element of minutes": ({"block__element_s": 1e3}, "stage .*: a piece of a block's work takes"),
-    "an hour in many stages": ({"block__stage_s": 4e3}, "simulated time would be needed, and the clock ends at 36028.8 s"),
+    "an element of minutes": (
+        {"block__element_s": 1e3},
+        "stage .*: a piece of a block's work takes",
+    ),
+    "an hour in many stages": (
+        {"block__stage_s": 4e3},
+        "simulated time would be needed, and the clock ends at 36028.8 s",
+    ),
     "an hour in many hops": ({"handoff__hop_s": 4e3}, "simulated time would be needed"),
-    "a wait behind a long queue": ({"handoff__loaded_hop_s": 1e3, "memory__stream_bytes_per_s": 1e4}, "simulated time would be needed"),
-    "a load behind a long queue": ({"l2__loaded_latency_s": 4e3, "memory__stream_bytes_per_s": 1e3}, "simulated time would be needed"),
-    "a far memory": ({"memory__latency_s": 4e3, "memory__stream_bytes_per_s": 1e3}, "simulated time would be needed"),
-    "a pipe that is too fast": ({"memory__stream_bytes_per_s": 1e19}, r"Memory.*: 1e\+19 bytes/s are more than 4.61169e\+18"),
+    "a wait behind a long queue": (
+        {"handoff__loaded_hop_s": 1e3, "memory__stream_bytes_per_s": 1e4},
+        "simulated time would be needed",
+    ),
+    "a load behind a long queue": (
+        {"l2__loaded_latency_s": 4e3, "memory__stream_bytes_per_s": 1e3},
+        "simulated time would be needed",
+    ),
+    "a far memory": (
+        {"memory__latency_s": 4e3, "memory__stream_bytes_per_s": 1e3},
+        "simulated time would be needed",
+    ),
+    "a pipe that is too fast": (
+        {"memory__stream_bytes_per_s": 1e19},
+        r"Memory.*: 1e\+19 bytes/s are more than 4.61169e\+18",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
-    """By both executors in the same words: the one wrapped round, the other said 1e19 ps or ended in an error of Python's."""
+    """By both executors in the same words: the one wrapped round, the other said 1e19 ps or ended
+    in an error of Python's.
+    """
     _, node = small()
-    options = Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.COUNTER)
+    options = Options(
+        blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.COUNTER
+    )
     plan = plan_for(node, options)
     if "transfer" in BEYOND[name][1]:
-        plan = stream_probe(replace(options, slot_bytes=16384), limits_of(node.device), rows=64, cols=2048)
+        plan = stream_probe(
+            replace(options, slot_bytes=16384), limits_of(node.device), rows=64, cols=2048
+        )
     values, told = BEYOND[name]
     said = []
     for executor in Executor:
@@ -322,13 +477,19 @@ def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
 @equal(60)
 @given(st.data(), cases())
 def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, Plan]) -> None:
-    """Numbers of any size, so that some sum or product leaves the clock here or there, or none does."""
+    """Numbers of any size, so that some sum or product leaves the clock here or there, or none
+    does.
+    """
     node, plan = case
     for path, value in numbers_of(node).items():
         unit = unit_of(path.rsplit(".", 1)[-1])
         if unit in ("s", "B/s") and data.draw(st.integers(0, 5)) == 0:
             factor = 10.0 ** data.draw(st.integers(3, 12))
-            node = _put(node, path.split("."), number((value.value or 1e-9) * factor if unit == "s" else value.value / factor))
+            node = _put(
+                node,
+                path.split("."),
+                number((value.value or 1e-9) * factor if unit == "s" else value.value / factor),
+            )
     said = []
     for executor in Executor:
         try:
@@ -345,18 +506,20 @@ def _put(item: Any, keys: list[str], value: Number) -> Any:
 
 @pytest.mark.parametrize("executor", list(Executor))
 def test_a_deadlock_is_reported_alike(executor: Executor) -> None:
-    """A plan that waits for a value which is published only later; the validator would refuse it."""
+    """A plan that waits for a value which is published only later; the proof would refuse it."""
     plan, node = small()
     first = next(stage for stage in plan.stages if stage.reads)
     later = plan.values[plan.stages[first.index + 1].publishes or 0]
     spans = tuple(((0, later.elements),) for _ in range(plan.blocks))
     reads = (replace(first.reads[0], value=later.id, spans=spans),)
-    broken = replace(plan, stages=tuple(replace(s, reads=reads) if s is first else s for s in plan.stages))
+    broken = replace(
+        plan, stages=tuple(replace(s, reads=reads) if s is first else s for s in plan.stages)
+    )
     with pytest.raises(SimulationError, match=r"deadlock: Gpu\[0\].Die\[0\].Block\[0\] waits"):
         simulate(broken, node, executor=executor)
 
 
-# ---- its library ------------------------------------------------------------------------------------------------
+# ---- its library ---------------------------------------------------------------------------------
 
 
 def test_the_header_describes_the_arrays() -> None:
@@ -369,7 +532,9 @@ def test_the_header_describes_the_arrays() -> None:
             assert dtype.itemsize % ctypes.sizeof(ctypes.c_int64) == 0, name
 
 
-def test_the_library_is_built_once_and_a_changed_source_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_built_once_and_a_changed_source_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = library.build(tmp_path / "unused")
     stamp = built.stat().st_mtime_ns
@@ -379,7 +544,9 @@ def test_the_library_is_built_once_and_a_changed_source_is_another_one(tmp_path:
     assert library.target() != built
 
 
-def test_a_home_that_cannot_be_written_is_no_reason_to_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_written_is_no_reason_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     library._library.cache_clear()
@@ -388,7 +555,7 @@ def test_a_home_that_cannot_be_written_is_no_reason_to_be_slow(tmp_path: Path, m
     library._library.cache_clear()
 
 
-# ---- what is kept between simulations -------------------------------------------------------------------------------
+# ---- what is kept between simulations ------------------------------------------------------------
 
 
 def test_equal_points_share_a_plan_and_its_program() -> None:
@@ -399,7 +566,9 @@ def test_equal_points_share_a_plan_and_its_program() -> None:
     assert planned(spec, faster, blocks=8) is first
     assert planned(spec, node, blocks=16) is not first
     assert prepare(first, faster.device) is prepare(first, node.device)
-    assert prepare(first, with_number(node, "block.stage_s", "+10%").device) is not prepare(first, node.device)
+    assert prepare(first, with_number(node, "block.stage_s", "+10%").device) is not prepare(
+        first, node.device
+    )
 
 
 def test_refusals_are_not_remembered() -> None:
@@ -415,18 +584,24 @@ def test_no_program_depends_on_what_the_machine_times(name: str) -> None:
     node = load_node(name)
     device = replace(node.device, sharing=Sharing(**numbers(switch_s=1e-6)))
     spec = shallow("llama-3.2-1b", layers=1)
-    for options in ({"handoff": HandOffKind.COUNTER}, {"execution": Execution.STREAM}):
+    for options in ({"handoff": HandOffKind.COUNTER}, {"execution": Execution.LAUNCHES}):
         plan = default_plan(spec, node, blocks=8, **options)
         before = compile_plan(plan, device)
         paths = [path for path in numbers_of(device) if path.startswith(TIMED_BY_THE_MACHINE)]
-        changed = apply_fit(device, {path: number(3 * numbers_of(device)[path].value) for path in paths})
+        changed = apply_fit(
+            device, {path: number(3 * numbers_of(device)[path].value) for path in paths}
+        )
         assert len(paths) > 12
         assert compile_plan(plan, changed) == before
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with a program in which the work of every block in every stage is found for itself."""
+def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with a program in which the work of every block in every stage is found for
+    itself.
+    """
     model, on, chosen = SHIPPED[name]
     node = load_node(on)
     plan = default_plan(shallow(model), node, **chosen)
@@ -435,13 +610,17 @@ def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(name: st
     monkeypatch.setattr(forms, "_first", lambda traits: list(range(len(traits))))
     monkeypatch.setattr(wiring, "_kept", OrderedDict())
     alone = compile_plan(plan, node.device)
-    assert len({id(work) for stages in shared.stages for work in stages}) < len({id(work) for stages in alone.stages for work in stages})
+    assert len({id(work) for stages in shared.stages for work in stages}) < len(
+        {id(work) for stages in alone.stages for work in stages}
+    )
     assert shared == alone
 
 
 def test_a_batch_gives_what_single_simulations_give() -> None:
     plan, node = small()
-    points = [(plan, with_number(node, "handoff.hop_s", f"x{factor}")) for factor in (1.0, 2.0, 3.0)]
+    points = [
+        (plan, with_number(node, "handoff.hop_s", f"x{factor}")) for factor in (1.0, 2.0, 3.0)
+    ]
     alone = [simulate(p, n, executor=Executor.SIMPY) for p, n in points]
     together: list[Result] = list(simulate_many(points))
     assert together == alone
@@ -450,5 +629,11 @@ def test_a_batch_gives_what_single_simulations_give() -> None:
 
 def test_a_probe_runs_in_compiled_code_too() -> None:
     device: Device = ideal()
-    plan = stream_probe(Options(blocks=4, slot_bytes=512, tile_rows=2), limits_of(device), rows=64, cols=64, stages=2)
+    plan = stream_probe(
+        Options(blocks=4, slot_bytes=512, tile_rows=2),
+        limits_of(device),
+        rows=64,
+        cols=64,
+        stages=2,
+    )
     assert_equal(plan, node_of(device))

@@ -20,7 +20,7 @@ from twin.sim.run import simulate
 US = 10**6  # ps
 
 
-def test_a_graph_pays_an_edge_per_stage_and_a_stream_a_launch_per_operation() -> None:
+def test_a_graph_pays_an_edge_per_stage_and_launches_one_per_operation() -> None:
     device = fitted(ideal(), launch__graph_edge_s=1e-6, launch__stream_s=3e-6)
     node = node_of(device)
     plan = plan_for(node, Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
@@ -34,18 +34,31 @@ def test_a_graph_pays_an_edge_per_stage_and_a_stream_a_launch_per_operation() ->
 def test_a_restart_is_counted_from_the_border_to_the_first_data() -> None:
     """restart_s contains the latency, so only the rest is added to it."""
     device = fitted(ideal(per_die=1, stream=1e9), memory__latency_s=3e-7, launch__restart_s=5e-7)
-    plan = stream_probe(Options(blocks=1, slot_bytes=1024, execution=Execution.GRAPH), limits_of(device), rows=8, cols=64)
+    plan = stream_probe(
+        Options(blocks=1, slot_bytes=1024, execution=Execution.GRAPH),
+        limits_of(device),
+        rows=8,
+        cols=64,
+    )
     assert simulate(plan, node_of(device)).step_ps == pytest.approx(500_000 + 1024 * 1000, abs=10)
 
 
 def test_a_library_collective_waits_for_all_gpus_and_costs_its_time() -> None:
     node = node_of(ideal(), 2)
     options = Options(
-        gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.LIBRARY, execution=Execution.GRAPH
+        gpus=2,
+        blocks=4,
+        slot_bytes=512,
+        tile_rows=2,
+        max_context=256,
+        collective=CollectiveKind.LIBRARY,
+        execution=Execution.GRAPH,
     )
     plan = plan_for(node, options)
     calls = sum(stage.kind.value == "collective" for stage in plan.stages)
-    assert simulate(plan, node).attribution_ps["collective"] == pytest.approx(calls * 4 * US, abs=2000)
+    assert simulate(plan, node).attribution_ps["collective"] == pytest.approx(
+        calls * 4 * US, abs=2000
+    )
 
 
 def executed(plan: Plan, execution: Execution) -> Plan:
@@ -53,8 +66,13 @@ def executed(plan: Plan, execution: Execution) -> Plan:
 
 
 def test_blocks_of_one_core_take_turns() -> None:
-    device = replace(fitted(ideal(per_die=1), block__bf16_bytes_per_s=1e9), sharing=Sharing(number(1e-6)))
-    plans = [stream_probe(Options(blocks=n, slot_bytes=1024), limits_of(device), rows=16, cols=64) for n in (1, 2)]
+    device = replace(
+        fitted(ideal(per_die=1), block__bf16_bytes_per_s=1e9), sharing=Sharing(number(1e-6))
+    )
+    plans = [
+        stream_probe(Options(blocks=n, slot_bytes=1024), limits_of(device), rows=16, cols=64)
+        for n in (1, 2)
+    ]
     alone, shared = (simulate(plan, node_of(device), steps=1).step_ps for plan in plans)
     assert shared == pytest.approx(alone + US, abs=5000)
 
@@ -62,7 +80,17 @@ def test_blocks_of_one_core_take_turns() -> None:
 def test_emulated_gpus_share_one_memory() -> None:
     device = replace(ideal(per_die=2), sharing=Sharing(number(0)))
     node = node_of(device, 2, topology="memory")
-    plan = plan_for(node, Options(gpus=2, blocks=2, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    plan = plan_for(
+        node,
+        Options(
+            gpus=2,
+            blocks=2,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+        ),
+    )
     result = simulate(plan, node)
     assert result.stream_bytes_per_s == device.memory.stream_bytes_per_s.value
     assert result.floor_s == plan.bytes_per_step() / result.stream_bytes_per_s
@@ -70,7 +98,17 @@ def test_emulated_gpus_share_one_memory() -> None:
 
 def test_a_plan_for_other_hardware_is_refused() -> None:
     node = node_of(ideal(), 2)
-    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    plan = plan_for(
+        node,
+        Options(
+            gpus=2,
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+        ),
+    )
     with pytest.raises(HardwareError, match="gpus=2"):
         simulate(plan, node_of(ideal()))
     with pytest.raises(HardwareError, match="no link"):

@@ -26,7 +26,12 @@ from twin.sim.run import simulate
 
 
 def equal(examples: int):  # type: ignore[no-untyped-def]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def first_gpu(plan: Plan, node: Node, steps: int) -> Machine | None:
@@ -34,8 +39,10 @@ def first_gpu(plan: Plan, node: Node, steps: int) -> Machine | None:
 
 
 def assert_every_gpu_does_the_same(plan: Plan, node: Node, *, steps: int = 2) -> bool:
-    """Was the first GPU enough? Then each block of the whole machine ends, loads and waits as its like on the first GPU, and the results
-    are equal; if it was not, they are equal because the whole machine was simulated."""
+    """Was the first GPU enough? Then each block of the whole machine ends, loads and waits as its
+    like on the first GPU, and the results are equal; if it was not, they are equal because the
+    whole machine was simulated.
+    """
     first = first_gpu(plan, node, steps)
     assert simulate(plan, node, steps=steps) == simulate(plan, node, steps=steps, whole=True)
     if first is None:
@@ -45,7 +52,11 @@ def assert_every_gpu_does_the_same(plan: Plan, node: Node, *, steps: int = 2) ->
     for block in whole.blocks:
         like = first.blocks[block.place.index]
         assert block.ended == like.ended
-        assert (block.ring.issued, block.ring.freed, block.consumed) == (like.ring.issued, like.ring.freed, like.consumed)
+        assert (block.ring.issued, block.ring.freed, block.consumed) == (
+            like.ring.issued,
+            like.ring.freed,
+            like.consumed,
+        )
         assert _times(block.log) == _times(like.log)
     return True
 
@@ -57,12 +68,24 @@ def _times(log: Any) -> list[Any]:
 
 @st.composite
 def alike(draw: st.DrawFn) -> tuple[Node, Plan]:
-    """Machines of several GPUs, with lanes and without, links quick and slow; also of round numbers, where much happens at once."""
-    node = draw(machines()) if draw(st.integers(0, 3)) == 0 else draw(variations(draw(nodes(caches=True, sharing=False))))
+    """Machines of several GPUs, with lanes and without, links quick and slow; also of round
+    numbers, where much happens at once.
+    """
+    node = (
+        draw(machines())
+        if draw(st.integers(0, 3)) == 0
+        else draw(variations(draw(nodes(caches=True, sharing=False))))
+    )
     gpus = draw(st.sampled_from((2, 4)))
     topology = draw(st.sampled_from(("mesh", "switch")))
     hop = draw(st.sampled_from((0.0, 5e-7, 2e-6)))
-    linked = node_of(node.device, gpus, topology=topology, hop_s=hop, loaded_hop_s=hop * draw(st.sampled_from((1.0, 3.0))))
+    linked = node_of(
+        node.device,
+        gpus,
+        topology=topology,
+        hop_s=hop,
+        loaded_hop_s=hop * draw(st.sampled_from((1.0, 3.0))),
+    )
     node = replace(linked, device=replace(node.device, sharing=None))
     delay = draw(st.integers(0, 1))
     slots = draw(st.integers(1, 6))
@@ -79,7 +102,11 @@ def alike(draw: st.DrawFn) -> tuple[Node, Plan]:
         delay=delay,
         late_parts=LateParts.REDUCED if delay and draw(st.booleans()) else None,
     )
-    lanes = replace(LANES, count=gpus, delay=1, early_exchange=draw(st.booleans())) if delay or draw(st.booleans()) else None
+    lanes = (
+        replace(LANES, count=gpus, delay=1, early_exchange=draw(st.booleans()))
+        if delay or draw(st.booleans())
+        else None
+    )
     return node, plan_for(node, options, lanes=lanes)
 
 
@@ -95,7 +122,11 @@ SHIPPED = {  # (model, node, options); of two layers on few blocks
     "lanes without a delay": ("laneformer-2b", "8xh200", {"blocks": 16, "delay": 0}),
     "lanes over a mesh": ("laneformer-2b", "8xmi300x", {"blocks": 16}),
     "two GPUs": ("qwen2.5-coder-1.5b", "2xh200", {"blocks": 12, "context": 2000}),
-    "a long context": ("llama-3.1-8b", "8xh200", {"blocks": 24, "context": 4096, "max_context": 8192}),
+    "a long context": (
+        "llama-3.1-8b",
+        "8xh200",
+        {"blocks": 24, "context": 4096, "max_context": 8192},
+    ),
     "two dies": ("llama-3.2-1b", "4xb200", {"blocks": 16}),
     "a mesh of two": ("llama-3.2-1b", "2xmi300x", {"blocks": 16}),
     "experts that all ranks slice": ("gpt-oss-20b", "8xh200", {"blocks": 16}),
@@ -110,7 +141,10 @@ def test_shipped_plans_give_the_same_with_one_gpu_as_with_all(name: str) -> None
     assert_every_gpu_does_the_same(plan, node)
 
 
-@pytest.mark.parametrize(("model", "on"), [("laneformer-2b", "8xh200"), ("qwen2.5-coder-1.5b", "2xh200"), ("llama-3.2-1b", "8xh200")])
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [("laneformer-2b", "8xh200"), ("qwen2.5-coder-1.5b", "2xh200"), ("llama-3.2-1b", "8xh200")],
+)
 def test_one_gpu_is_enough_for_whole_models_and_most_what_ifs(model: str, on: str) -> None:
     """Else the twin would be slow and nobody would know why."""
     node = load_node(on)
@@ -123,7 +157,14 @@ def test_one_gpu_is_enough_for_whole_models_and_most_what_ifs(model: str, on: st
 
 def small(**chosen: Any) -> tuple[Plan, Node]:
     node = node_of(usual(), 2)
-    options = Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH)
+    options = Options(
+        gpus=2,
+        blocks=4,
+        slot_bytes=512,
+        tile_rows=2,
+        max_context=256,
+        collective=CollectiveKind.PUSH,
+    )
     return plan_for(node, replace(options, **chosen)), node
 
 
@@ -136,7 +177,13 @@ def test_a_trace_and_simpy_have_all_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"handoff": HandOffKind.COUNTER}, {"handoff": HandOffKind.GRID}, {"execution": Execution.GRAPH}], ids=str
+    "chosen",
+    [
+        {"handoff": HandOffKind.COUNTER},
+        {"handoff": HandOffKind.GRID},
+        {"execution": Execution.GRAPH},
+    ],
+    ids=str,
 )
 def test_counters_barriers_and_kernels_have_all_gpus(chosen: dict[str, Any]) -> None:
     """Their arrivals queue by GPU, or all GPUs meet."""
@@ -147,7 +194,14 @@ def test_counters_barriers_and_kernels_have_all_gpus(chosen: dict[str, Any]) -> 
 def test_lanes_of_one_gpu_and_emulated_gpus_have_all_their_blocks() -> None:
     """They share a memory."""
     node = node_of(usual(), 2)
-    options = Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH)
+    options = Options(
+        gpus=2,
+        blocks=4,
+        slot_bytes=512,
+        tile_rows=2,
+        max_context=256,
+        collective=CollectiveKind.PUSH,
+    )
     plan = plan_for(node, options, lanes=Lanes(count=4, delay=1))
     assert first_gpu(plan, node, 2) is None
     shared = node_of(usual(), 2, topology="memory")

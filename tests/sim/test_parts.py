@@ -27,7 +27,7 @@ def package_of(device: Device, placement: Placement = Placement.FLAT) -> Package
     return Package(device, Times.of(device), placement, 0)
 
 
-# ---- pipes --------------------------------------------------------------------------------------------------
+# ---- pipes ---------------------------------------------------------------------------------------
 
 
 def test_second_request_waits_for_the_pipe() -> None:
@@ -64,7 +64,10 @@ def test_the_load_of_a_package_is_the_share_of_the_last_window() -> None:
 def test_interleaved_memory_passes_the_fabric_and_local_memory_does_not() -> None:
     device = usual(dies=4, io_dies=4)
     port = Pipe("block", FAST)
-    flat, local = (package_of(device, placement).memory_path(0, port) for placement in (Placement.FLAT, Placement.DIE_AWARE))
+    flat, local = (
+        package_of(device, placement).memory_path(0, port)
+        for placement in (Placement.FLAT, Placement.DIE_AWARE)
+    )
     die = ["Gpu[0].Die[0].port", "Gpu[0].Die[0].l2", "block"]
     assert [pipe.name for pipe in flat.pipes] == ["Gpu[0].Memory[0]", "Gpu[0].Io[0].ingress", *die]
     assert [pipe.name for pipe in local.pipes] == ["Gpu[0].Memory[0]", *die]
@@ -72,13 +75,15 @@ def test_interleaved_memory_passes_the_fabric_and_local_memory_does_not() -> Non
     assert local.pipes[0].cost(1000) == 4 * flat.pipes[0].cost(1000)
 
 
-# ---- ring ---------------------------------------------------------------------------------------------------
+# ---- ring ----------------------------------------------------------------------------------------
 
 
 def ring_of(capacity: int, window: int, latency: int = 0) -> tuple[Clock, Ring]:
     clock = Clock()
     path = Path((Pipe("p", 1e12),), latency)
-    return clock, Ring(clock, [10] * 100, capacity=capacity, window=window, memory=path, cached=None, limit=100)
+    return clock, Ring(
+        clock, [10] * 100, capacity=capacity, window=window, memory=path, cached=None, limit=100
+    )
 
 
 def test_the_ring_is_filled_and_no_further() -> None:
@@ -123,11 +128,13 @@ def test_a_full_ring_requests_nothing_however_often_it_is_asked() -> None:
     assert ring.issued == 4
 
 
-# ---- links --------------------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("topology", "second"), [("mesh", 1_020_000), ("switch", 1_040_000)])
-def test_two_peers_have_a_link_each_in_a_mesh_and_share_one_behind_a_switch(topology: str, second: int) -> None:
+def test_two_peers_have_a_link_each_in_a_mesh_and_share_one_behind_a_switch(
+    topology: str, second: int
+) -> None:
     packages = [package_of(ideal()) for _ in range(3)]
     link = node_of(ideal(), 4, topology=topology).link
     assert link is not None
@@ -143,23 +150,33 @@ def test_an_unknown_topology_is_refused() -> None:
         Links(link, [])
 
 
-# ---- what is under way when a stage begins or a hand-off is made ------------------------------------------------
+# ---- what is under way when a stage begins or a hand-off is made ---------------------------------
 
 
 def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
-    """From a slow memory they come later than a quick hand-off, which is then no part of the wait; a slow one begins before they are there
-    and ends as late as without them."""
+    """From a slow memory they come later than a quick hand-off, which is then no part of the wait;
+    a slow one begins before they are there and ends as late as without them.
+    """
     options, logs = Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256), []
     for hop_s in (0.0, 1.0):
-        device = apply_fit(warped(), {"memory.stream_bytes_per_s": number(1e9), "handoff.hop_s": number(hop_s)})
-        machine = Machine(plan_for(node_of(device), options), node_of(device), steps=2, keep_all=True)
+        device = apply_fit(
+            warped(), {"memory.stream_bytes_per_s": number(1e9), "handoff.hop_s": number(hop_s)}
+        )
+        machine = Machine(
+            plan_for(node_of(device), options), node_of(device), steps=2, keep_all=True
+        )
         machine.run()
         block = machine.blocks[0]
-        at = next(index for index, work in enumerate(block.program) if work.kind is StageKind.GATE_UP)
+        at = next(
+            index for index, work in enumerate(block.program) if work.kind is StageKind.GATE_UP
+        )
         assert len(block.program[at].ahead) > block.ring.capacity
         logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])
         pieces = critical_path(machine.blocks, 1, len(machine.plan.stages))
-        assert sum(piece.end - piece.start for piece in pieces) == machine.blocks[0].ended[1] - machine.blocks[0].ended[0]
+        assert (
+            sum(piece.end - piece.start for piece in pieces)
+            == machine.blocks[0].ended[1] - machine.blocks[0].ended[0]
+        )
     quick, slow = logs
     assert quick[0][1] == STREAMING
     assert {end for end, _, _ in quick} == {quick[0][0]}
@@ -173,7 +190,9 @@ def behind_a_queue(pipe_s: float, **times: float) -> Package:
     """A package whose memory is busy for `pipe_s` from time 0 on."""
     device = apply_fit(usual(), {"handoff.hop_s": number(1e-6)})
     handoff = replace(device.handoff, loaded_hop_s=number(times.get("hop_s", 1e-6)))
-    l2 = replace(device.l2, latency_s=number(1e-7), loaded_latency_s=number(times.get("latency_s", 1e-7)))
+    l2 = replace(
+        device.l2, latency_s=number(1e-7), loaded_latency_s=number(times.get("latency_s", 1e-7))
+    )
     device = replace(device, handoff=handoff, l2=l2)
     package = package_of(device)
     package.domains[0].reserve(0, int(pipe_s * device.memory.stream_bytes_per_s.value))

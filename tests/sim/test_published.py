@@ -20,7 +20,7 @@ PUBLISHED_CAP = 890.0  # tokens/s at 25 layers x 10 kernels
 def test_one_kernel_per_operation_stays_below_the_published_cap() -> None:
     spec = load_model("laneformer-2b")
     deeper = replace(spec, layers=25, windows=(512,) * 20 + (0,) * 5)
-    plan = plan_for(deeper, load_node("1xmi300x"), execution=Execution.STREAM, blocks=8)
+    plan = plan_for(deeper, load_node("1xmi300x"), execution=Execution.LAUNCHES, blocks=8)
     layers = [s for s in plan.stages if s.layer >= 0 and s.kind is not StageKind.COLLECTIVE]
     assert sum(len(s.operations) for s in layers) == 25 * KERNELS_PER_LAYER
     result = simulate(plan, load_node("1xmi300x"))

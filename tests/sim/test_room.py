@@ -9,7 +9,9 @@ from twin.plan.types import CollectiveKind, Options
 from twin.sim.compiled.room import Room, lent
 from twin.sim.run import simulate
 
-OPTIONS = Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH)
+OPTIONS = Options(
+    gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH
+)
 
 
 def test_what_lay_in_a_room_does_not_matter() -> None:

@@ -17,7 +17,9 @@ from twin.sim.run import simulate
 
 
 def test_an_item_is_scanned_in_rounds() -> None:
-    """64 elements, 4 query heads: 2 warps a head, 4 positions a warp and load, 4 loads: 32 positions a round."""
+    """64 elements, 4 query heads: 2 warps a head, 4 positions a warp and load, 4 loads: 32
+    positions a round.
+    """
     device = warped(item_s=3e-6, round_s=1e-6)
     options = Options(blocks=1, context=256, max_context=256, attention_splits=1)
     plan = attention_probe(options, limits_of(device), heads=4, kv_heads=1, head_dim=64)
@@ -25,8 +27,18 @@ def test_an_item_is_scanned_in_rounds() -> None:
 
 
 def test_cached_keys_come_through_the_ring() -> None:
-    """One item of 128 positions, 64 x 2 bytes each for key and value: two slots of 16 KiB, in each a round of one query head."""
-    options = Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4, context=128, max_context=128, attention_splits=1)
+    """One item of 128 positions, 64 x 2 bytes each for key and value: two slots of 16 KiB, in each
+    a round of one query head.
+    """
+    options = Options(
+        blocks=1,
+        slot_bytes=16384,
+        ring_slots=4,
+        window_slots=4,
+        context=128,
+        max_context=128,
+        attention_splits=1,
+    )
     device = warped(round_s=1e-6, item_s=5e-6)
     plan = attention_probe(options, limits_of(device), heads=1, kv_heads=1, head_dim=64, stages=1)
     work = compile_plan(plan, device).stages[0][0]
@@ -36,18 +48,30 @@ def test_cached_keys_come_through_the_ring() -> None:
     assert [round(ps / 1e6, 6) for ps in waiting.slots] == [1.0, 1.0]  # each tile is awaited
 
 
-def test_a_round_takes_by_positions_a_lane_and_lanes_a_position() -> None:
-    """Heads of 96 hold one position a lane; of 128 on sixteen lanes, so that sums over them take a step more."""
+def test_a_round_takes_by_positions_a_thread_and_threads_a_position() -> None:
+    """Heads of 96 hold one position a thread; of 128 on sixteen threads, so that sums over them
+    take a step more.
+    """
     device, took = warped(round_s=1e-6), {}
     for head_dim in (64, 96, 128):
-        plan = attention_probe(Options(blocks=1, context=16, max_context=16), limits_of(device), heads=1, kv_heads=1, head_dim=head_dim)
+        plan = attention_probe(
+            Options(blocks=1, context=16, max_context=16),
+            limits_of(device),
+            heads=1,
+            kv_heads=1,
+            head_dim=head_dim,
+        )
         took[head_dim] = sum(compile_plan(plan, device).stages[0][0].slots) / 1e6
     assert took == pytest.approx({64: 1.0, 96: 7 / 16, 128: 10 / 9})
 
 
-def scanned(context: int, head_dim: int, *, group: int = 4, slot_bytes: int = 16384, **times: float) -> list[float]:
+def scanned(
+    context: int, head_dim: int, *, group: int = 4, slot_bytes: int = 16384, **times: float
+) -> list[float]:
     """Microseconds of the cached tiles of one item on tensor cores."""
-    options = Options(blocks=1, slot_bytes=slot_bytes, context=context, max_context=context, attention_splits=1)
+    options = Options(
+        blocks=1, slot_bytes=slot_bytes, context=context, max_context=context, attention_splits=1
+    )
     limits = replace(limits_of(warped()), teams=True)
     plan = attention_probe(options, limits, heads=group, kv_heads=1, head_dim=head_dim, stages=1)
     assert tensor_scan(plan)
@@ -55,23 +79,37 @@ def scanned(context: int, head_dim: int, *, group: int = 4, slot_bytes: int = 16
 
 
 def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
-    """Tiles of 16 KiB hold 64 positions of 64 elements, 32 of 128: two of these are looked at side by side, and the last one shows."""
+    """Tiles of 16 KiB hold 64 positions of 64 elements, 32 of 128: two of these are looked at side
+    by side, and the last one shows.
+    """
     assert scanned(128, 128, unit_s=1e-6) == [0.0, 1.0, 0.0, 1.0]
     assert scanned(160, 128, unit_s=1e-6) == [1.0, 0.0, 1.0, 0.0, 1.0]
     assert scanned(80, 128, unit_s=1e-6, slot_bytes=32768) == [1.0, 1.0]
-    assert scanned(128, 64, unit_s=1e-6) == [0.8, 0.8]  # 16 steps of 20: half the products, the same softmax
+    # 16 steps of 20: half the products, the same softmax
+    assert scanned(128, 64, unit_s=1e-6) == [0.8, 0.8]
     assert scanned(16, 128, unit_s=1e-6) == [1.0]
-    assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.0]  # each set of heads has warps of its own
-    assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]  # each tile is awaited; there are no rounds
+    # each set of heads has warps of its own
+    assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.0]
+    # each tile is awaited; there are no rounds
+    assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]
 
 
 def test_an_items_start_and_end_grow_with_its_outputs() -> None:
-    """A probe puts down a query for each of 256 threads at once; a layer publishes two outputs a thread."""
-    assert [scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))] == [2.0, 3.0, 3.0]
+    """A probe puts down a query for each of 256 threads at once; a layer publishes two outputs a
+    thread.
+    """
+    assert [
+        scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))
+    ] == [2.0, 3.0, 3.0]
     warps = warped(item_s=2e-6).warps
     assert warps is not None
     starts = []
     for heads in (4, 8):  # of one key head: 512 and 1,024 outputs
-        layer = plan_of(replace(tiny(heads=heads, kv_heads=1), head_dim=128), blocks=4, slot_bytes=16384, max_context=256)
+        layer = plan_of(
+            replace(tiny(heads=heads, kv_heads=1), head_dim=128),
+            blocks=4,
+            slot_bytes=16384,
+            max_context=256,
+        )
         starts.append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
     assert starts == [2.0, 3.0]

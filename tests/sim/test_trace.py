@@ -30,7 +30,17 @@ from twin.sim.trace import CRITICAL, marks
 
 def result_of(**options: object) -> Result:
     node = node_of(usual(dies=2, per_die=2, io_dies=2), 2)
-    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    plan = plan_for(
+        node,
+        Options(
+            gpus=2,
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+        ),
+    )
     return simulate(plan, node, trace=True, **options)  # type: ignore[arg-type]
 
 
@@ -48,12 +58,16 @@ def test_spans_nest_and_never_overlap() -> None:
         if event["ph"] == "X":
             level = str(event["cat"]) if event["cat"] in ("step", "stage") else "cause"
             start = float(str(event["ts"]))
-            tracks[event["pid"], event["tid"], level].append((start, start + float(str(event["dur"]))))
+            tracks[event["pid"], event["tid"], level].append(
+                (start, start + float(str(event["dur"])))
+            )
     for (pid, tid, level), spans in tracks.items():
         spans.sort()
         assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(spans)), (pid, tid, level)
     for gpu in range(2):
-        step, stage, cause = (sum(e - s for s, e in tracks[gpu, 0, level]) for level in ("step", "stage", "cause"))
+        step, stage, cause = (
+            sum(e - s for s, e in tracks[gpu, 0, level]) for level in ("step", "stage", "cause")
+        )
         assert abs(step - stage) < 1e-6
         assert abs(step - cause) < 1e-6
 
@@ -63,9 +77,13 @@ def test_tracks_carry_the_names_of_the_machine() -> None:
     assert {"Gpu[0]", "Gpu[1]", "Gpu[1].Die[1].Block[3].consumer", "critical path"} <= names
 
 
-def test_a_track_is_named_once_however_many_stages_a_helper_makes() -> None:
+def test_a_track_is_named_once_however_many_stages_a_keeper_makes() -> None:
     plan = default_plan(load_model("laneformer-2b"), load_node("1xh200"), blocks=16)
-    named = [event for event in events_of(simulate(plan, load_node("1xh200"), trace=True)) if event["ph"] == "M"]
+    named = [
+        event
+        for event in events_of(simulate(plan, load_node("1xh200"), trace=True))
+        if event["ph"] == "M"
+    ]
     tracks = [(event["name"], event["pid"], event.get("tid")) for event in named]
     assert len(tracks) == len(set(tracks))
     assert sum("helper" in str(event["args"]) for event in named) == 16
@@ -79,9 +97,14 @@ def test_a_loader_never_has_more_in_flight_than_its_window() -> None:
 
 def test_the_critical_path_covers_the_step_without_gap() -> None:
     result = result_of()
-    spans = sorted((e["ts"], e["dur"]) for e in events_of(result) if e["ph"] == "X" and e["pid"] == CRITICAL)
+    spans = sorted(
+        (e["ts"], e["dur"]) for e in events_of(result) if e["ph"] == "X" and e["pid"] == CRITICAL
+    )
     assert abs(sum(float(str(d)) for _, d in spans) - result.step_ps / 1e6) < 1e-6
-    assert all(abs(float(str(a)) + float(str(d)) - float(str(b))) < 1e-6 for (a, d), (b, _) in pairwise(spans))
+    assert all(
+        abs(float(str(a)) + float(str(d)) - float(str(b))) < 1e-6
+        for (a, d), (b, _) in pairwise(spans)
+    )
 
 
 def test_a_trace_of_some_blocks_has_only_those() -> None:
@@ -92,7 +115,17 @@ def test_a_trace_of_some_blocks_has_only_those() -> None:
 
 def test_a_trace_does_not_change_the_result() -> None:
     node = node_of(usual(dies=2, per_die=2, io_dies=2), 2)
-    plan = plan_for(node, Options(gpus=2, blocks=4, slot_bytes=512, tile_rows=2, max_context=256, collective=CollectiveKind.PUSH))
+    plan = plan_for(
+        node,
+        Options(
+            gpus=2,
+            blocks=4,
+            slot_bytes=512,
+            tile_rows=2,
+            max_context=256,
+            collective=CollectiveKind.PUSH,
+        ),
+    )
     assert simulate(plan, node).to_json() == simulate(plan, node, trace=True).to_json()
 
 
@@ -108,15 +141,27 @@ def test_only_assumed_numbers_that_matter_are_listed() -> None:
     paths = result_of().assumed
     assert "device.handoff.hop_s" in paths
     assert "link.hop_s" in paths
-    assert not [path for path in paths if "launch" in path or "library" in path or "atomic" in path or "sample" in path]
+    assert not [
+        path
+        for path in paths
+        if "launch" in path or "library" in path or "atomic" in path or "sample" in path
+    ]
 
 
-# ---- marks, and recorded steps beside simulated ones -------------------------------------------------------------------
+# ---- marks, and recorded steps beside simulated ones ---------------------------------------------
 
 
 def machine_of(**options: Any) -> Machine:
     node = node_of(usual(dies=2, per_die=2, io_dies=2), 2)
-    settled = {"gpus": 2, "blocks": 4, "slot_bytes": 512, "tile_rows": 2, "max_context": 256, "collective": CollectiveKind.PUSH, **options}
+    settled = {
+        "gpus": 2,
+        "blocks": 4,
+        "slot_bytes": 512,
+        "tile_rows": 2,
+        "max_context": 256,
+        "collective": CollectiveKind.PUSH,
+        **options,
+    }
     machine = Machine(plan_for(node, Options(**settled)), node, steps=3, keep_all=True)
     machine.run()
     return machine
@@ -141,8 +186,14 @@ def test_inputs_are_ready_only_after_their_producers_have_finished() -> None:
             value = machine.plan.values[read.value]
             if read.previous_step or read.parts is not Parts.OWN:
                 continue
-            done = [times[:, block, value.stage, 1] for block, (lo, hi) in enumerate(value.owned) if lo < hi]
-            needing = [block for block, spans in enumerate(read.spans) if spans == ((0, value.elements),)]
+            done = [
+                times[:, block, value.stage, 1]
+                for block, (lo, hi) in enumerate(value.owned)
+                if lo < hi
+            ]
+            needing = [
+                block for block, spans in enumerate(read.spans) if spans == ((0, value.elements),)
+            ]
             for block in needing:
                 assert (times[:, block, stage.index, 0] > np.max(done, axis=0)).all()
 
@@ -151,7 +202,9 @@ def recorded(plan: Plan, node: Node, *, slower: int = 1, start: int = 0) -> Reco
     """What an engine that behaves as the twin, or `slower` times slower, would have recorded."""
     machine = Machine(plan, node, steps=5, keep_all=True)
     machine.run()
-    return Recording(plan, start + slower * marks(machine)[1:] // 1000, np.arange(100, 104), {"device": "a twin"})
+    return Recording(
+        plan, start + slower * marks(machine)[1:] // 1000, np.arange(100, 104), {"device": "a twin"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +220,9 @@ def test_a_recording_of_the_twin_itself_differs_by_nothing(h200: tuple[Plan, Nod
         assert row.measured_wait_us == pytest.approx(row.simulated_wait_us, abs=2e-3)
         assert row.measured_work_us == pytest.approx(row.simulated_work_us, abs=2e-3)
     assert sum(row.stages for row in result.stages) == len(h200[0].stages)
-    assert sum(row.stages * row.simulated_span_us for row in result.stages) == pytest.approx(result.simulated_step_us, rel=1e-3)
+    assert sum(row.stages * row.simulated_span_us for row in result.stages) == pytest.approx(
+        result.simulated_step_us, rel=1e-3
+    )
 
 
 def test_a_slower_engine_shows_in_every_stage(h200: tuple[Plan, Node]) -> None:
@@ -177,13 +232,20 @@ def test_a_slower_engine_shows_in_every_stage(h200: tuple[Plan, Node]) -> None:
     assert "-50.0%" in text(result)
 
 
-def test_both_sides_have_the_same_tracks_and_stages_from_the_same_start(h200: tuple[Plan, Node]) -> None:
+def test_both_sides_have_the_same_tracks_and_stages_from_the_same_start(
+    h200: tuple[Plan, Node],
+) -> None:
     plan, node = h200
-    events = list(side_by_side(recorded(plan, node, start=7_000_000), node, shown=(0, 5)).trace.events)
+    events = list(
+        side_by_side(recorded(plan, node, start=7_000_000), node, shown=(0, 5)).trace.events
+    )
     assert min(float(str(e["ts"])) for e in events if e["ph"] != "M") >= 0
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}  # type: ignore[index]
     assert set(names.values()) == {"measured Gpu[0]", "simulated Gpu[0]", "simulated critical path"}
-    sides: dict[str, dict[Any, list[Any]]] = {"measured": defaultdict(list), "simulated": defaultdict(list)}
+    sides: dict[str, dict[Any, list[Any]]] = {
+        "measured": defaultdict(list),
+        "simulated": defaultdict(list),
+    }
     for event in events:
         if event["ph"] == "X" and event["cat"] in ("step", "stage"):
             sides[names[event["pid"]].split()[0]][event["tid"], event["cat"]].append(event)
@@ -191,7 +253,9 @@ def test_both_sides_have_the_same_tracks_and_stages_from_the_same_start(h200: tu
     for track, ours in sides["measured"].items():
         theirs = sides["simulated"][track]
         assert [e["name"] for e in ours] == [e["name"] for e in theirs]
-        assert all(a["ts"] == pytest.approx(b["ts"], abs=5e-3) for a, b in zip(ours, theirs, strict=True))
+        assert all(
+            a["ts"] == pytest.approx(b["ts"], abs=5e-3) for a, b in zip(ours, theirs, strict=True)
+        )
 
 
 def test_a_recording_survives_the_disk(h200: tuple[Plan, Node], tmp_path: Path) -> None:
@@ -204,7 +268,9 @@ def test_a_recording_survives_the_disk(h200: tuple[Plan, Node], tmp_path: Path) 
     assert after.conditions == before.conditions
 
 
-def test_broken_recordings_are_refused_with_the_file(h200: tuple[Plan, Node], tmp_path: Path) -> None:
+def test_broken_recordings_are_refused_with_the_file(
+    h200: tuple[Plan, Node], tmp_path: Path
+) -> None:
     good = recorded(*h200)
     file = tmp_path / "a.npz"
     with pytest.raises(CalibrationError, match=r"a\.npz: cannot be read"):
@@ -236,13 +302,18 @@ def test_only_whole_runs_of_built_plans_are_recorded(h200: tuple[Plan, Node]) ->
         record(replace(plan, stages=plan.stages[:-1]), made, prompt=20, conditions={})
 
 
-def test_the_command_prints_the_table_and_writes_the_trace(h200: tuple[Plan, Node], tmp_path: Path, twin: Twin) -> None:
+def test_the_command_prints_the_table_and_writes_the_trace(
+    h200: tuple[Plan, Node], tmp_path: Path, twin: Twin
+) -> None:
     recorded(*h200).save(tmp_path / "a.npz")
     outcome = twin("trace", tmp_path / "a.npz", "1xh200", "--out", tmp_path / "deep" / "a.json")
     assert outcome.code == 0, outcome.err
     assert "gate_up" in outcome.out
     assert json.loads((tmp_path / "deep" / "a.json").read_text())["traceEvents"]
-    assert {row["kind"] for row in json.loads(twin("trace", tmp_path / "a.npz", "1xh200", "--json").out)["stages"]} >= {"qkv", "sample"}
+    assert {
+        row["kind"]
+        for row in json.loads(twin("trace", tmp_path / "a.npz", "1xh200", "--json").out)["stages"]
+    } >= {"qkv", "sample"}
     refused = twin("trace", tmp_path / "a.npz", "1xh200", "--steps", 9)
     assert refused.code == 2
     assert "holds 3 complete steps" in refused.err

@@ -24,33 +24,61 @@ def test_each_copy_of_a_loader_takes_its_time() -> None:
 
 
 def test_a_tile_bears_its_teams_share_of_the_reductions() -> None:
-    """64 rows of 2,048 columns in tiles of 8 x 1,024: two teams of four warps, each ends eight times."""
+    """64 rows of 2,048 columns in tiles of 8 x 1,024: two teams of four warps, each ends eight
+    times.
+    """
     assert streamed(warped(reduction_s=1e-6)) == pytest.approx(8e-6, rel=0.01)
-    assert streamed(warped(reduction_s=1e-6), rows=60) == pytest.approx(8e-6, rel=0.01)  # four rows cost what eight do
+    # four rows cost what eight do
+    assert streamed(warped(reduction_s=1e-6), rows=60) == pytest.approx(8e-6, rel=0.01)
 
 
 def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
-    """64 rows: eight rounds. Of 2,048 columns a team sees one slice, of 4,096 two, which may have been taken ahead, of 12,288 six."""
+    """64 rows: eight rounds. Of 2,048 columns a team sees one slice, of 4,096 two, which may have
+    been taken ahead, of 12,288 six.
+    """
     device = warped(slice_s=1e-6)
-    plans = [stream_probe(Options(blocks=1), limits_of(device), rows=64, cols=cols) for cols in (2048, 4096, 12288)]
-    assert [simulate(plan, node_of(device)).step_s for plan in plans] == [pytest.approx(time, rel=0.01) for time in (8e-6, 16e-6, 40e-6)]
+    plans = [
+        stream_probe(Options(blocks=1), limits_of(device), rows=64, cols=cols)
+        for cols in (2048, 4096, 12288)
+    ]
+    assert [simulate(plan, node_of(device)).step_s for plan in plans] == [
+        pytest.approx(time, rel=0.01) for time in (8e-6, 16e-6, 40e-6)
+    ]
     wide = plans[-1].stages[0].matrix
     assert wide is not None
-    joined, layer = (team_work(device.warps, wide, rows=8, cols=1024, groups=1, dtype=DType.BF16, joined=said) for said in (True, False))
-    assert (joined.ends_ps, layer.ends_ps) == (pytest.approx(5e6 / 12, abs=1), pytest.approx(6e6 / 12, abs=1))
+    joined, layer = (
+        team_work(device.warps, wide, rows=8, cols=1024, groups=1, dtype=DType.BF16, joined=said)
+        for said in (True, False)
+    )
+    assert (joined.ends_ps, layer.ends_ps) == (
+        pytest.approx(5e6 / 12, abs=1),
+        pytest.approx(6e6 / 12, abs=1),
+    )
 
 
 def test_what_is_taken_ahead_is_saved_only_where_a_stage_waits() -> None:
-    device, options = warped(slice_s=1e-6), Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4)
+    device, options = (
+        warped(slice_s=1e-6),
+        Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4),
+    )
     plain = stream_probe(options, limits_of(device), rows=64, cols=2048)
     (alone,) = compile_plan(plain, device).stages[0]
     assert alone.ahead == alone.slots[:8]
-    layer = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
-    work = next(work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP)
+    layer = plan_for(
+        node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
+    )
+    work = next(
+        work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP
+    )
     assert work.ahead
     assert all(rest < ps for ps, rest in zip(work.slots, work.ahead, strict=False))
-    met = plan_for(node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.GRID))
-    work = next(work for work in compile_plan(met, device).stages[0] if work.kind is StageKind.GATE_UP)
+    met = plan_for(
+        node_of(device),
+        Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.GRID),
+    )
+    work = next(
+        work for work in compile_plan(met, device).stages[0] if work.kind is StageKind.GATE_UP
+    )
     assert work.ahead == work.slots[: len(work.ahead)]
 
 
@@ -59,28 +87,45 @@ def test_a_team_that_is_alone_takes_as_long_as_two() -> None:
     options = Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4)
     device = warped(reduction_s=1e-6)
     one, two, three = (
-        simulate(stream_probe(options, limits_of(device), rows=rows, cols=1024), node_of(device)).step_s for rows in (8, 16, 24)
+        simulate(
+            stream_probe(options, limits_of(device), rows=rows, cols=1024), node_of(device)
+        ).step_s
+        for rows in (8, 16, 24)
     )
     assert (one, two) == (pytest.approx(1e-6, rel=0.2), pytest.approx(1e-6, rel=0.3))
     assert three - two == pytest.approx(1e-6, rel=0.2)
 
 
-def test_lanes_without_columns_take_as_long_as_the_others() -> None:
+def test_threads_without_columns_take_as_long_as_the_others() -> None:
     """768 columns fill three quarters of four warps."""
-    narrow, wide = (stream_probe(Options(blocks=1), limits_of(warped()), rows=64, cols=cols).stages[0].matrix for cols in (1536, 2048))
+    narrow, wide = (
+        stream_probe(Options(blocks=1), limits_of(warped()), rows=64, cols=cols).stages[0].matrix
+        for cols in (1536, 2048)
+    )
     assert narrow is not None
     assert wide is not None
-    works = [team_work(warped().warps, matrix, rows=8, cols=matrix.tile_cols, groups=1, dtype=DType.BF16) for matrix in (narrow, wide)]
+    works = [
+        team_work(warped().warps, matrix, rows=8, cols=matrix.tile_cols, groups=1, dtype=DType.BF16)
+        for matrix in (narrow, wide)
+    ]
     assert [matrix.tile_cols for matrix in (narrow, wide)] == [768, 1024]
     assert works[0].weights == works[1].weights == 8 * 1024
 
 
 def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
-    """Eight tiles of a stage, four a team, where the block has one rank's narrow residual in 16 bits; none of FP32, and none where a slot
-    is only asked for once the inputs are there."""
+    """Eight tiles of a stage, four a team, where the block has one rank's narrow residual in 16
+    bits; none of FP32, and none where a slot is only asked for once the inputs are there.
+    """
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
     for dtype, tiles in ((DType.BF16, 8), (DType.FP32, 0)):
-        plan = turns_probe(replace(options, weight_dtype=dtype), limits_of(warped()), elements=2, rows=96, cols=2048, stages=3)
+        plan = turns_probe(
+            replace(options, weight_dtype=dtype),
+            limits_of(warped()),
+            elements=2,
+            rows=96,
+            cols=2048,
+            stages=3,
+        )
         works = compile_plan(plan, warped()).stages[0]
         assert {len(work.ahead) for work in works if work.slots} == {tiles}
         late = replace(warped(), block=replace(warped().block, loading="on-demand"))
@@ -88,13 +133,20 @@ def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
 
 
 def test_blocks_walk_apart_as_the_root_of_their_tiles() -> None:
-    """Four times the rows, about twice the deviation; a block that is late in one stretch is not late in the next."""
+    """Four times the rows, about twice the deviation; a block that is late in one stretch is not
+    late in the next.
+    """
     options = Options(blocks=32, slot_bytes=16384, ring_slots=4, window_slots=3)
 
     def deviation(rows: int, **changed: float) -> float:
         device = replace(warped(**changed), memory=replace(warped().memory, latency_s=number(1e-6)))
         device = replace(device, structure=replace(device.structure, blocks_per_die=number(32)))
-        machine = Machine(stream_probe(options, limits_of(device), rows=32 * rows, cols=2048), node_of(device), steps=2, keep_all=False)
+        machine = Machine(
+            stream_probe(options, limits_of(device), rows=32 * rows, cols=2048),
+            node_of(device),
+            steps=2,
+            keep_all=False,
+        )
         machine.run()
         return float(np.std([block.ended[-1] for block in machine.blocks]))
 
@@ -106,16 +158,27 @@ def test_blocks_walk_apart_as_the_root_of_their_tiles() -> None:
 
 def test_a_fence_comes_behind_each_row_group_that_is_taken_ahead() -> None:
     """Eight tiles: the two slices of four row groups, of which two teams take one slice each."""
-    plan = turns_probe(Options(blocks=2, ring_slots=8, window_slots=8), limits_of(warped()), elements=2, rows=96, cols=2048, stages=3)
+    plan = turns_probe(
+        Options(blocks=2, ring_slots=8, window_slots=8),
+        limits_of(warped()),
+        elements=2,
+        rows=96,
+        cols=2048,
+        stages=3,
+    )
     works = [work for work in compile_plan(plan, warped()).stages[0] if work.slots]
     assert {(len(work.ahead), work.group) for work in works} == {(8, 2)}
-    plain, fenced = (simulate(plan, node_of(warped(leave_s=leave_s))).step_s for leave_s in (0.0, 1e-6))
+    plain, fenced = (
+        simulate(plan, node_of(warped(leave_s=leave_s))).step_s for leave_s in (0.0, 1e-6)
+    )
     assert fenced - plain == pytest.approx(len(works) * 4e-6, rel=0.05)
 
 
 def test_two_neighbours_share_a_port_and_a_lone_block_has_its_own() -> None:
     device = warped(pair_bytes_per_s=1e10)
-    assert streamed(device, blocks=2, rows=128) == pytest.approx(streamed(device, blocks=1), abs=1e-7)
+    assert streamed(device, blocks=2, rows=128) == pytest.approx(
+        streamed(device, blocks=1), abs=1e-7
+    )
     size = 64 * 2048 * 2
     assert streamed(device, blocks=4, rows=256) == pytest.approx(2 * size / 1e10, rel=0.05)
 
@@ -130,13 +193,17 @@ def test_a_loader_that_watches_its_window_takes_longer() -> None:
     times = {}
     for window in (2, 4):
         options = Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=window)
-        times[window] = simulate(stream_probe(options, limits_of(device), rows=64, cols=2048), node_of(device)).step_s
+        times[window] = simulate(
+            stream_probe(options, limits_of(device), rows=64, cols=2048), node_of(device)
+        ).step_s
     assert times[4] == pytest.approx(16e-6, rel=0.1)
     assert times[2] == pytest.approx(24e-6, rel=0.1)
 
 
 def test_a_block_of_warps_norms_a_vector_at_once() -> None:
-    plan = plan_for(node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256))
+    plan = plan_for(
+        node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
+    )
     weighs = StageKind.O_PROJ  # the partial outputs where it gathers them
     kinds = [kind for kind, row in ROWS.items() if row.vector and kind is not weighs]
     normed = sum(stage.kind in kinds and stage.vector_elements > 0 for stage in plan.stages)

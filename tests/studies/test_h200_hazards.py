@@ -1,4 +1,5 @@
-"""What of racecheck's reports is excused: pairs of a bulk copy into the ring and a read of the ring, by their source lines.
+"""What of racecheck's reports is excused: pairs of a bulk copy into the ring and a read of the
+ring, by their source lines.
 
 A read whose line the tool did not find is looked up in the kernel that the rest of its report fits.
 """
@@ -37,12 +38,16 @@ FLAG = access("Write", 0x22500, "cuda_main.cu", 219)
 
 
 def test_a_copy_and_the_reads_of_its_slot_are_ordered() -> None:
-    verdict = hazards.judged(report(COPIED, TILE, TILE) + report(TILE, COPIED) + SUMMARY.format(2, 2))
+    verdict = hazards.judged(
+        report(COPIED, TILE, TILE) + report(TILE, COPIED) + SUMMARY.format(2, 2)
+    )
     assert verdict == hazards.Verdict(ordered=3, others=(), unseen=0)
     assert verdict.passed
 
 
-@pytest.mark.parametrize("pair", [(COPIED, FLAG.replace("Write", "Read")), (FLAG, TILE), (COPIED, COPIED), (TILE, FLAG)])
+@pytest.mark.parametrize(
+    "pair", [(COPIED, FLAG.replace("Write", "Read")), (FLAG, TILE), (COPIED, COPIED), (TILE, FLAG)]
+)
 def test_every_other_pair_fails(pair: tuple[str, str]) -> None:
     verdict = hazards.judged(report(COPIED, TILE) + report(*pair) + SUMMARY.format(2, 2))
     assert verdict is not None
@@ -53,7 +58,9 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
     bare = report("Write access at twin_kernel+0x28140", "Read access at twin_kernel+0x10020")
     verdict = hazards.judged(bare + SUMMARY.format(1, 3))
     assert verdict is not None
-    assert verdict.others == ("write at +0x28140 (no source line) and read at +0x10020 (no source line)",)
+    assert verdict.others == (
+        "write at +0x28140 (no source line) and read at +0x10020 (no source line)",
+    )
     assert verdict.unseen == 2
     assert hazards.judged("========= COMPUTE-SANITIZER\n") is None
 
@@ -67,7 +74,7 @@ def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: 
     assert [arrival for arrival in found if arrival.pending] == []
 
 
-# ---- reads whose line the tool did not find --------------------------------------------------------------------------------------
+# ---- reads whose line the tool did not find ------------------------------------------------------
 
 
 LOST = "Read access at twin_kernel+0x60"
@@ -87,7 +94,9 @@ def kernel(read: Place, *, opcode: int = hazards.LDS, copy: int = COPY[2]) -> Ke
 
 
 HERE = Place("cuda_vector.cuh", READ[2], "load_shared_at")
-SCANNED = Place("cuda_copies.cuh", hazards.lines_of("cuda_copies.cuh", "load_transposed")[1], "load_transposed")
+SCANNED = Place(
+    "cuda_copies.cuh", hazards.lines_of("cuda_copies.cuh", "load_transposed")[1], "load_transposed"
+)
 SHOWN = report(access("Write", 0x20, "cuda.cuh", COPY[2]), LOST) + SUMMARY.format(1, 1)
 
 

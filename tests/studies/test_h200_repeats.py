@@ -1,4 +1,6 @@
-"""Repeats have to give the same bits, and the same with few slots of the ring in flight as with all: with engines that do not."""
+"""Repeats have to give the same bits, and the same with few slots of the ring in flight as with
+all: with engines that do not.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class Pretended(Bench):
 
         def generate(prompt: list[int], *, max_tokens: int) -> Any:
             asked["generate"] += 1
-            return SimpleNamespace(tokens=[self.tokens(plan, asked["generate"])] * max_tokens, step_ns=np.ones(max_tokens))
+            return SimpleNamespace(
+                tokens=[self.tokens(plan, asked["generate"])] * max_tokens,
+                step_ns=np.ones(max_tokens),
+            )
 
         def logits(read: list[int]) -> Any:
             asked["logits"] += 1
@@ -65,9 +70,21 @@ def test_equal_bits_pass_with_both_windows() -> None:
     ("tokens", "logits", "why"),
     [
         (unsteady, steady, "4 of 4 slots in flight: run 1 differs from run 0 at token 0 of 20"),
-        (steady, unsteady, "4 of 4 slots in flight: 5 passes over the same 128 tokens gave 5 different sets"),
-        (by_window, steady, "llama-3.2-1b: other tokens with 4 of 4 slots in flight than with 2 of 4"),
-        (steady, by_window, "llama-3.2-1b: other logits with 4 of 4 slots in flight than with 2 of 4"),
+        (
+            steady,
+            unsteady,
+            "4 of 4 slots in flight: 5 passes over the same 128 tokens gave 5 different sets",
+        ),
+        (
+            by_window,
+            steady,
+            "llama-3.2-1b: other tokens with 4 of 4 slots in flight than with 2 of 4",
+        ),
+        (
+            steady,
+            by_window,
+            "llama-3.2-1b: other logits with 4 of 4 slots in flight than with 2 of 4",
+        ),
     ],
 )
 def test_other_bits_fail(tokens: Bits, logits: Bits, why: str) -> None:

@@ -1,4 +1,6 @@
-"""The H200 studies' scripts run from end to end on this computer's CPU, with small stand-ins; a GPU machine runs them unchanged."""
+"""The H200 studies' scripts run from end to end on this computer's CPU, with small stand-ins; a GPU
+machine runs them unchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ CHANGES = {"resident, sentinel", "sentinel -> grid", "resident -> graph"}
 def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, ROOT / "studies" / name, *words]
-    return subprocess.run([str(w) for w in command], capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    return subprocess.run(
+        [str(w) for w in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=ROOT,
+    )
 
 
 def test_acceptance_passes_on_the_host_engine(tmp_path: Path) -> None:
@@ -29,7 +38,8 @@ def test_acceptance_passes_on_the_host_engine(tmp_path: Path) -> None:
     assert done.returncode == 1  # a part that was not run is not shown
     assert "5 passed, 0 FAILED, 1 not run" in done.stdout
     assert {name: list(windows) for name, windows in parts["repeats"]["facts"].items()} == {
-        name: ["2 of 4 slots in flight", "4 of 4 slots in flight"] for name in ("llama-3.2-1b", "laneformer-2b")
+        name: ["2 of 4 slots in flight", "4 of 4 slots in flight"]
+        for name in ("llama-3.2-1b", "laneformer-2b")
     }
     assert parts["soak"]["facts"]["small"]["tokens"] == 2000
     assert len(parts["broken"]["facts"]) == 5
@@ -44,7 +54,9 @@ def test_acceptance_knows_its_parts(tmp_path: Path) -> None:
 
 def test_changes_are_checked_then_measured_then_compared(tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
-    done = script("h200-changes/measure.py", measured, "--device", "host", "--repeats", 2, "--tokens", 48)
+    done = script(
+        "h200-changes/measure.py", measured, "--device", "host", "--repeats", 2, "--tokens", 48
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(measured.read_text())["rows"]
     assert {name.split(" | ")[0] for name in rows} == {"llama-3.2-1b", "laneformer-2b"}
@@ -59,9 +71,22 @@ def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     recording = tmp_path / "laneformer-2b.npz"
     compared = subprocess.run(
-        [sys.executable, "-m", "twin.cli", "trace", str(recording), "1xhost", "--out", str(tmp_path / "both.json"), "--json"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "twin.cli",
+            "trace",
+            str(recording),
+            "1xhost",
+            "--out",
+            str(tmp_path / "both.json"),
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert compared.returncode == 0, compared.stderr
     result = json.loads(compared.stdout)
     assert result["positions"] == [112, 143]
@@ -73,12 +98,16 @@ def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
 def test_marks_inside_stages_find_their_places(tmp_path: Path) -> None:
     done = script("h200-history/inside.py", "tree", tmp_path / "marked")
     assert done.returncode == 0, done.stderr
-    assert "inside(b, 7);" in (tmp_path / "marked" / "native" / "monokernel" / "gemv.cuh").read_text()
+    assert (
+        "inside(b, 7);" in (tmp_path / "marked" / "native" / "monokernel" / "gemv.cuh").read_text()
+    )
 
 
 def test_gpu_scripts_import_no_simulator() -> None:
     """The GPU machine has neither simpy nor scipy."""
-    blocked = "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
+    blocked = (
+        "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
+    )
     for folder, modules in {
         "h200-acceptance": "acceptance, twin.bench.acceptance.sanitizer",
         "h200-changes": "measure",
@@ -86,5 +115,7 @@ def test_gpu_scripts_import_no_simulator() -> None:
         "h200-traces": "record",
     }.items():
         code = f"{blocked}; sys.path.insert(0, 'studies/{folder}'); import {modules}"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+        )
         assert done.returncode == 0, done.stderr

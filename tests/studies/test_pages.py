@@ -1,4 +1,6 @@
-"""Pages of studies are of the fit and the inputs on file: their stamps are compared, nothing long is computed again."""
+"""Pages of studies are of the fit and the inputs on file: their stamps are compared, nothing long
+is computed again.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_block_was_made_from_the_fit_and_inputs_on_file(folder: Path) -> N
         found = list(blocks(file.read_text(encoding="utf-8")))
         assert found, f"{file} has no block that a script writes"
         for block in found:
-            assert block.stamp == stamp_of(folder), f"{file}: {block.name} is of other inputs: run `make studies`"
+            assert block.stamp == stamp_of(folder), (
+                f"{file}: {block.name} is of other inputs: run `make studies`"
+            )
 
 
 @pytest.mark.parametrize("folder", [*ASKED, *SCRIPTED], ids=lambda folder: folder.name)
@@ -53,7 +57,9 @@ PREDICTED, OUTCOME = "**Prediction, before it ran.**", "**Outcome.**"
 NEAR = 1200  # characters: a prediction and its outcome are read together
 
 
-@pytest.mark.parametrize("page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize(
+    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
+)
 def test_every_prediction_has_its_outcome_beside_it(page: Path) -> None:
     said, _, after = page.read_text(encoding="utf-8").partition(PREDICTED)
     assert OUTCOME not in said
@@ -61,14 +67,20 @@ def test_every_prediction_has_its_outcome_beside_it(page: Path) -> None:
     assert after or page.parent not in ASKED
 
 
-@pytest.mark.parametrize("page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize(
+    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
+)
 def test_a_page_is_short_and_speaks_of_no_present(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("\n") <= (ITS_LINES if page.parent.name == HISTORY else MOST_LINES)
-    assert not re.search(r"\b(?:the present (?:kernel|fit|one)|the kernel before|the tables before)\b", text)
+    assert not re.search(
+        r"\b(?:the present (?:kernel|fit|one)|the kernel before|the tables before)\b", text
+    )
 
 
-@pytest.mark.parametrize("page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize(
+    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
+)
 def test_what_a_page_links_exists(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -79,7 +91,11 @@ def test_a_changed_question_changes_the_stamp_and_words_do_not(tmp_path: Path) -
     folder.mkdir()
     text = (STUDIES / "lanes" / FILE).read_text(encoding="utf-8")
     stamps = []
-    for changed in (text, text.replace("where does", "how soon does"), text.replace("draws: 16", "draws: 17")):
+    for changed in (
+        text,
+        text.replace("where does", "how soon does"),
+        text.replace("draws: 16", "draws: 17"),
+    ):
         (folder / FILE).write_text(changed, encoding="utf-8")
         stamps.append(current_stamp(folder))
     assert stamps[0] == stamps[1] != stamps[2]

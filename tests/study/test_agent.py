@@ -15,7 +15,9 @@ from twin.study.runner import Runner
 
 HEAD = "kind: agent\ntitle: t\nquestion: q\nprediction: p\n"
 JOB = "job: {tokens: 50000, tokens_per_step: 500, calls_per_step: 1.5, source: x}\n"
-TOOLS = "tools:\n  - {name: slow, call_s: 2 s, source: x}\n  - {name: none, call_s: 0 s, source: x}\n"
+TOOLS = (
+    "tools:\n  - {name: slow, call_s: 2 s, source: x}\n  - {name: none, call_s: 0 s, source: x}\n"
+)
 ENGINES = """context: 1024
 engines:
   - {name: vllm, model: llama-3.2-1b, node: 1xh200, stack: vllm}
@@ -30,7 +32,9 @@ def study(folder: Path, body: str) -> Path:
 
 
 @given(st.integers(1, 10**6), st.floats(1, 1e5), st.floats(0.01, 5), st.floats(0.001, 60))
-def test_at_the_balance_both_halves_are_equal(tokens: int, per_step: float, calls: float, call_s: float) -> None:
+def test_at_the_balance_both_halves_are_equal(
+    tokens: int, per_step: float, calls: float, call_s: float
+) -> None:
     job, tools = Job(tokens, per_step, calls, "x"), Tools("t", call_s, "x")
     balance = job.balance(tools)
     assert balance is not None

@@ -24,7 +24,9 @@ POINTS = 24
 def start(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "distributed.cli." + words[0], *words[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
 
 
 def worker(address: str) -> subprocess.Popen[str]:
@@ -34,9 +36,15 @@ def worker(address: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
-    scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show")
+    scheduler = start(
+        "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show"
+    )
     assert scheduler.stdout
-    address = next(found[1] for line in scheduler.stdout if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line)))
+    address = next(
+        found[1]
+        for line in scheduler.stdout
+        if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line))
+    )
     workers = [worker(address), worker(address)]
     yield address, workers
     for process in (*workers, scheduler):
@@ -48,7 +56,10 @@ def test_a_worker_killed_in_the_middle_loses_nothing(
     cluster: tuple[str, list[subprocess.Popen[str]]], checkpoint: Path, tmp_path: Path
 ) -> None:
     address, workers = cluster
-    points = [Point(str(checkpoint), "1xh200").with_options(blocks=4, context=16 + i) for i in range(POINTS)]
+    points = [
+        Point(str(checkpoint), "1xh200").with_options(blocks=4, context=16 + i)
+        for i in range(POINTS)
+    ]
     killed: list[int] = []
 
     def show(message: str) -> None:
@@ -66,29 +77,79 @@ def test_a_worker_killed_in_the_middle_loses_nothing(
     assert rows[:2] == Runner.inline().rows(points[:2])  # the same results as here
 
 
-def test_the_command_uses_it(cluster: tuple[str, list[subprocess.Popen[str]]], checkpoint: Path, tmp_path: Path, twin: Twin) -> None:
-    words = ("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", "context=1,2", "--store", tmp_path)
+def test_the_command_uses_it(
+    cluster: tuple[str, list[subprocess.Popen[str]]], checkpoint: Path, tmp_path: Path, twin: Twin
+) -> None:
+    words = (
+        "whatif",
+        checkpoint,
+        "1xh200",
+        "--blocks",
+        4,
+        "--sweep",
+        "context=1,2",
+        "--store",
+        tmp_path,
+    )
     outcome = twin(*words, "--scheduler", cluster[0])
     assert outcome.code == 0, outcome.err
     assert "tiny, context" in outcome.out or "context 1" in outcome.out or "tiny" in outcome.out
 
 
-def test_no_scheduler_is_said(twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scheduler_is_said(
+    twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("twin.study.cluster.PATIENCE_S", 0.5)
     address = "tcp://127.0.0.1:9"
-    outcome = twin("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", "context=1,2", "--store", tmp_path, "--scheduler", address)
+    outcome = twin(
+        "whatif",
+        checkpoint,
+        "1xh200",
+        "--blocks",
+        4,
+        "--sweep",
+        "context=1,2",
+        "--store",
+        tmp_path,
+        "--scheduler",
+        address,
+    )
     assert outcome.code == 2
     assert f"--scheduler {address}: no Dask scheduler answers" in outcome.err
 
 
-def test_a_scheduler_that_dies_is_one_line_and_what_is_done_stays(checkpoint: Path, tmp_path: Path) -> None:
-    scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show")
+def test_a_scheduler_that_dies_is_one_line_and_what_is_done_stays(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    scheduler = start(
+        "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show"
+    )
     assert scheduler.stdout
-    address = next(found[1] for line in scheduler.stdout if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line)))
+    address = next(
+        found[1]
+        for line in scheduler.stdout
+        if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line))
+    )
     helper = worker(address)
-    words = ["whatif", str(checkpoint), "1xh200", "--blocks", "4", "--store", str(tmp_path), "--scheduler", address]
+    words = [
+        "whatif",
+        str(checkpoint),
+        "1xh200",
+        "--blocks",
+        "4",
+        "--store",
+        str(tmp_path),
+        "--scheduler",
+        address,
+    ]
     words += ["--sweep", f"context={','.join(map(str, range(1, 200)))}"]
-    twin = subprocess.Popen([sys.executable, "-m", "twin.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    twin = subprocess.Popen(
+        [sys.executable, "-m", "twin.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     try:
         assert twin.stderr
         for line in twin.stderr:

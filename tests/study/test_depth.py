@@ -1,4 +1,6 @@
-"""Short models stand for deep ones: the time of a step grows with its layers, and a change of the hardware changes both alike."""
+"""Short models stand for deep ones: the time of a step grows with its layers, and a change of the
+hardware changes both alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ POINTS = (
     Point("qwen2.5-coder-1.5b", "1xh200").with_options(blocks=8),
     Point("qwen3-30b-a3b", "1xh200").with_options(blocks=16),
 )
-CHANGES = ((), (("memory.stream", "x0.5"), ("block.stage", "x2")), (("handoff.hop", "x3"), ("clock", "x0.6")))
+CHANGES = (
+    (),
+    (("memory.stream", "x0.5"), ("block.stage", "x2")),
+    (("handoff.hop", "x3"), ("clock", "x0.6")),
+)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.model)
@@ -23,7 +29,10 @@ def test_extension_meets_the_full_simulation_within_a_percent(point: Point) -> N
     points = [point.with_settings(*change) for change in CHANGES]
     runner = Runner.inline()
     whole, short = (times(points, runner, depths, "") for depths in (None, Depths(4, 8)))
-    ratios = [(one.step_s / whole[0].step_s, other.step_s / short[0].step_s) for one, other in zip(whole, short, strict=True)]
+    ratios = [
+        (one.step_s / whole[0].step_s, other.step_s / short[0].step_s)
+        for one, other in zip(whole, short, strict=True)
+    ]
     for full, extended in ratios:
         assert extended == pytest.approx(full, rel=0.01)
     assert short[0].step_s == pytest.approx(whole[0].step_s, rel=0.02)

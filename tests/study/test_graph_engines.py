@@ -38,8 +38,13 @@ def run(folder: Path, body: str) -> Outcome:
 
 
 def test_an_error_is_predicted_over_published_time(tmp_path: Path) -> None:
-    step = predict(load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512))
-    records(tmp_path, f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{step.graph_s * 1e3 / 1.25},somebody")
+    step = predict(
+        load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512)
+    )
+    records(
+        tmp_path,
+        f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{step.graph_s * 1e3 / 1.25},somebody",
+    )
     outcome = run(tmp_path, BODY + "servers: [figures.csv]\n")
     summary = next(table for table in outcome.tables() if table.name == "held-out")
     assert summary.rows[0][3] == 1
@@ -48,16 +53,23 @@ def test_an_error_is_predicted_over_published_time(tmp_path: Path) -> None:
 
 
 def test_an_interval_is_the_spread_of_the_servers(tmp_path: Path) -> None:
-    step = predict(load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512))
+    step = predict(
+        load_model("llama-3.2-1b"), load_node("1xh200"), "vllm", Load(sequences=4, context=512)
+    )
     times = [step.graph_s * 1e3 / (1 + percent / 100) for percent in range(-10, 11)]
-    records(tmp_path, *(f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{time},somebody" for time in times))
+    records(
+        tmp_path,
+        *(f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{time},somebody" for time in times),
+    )
     row = run(tmp_path, BODY + "servers: [figures.csv]\n").tables()[0].rows[0]
     assert row[5:7] == pytest.approx((row[4] * 0.92, row[4] * 1.08))
 
 
 def test_what_was_not_measured_is_left_open_and_said(tmp_path: Path) -> None:
     records(
-        tmp_path, "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,3.0,somebody", "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0.8,x"
+        tmp_path,
+        "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,3.0,somebody",
+        "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0.8,x",
     )
     outcome = run(tmp_path, BODY + "elsewhere: [figures.csv]\n")
     rows = next(table for table in outcome.tables() if table.name == "elsewhere").rows

@@ -1,4 +1,6 @@
-"""Study files that are wrong anywhere: refused by field and file, before names are tried or cells expanded."""
+"""Study files that are wrong anywhere: refused by field and file, before names are tried or cells
+expanded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_grid_of_too_many_cells_cannot_be_made() -> None:
 
 def test_draws_of_many_cells_are_refused(tmp_path: Path) -> None:
     values = ", ".join(map(str, range(1, 1001)))
-    said = refused_study(tmp_path, f"{HEAD}{GRID}axes: {{context: [{values}]}}\nintervals: {{draws: 5000}}\n")
+    said = refused_study(
+        tmp_path, f"{HEAD}{GRID}axes: {{context: [{values}]}}\nintervals: {{draws: 5000}}\n"
+    )
     assert "5,000 draws of 1,000 cells" in said
 
 
@@ -78,11 +82,15 @@ def test_a_key_that_is_no_text_is_shown(tmp_path: Path) -> None:
         assert len(str(error.value)) < 500
 
 
-def test_the_names_of_studies_stay_below_the_default_folder(twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_studies_stay_below_the_default_folder(
+    twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    Path("...yaml").write_text("kind: launch-tax\ntitle: t\nquestion: q\nlayers: 2\nkernels: [1]\nlaunch_s: 1 us\n"
-                               "goal_tokens_per_s: 10\ndevices: [h200]\n")  # fmt: skip
+    Path("...yaml").write_text(
+        "kind: launch-tax\ntitle: t\nquestion: q\nlayers: 2\nkernels: [1]\nlaunch_s: 1 us\n"
+        "goal_tokens_per_s: 10\ndevices: [h200]\n"
+    )
     outcome = twin("project", "...yaml", "--store", tmp_path / "store")
     assert (outcome.code, outcome.out) == (2, "")
     assert "--out" in outcome.err
@@ -94,16 +102,42 @@ def test_a_store_is_the_folder_that_was_named(
     name: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("whatif", checkpoint, "1xh200", "--blocks", "4", "--sweep", "context=1,2", "--workers", 1, "--store", name)
+    words = (
+        "whatif",
+        checkpoint,
+        "1xh200",
+        "--blocks",
+        "4",
+        "--sweep",
+        "context=1,2",
+        "--workers",
+        1,
+        "--store",
+        name,
+    )
     assert twin(*words).code == 0
     assert Store(Path(name)).count() >= 2
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"no table"])
-def test_a_broken_file_among_the_results_is_named(data: bytes, twin: Twin, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_broken_file_among_the_results_is_named(
+    data: bytes, twin: Twin, checkpoint: Path, tmp_path: Path
+) -> None:
     (tmp_path / "broken.parquet").write_bytes(data)
-    outcome = twin("whatif", checkpoint, "1xh200", "--blocks", "4", "--sweep", "context=1,2", "--workers", 1, "--store", tmp_path)
+    outcome = twin(
+        "whatif",
+        checkpoint,
+        "1xh200",
+        "--blocks",
+        "4",
+        "--sweep",
+        "context=1,2",
+        "--workers",
+        1,
+        "--store",
+        tmp_path,
+    )
     assert (outcome.code, outcome.out) == (2, "")
     assert "broken.parquet" in outcome.err
     assert outcome.err.splitlines()[-1].startswith("twin: ")

@@ -27,12 +27,18 @@ def test_draws_stay_in_the_range_and_reach_most_of_it(name: str) -> None:
     node = load_node(name)
     drawn = [dict(one) for one in settings(node, DRAWS)]
     for path, number in numbers(node).items():
-        if not drawable(path) or path not in drawn[0] or (number.like and number.like.rule == QUEUE):
+        if (
+            not drawable(path)
+            or path not in drawn[0]
+            or (number.like and number.like.rule == QUEUE)
+        ):
             continue  # a wait in the queue is added to an idle time that is drawn too
         low, high = interval(number)
         values = np.array([float(one[path]) for one in drawn])
         slack = 1e-9 * high
-        at_most = max(high, max(float(one.get(path.replace("loaded_hop_s", "hop_s"), 0)) for one in drawn))
+        at_most = max(
+            high, max(float(one.get(path.replace("loaded_hop_s", "hop_s"), 0)) for one in drawn)
+        )
         assert low - slack <= values.min(), path
         assert values.max() <= at_most + slack, path
         if low > 0 and not path.endswith("stream_bytes_per_s"):
@@ -44,7 +50,9 @@ def test_every_draw_is_a_possible_node(name: str) -> None:
     node = load_node(name)
     for one in settings(node, DRAWS):
         made = with_settings(node, one)
-        assert made.device.memory.stream_bytes_per_s.value <= made.device.memory.peak_bytes_per_s.value
+        assert (
+            made.device.memory.stream_bytes_per_s.value <= made.device.memory.peak_bytes_per_s.value
+        )
         assert made.link
         assert made.link.loaded_hop_s.value >= made.link.hop_s.value
         assert made.device.structure == node.device.structure
@@ -63,10 +71,16 @@ def test_cells_on_one_device_see_the_same_hardware() -> None:
 
 
 def test_mechanisms_move_together_and_the_rest_alone() -> None:
-    assert mechanism("link.loaded_hop_s") == mechanism("link.hop_s") != mechanism("device.handoff.hop_s")
+    assert (
+        mechanism("link.loaded_hop_s")
+        == mechanism("link.hop_s")
+        != mechanism("device.handoff.hop_s")
+    )
     assert mechanism("device.handoff.loaded_hop_s") == mechanism("device.handoff.hop_s")
     assert (
-        mechanism("device.block.bf16_bytes_per_s") == mechanism("device.block.fp16_bytes_per_s") != mechanism("device.block.kv_bytes_per_s")
+        mechanism("device.block.bf16_bytes_per_s")
+        == mechanism("device.block.fp16_bytes_per_s")
+        != mechanism("device.block.kv_bytes_per_s")
     )
     assert mechanism("device.launch.stream_s") == mechanism("device.launch.graph_edge_s")
     assert mechanism("device.memory.latency_s") == "device.memory.latency_s"
@@ -86,20 +100,26 @@ def test_carrier_is_found_and_chance_is_not() -> None:
     assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
     assert len(found.carried_by) == 1
     assert summary(node, DRAWS, [5.0] * 64, numbers(node)).carried_by == ()
-    assert summary(node, DRAWS, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by == ()
+    assert (
+        summary(node, DRAWS, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by == ()
+    )
 
 
 def test_a_number_whose_draws_resemble_a_carriers_is_not_named() -> None:
     """Whatever two columns of the draws have in common is explained once."""
     node = load_node("8xh200")
-    first, second = (uniforms(f"{node.device.name} {name}", DRAWS) for name in ("link.hop_s", "device.memory.latency_s"))
+    first, second = (
+        uniforms(f"{node.device.name} {name}", DRAWS)
+        for name in ("link.hop_s", "device.memory.latency_s")
+    )
     both = summary(node, DRAWS, list(1000 - 100 * first - 60 * second), numbers(node)).carried_by
     assert {name for name, _ in both} == {"link.hop_s", "device.memory.latency_s"}
 
 
 def test_more_numbers_and_fewer_draws_make_chance_larger() -> None:
     assert chance(64, 1) < chance(64, 20) < chance(16, 20) < chance(8, 20) < 1
-    assert chance(100, 1) == pytest.approx(0.197, abs=0.001)  # tables of Spearman's rho, two-sided 5%
+    # tables of Spearman's rho, two-sided 5%
+    assert chance(100, 1) == pytest.approx(0.197, abs=0.001)
 
 
 def test_twins_own_error_widens_and_moves_an_interval() -> None:
@@ -116,7 +136,9 @@ def test_a_device_without_engine_runs_says_so() -> None:
 
 
 def test_a_number_known_exactly_is_not_drawn() -> None:
-    node = apply_fit(load_node("1xh200"), {"device.memory.latency_s": Number(5e-7, Kind.ASSUMED, "what-if")})
+    node = apply_fit(
+        load_node("1xh200"), {"device.memory.latency_s": Number(5e-7, Kind.ASSUMED, "what-if")}
+    )
     assert "device.memory.latency_s" not in dict(settings(node, DRAWS)[0])
 
 
@@ -132,20 +154,31 @@ def test_numbers_of_a_fit_are_drawn_as_its_bootstrap_drew_them() -> None:
     rows = np.array(list(fit[1]["together"].values())).T
     paths = [f"device.{path}" for path in fit[1]["together"]]
     known = numbers(node)
-    free = [at for at, path in enumerate(paths) if not path.endswith(("stream_bytes_per_s", "loaded_hop_s"))]  # others are held possible
+    # others are held possible
+    free = [
+        at
+        for at, path in enumerate(paths)
+        if not path.endswith(("stream_bytes_per_s", "loaded_hop_s"))
+    ]
     for one in map(dict, settings(node, DRAWS)):
         factors = np.array([float(one[paths[at]]) / known[paths[at]].value for at in free])
         assert np.isclose(rows[:, free], factors, rtol=1e-9).all(axis=1).any()
 
 
 def test_what_follows_a_fit_is_drawn_with_it() -> None:
-    """A B200's cycles in a draw are an H200's in the same draw, by a factor that all numbers of the rule share."""
+    """A B200's cycles in a draw are an H200's in the same draw, by a factor that all numbers of the
+    rule share.
+    """
     h200, b200 = calibrated_node("8xh200"), calibrated_node("8xb200")
     its, mine = settings(h200, DRAWS), settings(b200, DRAWS)
     for one, other in zip(its, mine, strict=True):
         there, here = ({path: float(value) for path, value in draw} for draw in (one, other))
         cost = here["device.block.stage_s"] / there["device.block.stage_s"] * (1.92 / 1.98)
         assert 0.65 - 1e-9 <= cost <= 1.5 + 1e-9
-        assert here["device.warps.item_s"] / there["device.warps.item_s"] * (1.92 / 1.98) == pytest.approx(cost)
-        assert there["device.block.bf16_bytes_per_s"] / here["device.block.bf16_bytes_per_s"] * (1.92 / 1.98) == pytest.approx(cost)
+        assert here["device.warps.item_s"] / there["device.warps.item_s"] * (
+            1.92 / 1.98
+        ) == pytest.approx(cost)
+        assert there["device.block.bf16_bytes_per_s"] / here["device.block.bf16_bytes_per_s"] * (
+            1.92 / 1.98
+        ) == pytest.approx(cost)
         assert here["device.handoff.loaded_hop_s"] >= here["device.handoff.hop_s"]

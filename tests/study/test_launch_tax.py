@@ -12,7 +12,10 @@ from twin.study.launch_tax import Tax
 from twin.study.runner import Runner
 
 HEAD = "kind: launch-tax\ntitle: t\nquestion: q\nprediction: p\n"
-BODY = "layers: 25\nkernels: [5, 10]\nlaunch_s: 4.5 us\ngoal_tokens_per_s: 3000\ndevices: [mi300x, h200]\n"
+BODY = (
+    "layers: 25\nkernels: [5, 10]\nlaunch_s: 4.5 us\ngoal_tokens_per_s: 3000\n"
+    "devices: [mi300x, h200]\n"
+)
 PUBLISHED = "published:\n  - {kernels: 10, tokens_per_s: 890}\n"
 
 
@@ -40,7 +43,9 @@ def test_caps_beside_published_ones_and_each_device(tmp_path: Path) -> None:
 
 
 def test_launches_of_a_simulated_step(tmp_path: Path) -> None:
-    outcome = read_study(study(tmp_path, BODY + "simulate:\n  - {model: llama-3.2-1b, node: 1xh200}\n")).body.run(Runner.inline())
+    outcome = read_study(
+        study(tmp_path, BODY + "simulate:\n  - {model: llama-3.2-1b, node: 1xh200}\n")
+    ).body.run(Runner.inline())
     rows = outcome.tables()[-1].rows
     launches = [row[4] for row in rows]
     assert launches == sorted(launches, reverse=True)

@@ -14,7 +14,12 @@ from twin.study.runner import Runner
 
 PRICES = "".join(
     f"  {name}: {{value: {value}, kind: third-party, source: x}}\n"
-    for name, value in (("cents_per_hour", 400), ("busy_w", "600 W"), ("idle_w", "100 W"), ("host_w", "200 W"))
+    for name, value in (
+        ("cents_per_hour", 400),
+        ("busy_w", "600 W"),
+        ("idle_w", "100 W"),
+        ("host_w", "200 W"),
+    )
 )
 BODY = f"""kind: mixed-load
 title: t
@@ -72,7 +77,9 @@ def test_more_load_waits_longer_and_costs_less(outcome: Outcome) -> None:
 
 def test_generated_is_what_was_asked_for(outcome: Outcome) -> None:
     offered = (400 * 2000 + 2000 * 100) / 3600
-    assert [row[2] for row in table(outcome, "cost").rows[:2]] == pytest.approx([offered, 4 * offered], rel=0.15)
+    assert [row[2] for row in table(outcome, "cost").rows[:2]] == pytest.approx(
+        [offered, 4 * offered], rel=0.15
+    )
 
 
 def test_the_queue_of_single_nodes_is_held_to_theory(outcome: Outcome) -> None:
@@ -82,7 +89,9 @@ def test_the_queue_of_single_nodes_is_held_to_theory(outcome: Outcome) -> None:
 
 
 def test_resident_kernels_are_simulated_alone_and_in_batches(tmp_path: Path) -> None:
-    body = BODY.replace("stack: ideal,", "stack: resident, batch: 2,").replace("loads: [1, 4, 400]", "loads: [1]")
+    body = BODY.replace("stack: ideal,", "stack: resident, batch: 2,").replace(
+        "loads: [1, 4, 400]", "loads: [1]"
+    )
     steps = table(read_study(study(tmp_path, body)).body.run(Runner.inline()), "steps").rows
     resident = {row[2]: row for row in steps if row[0] == "resident"}
     assert sorted(resident) == [1, 2]
@@ -117,22 +126,52 @@ def test_bad_studies_are_refused(tmp_path: Path, old: str, new: str, reason: str
 
 
 @pytest.mark.parametrize(
-    "name", ["../../escape", "a/b", "cost", "Cost", "steps", "theory", "größe", "..", "a" * 300, ".hidden", '"\\0"', "long"]
+    "name",
+    [
+        "../../escape",
+        "a/b",
+        "cost",
+        "Cost",
+        "steps",
+        "theory",
+        "größe",
+        "..",
+        "a" * 300,
+        ".hidden",
+        '"\\0"',
+        "long",
+    ],
 )
 def test_a_class_cannot_name_a_file_elsewhere_or_another_table(name: str, tmp_path: Path) -> None:
-    file = study(tmp_path, BODY.replace("name: short", f"name: {name}").replace("short]", f"{name}]"))
+    file = study(
+        tmp_path, BODY.replace("name: short", f"name: {name}").replace("short]", f"{name}]")
+    )
     with pytest.raises(ConfigError, match="classes: each is a table with a file of its name"):
         read_study(file)
 
 
 def test_a_study_writes_into_its_folder_alone(twin: Twin, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    file = study(tmp_path / "in", BODY.replace("loads: [1, 4, 400]", "loads: [1]").replace("hours: 0.5", "hours: 0.05"))
-    outcome = twin("project", file, "--out", tmp_path / "out", "--store", tmp_path / "store", "--workers", 1)
+    file = study(
+        tmp_path / "in",
+        BODY.replace("loads: [1, 4, 400]", "loads: [1]").replace("hours: 0.5", "hours: 0.05"),
+    )
+    outcome = twin(
+        "project", file, "--out", tmp_path / "out", "--store", tmp_path / "store", "--workers", 1
+    )
     assert outcome.code == 0, outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "store"]
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"report.html", "result.json", "tables.md", "long.csv", "short.csv", "cost.csv", "steps.csv", "theory.csv"}
+    assert names == {
+        "report.html",
+        "result.json",
+        "tables.md",
+        "long.csv",
+        "short.csv",
+        "cost.csv",
+        "steps.csv",
+        "theory.csv",
+    }
 
 
 @pytest.mark.parametrize(

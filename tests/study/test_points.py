@@ -27,10 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def points(checkpoint: Path, count: int) -> list[Point]:
-    return [Point(str(checkpoint), "1xh200").with_options(blocks=4, context=16 + i) for i in range(count)]
+    return [
+        Point(str(checkpoint), "1xh200").with_options(blocks=4, context=16 + i)
+        for i in range(count)
+    ]
 
 
-# ---- content ----------------------------------------------------------------------------------------------------
+# ---- content -------------------------------------------------------------------------------------
 
 
 def test_tests_keep_their_points_where_the_store_looks() -> None:
@@ -57,9 +60,21 @@ def test_key_sees_content_and_not_names(checkpoint: Path) -> None:
 def test_conditions_are_content_and_reach_the_simulation() -> None:
     base = Point("qwen3-30b-a3b", "1xh200").with_options(blocks=8, layers=2)
     dense = Point("qwen2.5-coder-1.5b", "1xh200").with_options(blocks=8, layers=2)
-    different = [base.with_options(routing="zipf:1.0"), base.with_options(seed=1), base.with_options(layers=3), replace(base, steps=5)]
+    different = [
+        base.with_options(routing="zipf:1.0"),
+        base.with_options(seed=1),
+        base.with_options(layers=3),
+        replace(base, steps=5),
+    ]
     assert len({key_of(one) for one in [base, *different]}) == 5
-    rows = Runner.inline().rows([replace(base, steps=5), dense, dense.with_options(format="fp8-128x128"), dense.with_options(batch=4)])
+    rows = Runner.inline().rows(
+        [
+            replace(base, steps=5),
+            dense,
+            dense.with_options(format="fp8-128x128"),
+            dense.with_options(batch=4),
+        ]
+    )
     assert len(rows[0].step_times_s) == 4
     assert rows[2].bytes_per_step < rows[1].bytes_per_step
     assert rows[3].sequences == 4
@@ -70,7 +85,9 @@ def test_conditions_are_content_and_reach_the_simulation() -> None:
     assert drafted.tokens_per_s == pytest.approx(1.75 / (drafted.step_s + 2 * 20e-6))
 
 
-def test_key_changes_with_the_simulators_code(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_changes_with_the_simulators_code(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = points(checkpoint, 1)[0]
     before = key_of(base)
     monkeypatch.setattr(point_module, "code_version", lambda: "another")
@@ -81,13 +98,15 @@ def test_clock_changes_the_blocks_and_not_the_memory(checkpoint: Path) -> None:
     base = points(checkpoint, 1)[0].on_node().device
     slow = points(checkpoint, 1)[0].with_settings(("clock", "x0.5")).on_node().device
     assert slow.block.stage_s.value == pytest.approx(2 * base.block.stage_s.value)
-    assert slow.block.fp16_bytes_per_s.value == pytest.approx(0.5 * base.block.fp16_bytes_per_s.value)
+    assert slow.block.fp16_bytes_per_s.value == pytest.approx(
+        0.5 * base.block.fp16_bytes_per_s.value
+    )
     assert slow.memory == base.memory
     assert slow.block.on_chip_bytes == base.block.on_chip_bytes
     assert slow.handoff == base.handoff
 
 
-# ---- on disk ----------------------------------------------------------------------------------------------------
+# ---- on disk -------------------------------------------------------------------------------------
 
 
 class Counting:
@@ -125,7 +144,10 @@ def test_why_the_work_is_slow_is_said_once(checkpoint: Path) -> None:
     said: list[str] = []
 
     def slowly(batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
-        return ((index, [replace(row, why_simpy="no compiler") for row in rows]) for index, rows in in_process(batches))
+        return (
+            (index, [replace(row, why_simpy="no compiler") for row in rows])
+            for index, rows in in_process(batches)
+        )
 
     runner = Runner(slowly, workers=4, store=None, progress=said.append)
     runner.rows(points(checkpoint, 3), "cells")
@@ -174,48 +196,71 @@ def test_changed_code_during_a_run_is_noticed(checkpoint: Path, tmp_path: Path) 
             yield index, [replace(row, key="made by other code") for row in rows]
 
     with pytest.raises(EngineError, match="code has changed"):
-        Runner(stale, workers=1, store=Store(tmp_path), progress=lambda message: None).rows(points(checkpoint, 1))
+        Runner(stale, workers=1, store=Store(tmp_path), progress=lambda message: None).rows(
+            points(checkpoint, 1)
+        )
 
 
-# ---- processes --------------------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path) -> None:
-    """A real pool; the first worker that shows progress is killed while others of its batches are open."""
+    """A real pool; the first worker that shows progress is killed while others of its batches are
+    open.
+    """
     script = (
-        "import multiprocessing, os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from twin.study.point import Point\n"
-        "from twin.study.runner import Runner\n"
-        "from twin.study.store import Store\n"
-        "if __name__ == '__main__':\n"
-        "    killed = []\n"
-        "    def show(message):\n"
-        "        if not killed and not message.startswith('points: 0'):\n"
+        "import multiprocessing, os, signal, sys\nfrom pathlib import Path\n"
+        "from twin.study.point import Point\nfrom twin.study.runner import Runner\n"
+        "from twin.study.store import Store\nif __name__ == '__main__':\n    killed = []\n"
+        "    def show(message):\n        if not killed and not message.startswith('points: 0'):\n"
         "            killed.append(multiprocessing.active_children()[0].pid)\n"
         "            os.kill(killed[0], signal.SIGKILL)\n"
-        "    points = [Point(sys.argv[1], '1xh200').with_options(blocks=4, context=16 + i) for i in range(8)]\n"
-        "    runner = Runner.local(Store(Path(sys.argv[2])), show, 2)\n"
+        "    points = [Point(sys.argv[1], '1xh200').with_options(blocks=4, context=16 + i) for i "
+        "in range(8)]\n    runner = Runner.local(Store(Path(sys.argv[2])), show, 2)\n"
         "    rows = runner.rows(points)\n"
-        "    print(len(killed), len(rows), all(row.step_s > 0 for row in rows), Store(Path(sys.argv[2])).count())\n"
+        "    print(len(killed), len(rows), all(row.step_s > 0 for row in rows), "
+        "Store(Path(sys.argv[2])).count())\n"
     )
     file = tmp_path / "kill.py"
     file.write_text(script)
     done = subprocess.run(
-        [sys.executable, file, checkpoint, tmp_path / "points"], capture_output=True, text=True, check=False, timeout=100,
+        [sys.executable, file, checkpoint, tmp_path / "points"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.stdout.split() == ["1", "8", "True", "8"], done.stderr
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(checkpoint: Path, tmp_path: Path, twin: Twin) -> None:
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+    checkpoint: Path, tmp_path: Path, twin: Twin
+) -> None:
     store = tmp_path / "points"
-    words = [str(w) for w in ("whatif", checkpoint, "1xh200", "--blocks", 4, "--sweep", f"context={','.join(map(str, range(1, 60)))}",
-                              "--store", store)]  # fmt: skip
+    words = [
+        str(w)
+        for w in (
+            "whatif",
+            checkpoint,
+            "1xh200",
+            "--blocks",
+            4,
+            "--sweep",
+            f"context={','.join(map(str, range(1, 60)))}",
+            "--store",
+            store,
+        )
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits "ignore"
-    )  # fmt: skip
+        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a background job inherits "ignore"
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stderr
     for line in process.stderr:
         if re.search("cells: [1-9]", line):

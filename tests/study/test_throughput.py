@@ -1,4 +1,6 @@
-"""How many what-if points two processes compute in a minute. Slow; the number is printed with `-s`, and no speed is required."""
+"""How many what-if points two processes compute in a minute. Slow; the number is printed with `-s`,
+and no speed is required.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from twin.study.local import in_process, on_cores
 from twin.study.point import Point, Row
 
 WORKERS = 2
-WARM = 2  # points of each worker before the clock starts: its imports, its plan, the proof and the program
+# points of each worker before the clock starts: its imports, its plan, the proof and the program
+WARM = 2
 MEASURED = 60  # points of each worker
 
 
 def swept(node: str, count: int) -> list[Point]:
     """One plan, and a number of the hardware that its program does not depend on."""
     base = Point("laneformer-2b", node)
-    return [base.with_settings(("memory.stream", f"x{1 - 1e-3 * number:.3f}")) for number in range(count)]
+    return [
+        base.with_settings(("memory.stream", f"x{1 - 1e-3 * number:.3f}"))
+        for number in range(count)
+    ]
 
 
 @pytest.mark.slow

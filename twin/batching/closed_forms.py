@@ -1,6 +1,8 @@
-"""What queueing theory says about simple queues: the judges of the simulation, and a first answer without it.
+"""What queueing theory says about simple queues: the judges of the simulation, and a first answer
+without it.
 
-Rates are per second, times in seconds. All need a utilisation below 1. (Kleinrock, Queueing Systems 1 and 2.)
+Rates are per second, times in seconds. All need a utilisation below 1. (Kleinrock, Queueing Systems
+1 and 2.)
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ def utilisation(per_s: float, service_s: float, servers: int = 1) -> float:
 
 
 def mean_wait_mg1(per_s: float, service_s: float, variation: float) -> float:
-    """Pollaczek-Khinchine: mean wait in M/G/1; `variation`: variance of the service time over its squared mean (1: exponential)."""
+    """Pollaczek-Khinchine: mean wait in M/G/1; `variation`: variance of the service time over its
+    squared mean (1: exponential).
+    """
     load = _stable(per_s, service_s, 1)
     return load * service_s * (1 + variation) / (2 * (1 - load))
 
@@ -34,12 +38,17 @@ def mean_wait_mmc(per_s: float, service_s: float, servers: int) -> float:
 
 
 def mean_time_shared(per_s: float, service_s: float) -> float:
-    """Mean time in the system when one server divides itself evenly, whatever the distribution of the work (M/G/1-PS)."""
+    """Mean time in the system when one server divides itself evenly, whatever the distribution of
+    the work (M/G/1-PS).
+    """
     return service_s / (1 - _stable(per_s, service_s, 1))
 
 
 def _stable(per_s: float, service_s: float, servers: int) -> float:
     load = utilisation(per_s, service_s, servers)
     if not 0 <= load < 1:
-        raise ConfigError(f"utilisation {load:.2f}: a queue has a steady state only below 1; add servers or take fewer requests")
+        raise ConfigError(
+            f"utilisation {load:.2f}: a queue has a steady state only below 1; add servers or "
+            "take fewer requests"
+        )
     return load

@@ -1,24 +1,44 @@
-"""What a kernel of an ordinary engine takes: measured on the device, or derived from the device's own numbers."""
+"""What a kernel of an ordinary engine takes: measured on the device, or derived from the device's
+own numbers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from twin.batching.kernels import AllReduce, Attention, Experts, HeadProduct, LatentScan, Product, Row, Work
+from twin.batching.kernels import (
+    AllReduce,
+    Attention,
+    Experts,
+    HeadProduct,
+    LatentScan,
+    Product,
+    Row,
+    Work,
+)
 from twin.batching.tables import KernelTables
 from twin.errors import HardwareError
 from twin.hardware.types import Node, Number
 from twin.models.formats import BF16, Format
 
-TABLE = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-128x128": "fp8-block", "fp8-128x128-e8m0": "fp8-block", "mxfp4": "mxfp4"}
+TABLE = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "fp8": "fp8",
+    "fp8-128x128": "fp8-block",
+    "fp8-128x128-e8m0": "fp8-block",
+    "mxfp4": "mxfp4",
+}
 TABLE |= {"int4-g32": "int4"}  # a format's name -> the tables' type
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a step works on: one token of each of `sequences`, all with `context` cached positions."""
+    """What a step works on: one token of each of `sequences`, all with `context` cached
+    positions.
+    """
 
     sequences: int = 1
     context: int = 1024
@@ -46,22 +66,38 @@ class Measured:
         tables, tokens = self.tables, load.sequences
         match work:
             case Product():
-                return tables.gemm_s(rows=work.rows, cols=work.cols, tokens=tokens, dtype=_type(work.format))
+                return tables.gemm_s(
+                    rows=work.rows, cols=work.cols, tokens=tokens, dtype=_type(work.format)
+                )
             case Experts():
                 return tables.moe_s(
-                    hidden=work.hidden, inner=work.inner, experts=work.experts, top_k=work.top_k, ranks=work.ranks,
-                    tokens=tokens, dtype=_type(work.format),
-                )  # fmt: skip
+                    hidden=work.hidden,
+                    inner=work.inner,
+                    experts=work.experts,
+                    top_k=work.top_k,
+                    ranks=work.ranks,
+                    tokens=tokens,
+                    dtype=_type(work.format),
+                )
             case Attention():
                 return tables.attention_s(
-                    heads=work.heads, kv_heads=work.kv_heads, head_dim=work.head_dim, tokens=tokens,
-                    context=load.context, window=work.window, dtype=load.kv,
-                )  # fmt: skip
+                    heads=work.heads,
+                    kv_heads=work.kv_heads,
+                    head_dim=work.head_dim,
+                    tokens=tokens,
+                    context=load.context,
+                    window=work.window,
+                    dtype=load.kv,
+                )
             case LatentScan():
                 self._only(work.name, (work.kv_rank, work.rope_dim), (512, 64))
-                return tables.latent_s(heads=work.heads, tokens=tokens, context=load.context, dtype=load.kv)
+                return tables.latent_s(
+                    heads=work.heads, tokens=tokens, context=load.context, dtype=load.kv
+                )
             case HeadProduct():
-                self._only(work.name, (max(work.rows, work.cols), min(work.rows, work.cols)), (512, 128))
+                self._only(
+                    work.name, (max(work.rows, work.cols), min(work.rows, work.cols)), (512, 128)
+                )
                 return tables.heads_s(side=work.name, heads=work.heads, tokens=tokens)
             case Row():
                 return tables.row_s(elements=work.elements, tokens=tokens, reduces=work.reduces)
@@ -70,17 +106,25 @@ class Measured:
 
     def _only(self, name: str, shape: tuple[int, int], measured: tuple[int, int]) -> None:
         if shape != measured:
-            raise HardwareError(f"{self.tables.stack.name}: {name} of {shape} elements: latent attention was measured for {measured} only")
+            raise HardwareError(
+                f"{self.tables.stack.name}: {name} of {shape} elements: latent attention was "
+                f"measured for {measured} only"
+            )
 
     def rests_on(self) -> str:
-        return f"{self.tables.stack.title} kernels measured on {self.tables.device} (vendor: AIConfigurator 0.12.0)"
+        return (
+            f"{self.tables.stack.title} kernels measured on {self.tables.device} (vendor: "
+            "AIConfigurator 0.12.0)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Kernels that read memory at the rate of the twin's pipe as soon as it flows again: a border, a restart, the bytes.
+    """Kernels that read memory at the rate of the twin's pipe as soon as it flows again: a border,
+    a restart, the bytes.
 
-    Nothing here was taken from an engine, so it may be checked against all of them. It is too fast where kernels are imperfect.
+    Nothing here was taken from an engine, so it may be checked against all of them. It is too fast
+    where kernels are imperfect.
     """
 
     node: Node
@@ -94,14 +138,32 @@ class Ideal:
                 return edge + restart + work.format.bytes(work.rows, work.cols) / stream
             case Experts():
                 width = -(-work.inner // work.ranks)
-                one = 2 * work.format.bytes(width, work.hidden) + work.format.bytes(work.hidden, width)
-                return 2 * (edge + restart) + one * visited(work.experts, work.top_k, load.sequences) / stream
+                one = 2 * work.format.bytes(width, work.hidden) + work.format.bytes(
+                    work.hidden, width
+                )
+                return (
+                    2 * (edge + restart)
+                    + one * visited(work.experts, work.top_k, load.sequences) / stream
+                )
             case Attention():
                 positions = min(load.context, work.window) if work.window else load.context
-                cache = 2 * work.kv_heads * work.head_dim * KV_BYTES[load.kv] * positions * load.sequences
-                return 2 * (edge + restart) + cache / stream  # the scan, then the merging of the splits
+                cache = (
+                    2
+                    * work.kv_heads
+                    * work.head_dim
+                    * KV_BYTES[load.kv]
+                    * positions
+                    * load.sequences
+                )
+                # the scan, then the merging of the splits
+                return 2 * (edge + restart) + cache / stream
             case LatentScan():
-                cache = (work.kv_rank + work.rope_dim) * KV_BYTES[load.kv] * load.context * load.sequences
+                cache = (
+                    (work.kv_rank + work.rope_dim)
+                    * KV_BYTES[load.kv]
+                    * load.context
+                    * load.sequences
+                )
                 return 2 * (edge + restart) + cache / stream
             case HeadProduct():
                 return edge + restart + BF16.bytes(work.heads * work.rows, work.cols) / stream
@@ -112,11 +174,16 @@ class Ideal:
 
     def _link(self) -> Number:
         if self.node.link is None:
-            raise HardwareError(f"{self.node.name} has no link for an all-reduce; choose a node of several GPUs")
+            raise HardwareError(
+                f"{self.node.name} has no link for an all-reduce; choose a node of several GPUs"
+            )
         return self.node.link.library_allreduce_s
 
     def rests_on(self) -> str:
-        return f"borders, restarts and the memory pipe of {self.node.device.name}, and its library's all-reduce"
+        return (
+            f"borders, restarts and the memory pipe of {self.node.device.name}, and its library's "
+            "all-reduce"
+        )
 
 
 def visited(experts: int, top_k: int, tokens: int) -> float:
@@ -126,5 +193,7 @@ def visited(experts: int, top_k: int, tokens: int) -> float:
 
 def _type(form: Format) -> str:
     if form.name not in TABLE:
-        raise HardwareError(f"format {form.name}: no kernel was measured for it; measured: {', '.join(TABLE)}")
+        raise HardwareError(
+            f"format {form.name}: no kernel was measured for it; measured: {', '.join(TABLE)}"
+        )
     return TABLE[form.name]

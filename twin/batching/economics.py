@@ -1,4 +1,6 @@
-"""What serving costs: money for the hours that GPUs are held, energy for the time that they work and idle."""
+"""What serving costs: money for the hours that GPUs are held, energy for the time that they work
+and idle.
+"""
 
 from __future__ import annotations
 
@@ -37,5 +39,9 @@ class Bill:
     def kwh_per_million(self, prices: Prices) -> float:
         held_s = self.gpus * self.elapsed_s
         idle_s = held_s - self.busy_s
-        joules = self.busy_s * prices.busy_w.value + idle_s * prices.idle_w.value + held_s * prices.host_w.value
+        joules = (
+            self.busy_s * prices.busy_w.value
+            + idle_s * prices.idle_w.value
+            + held_s * prices.host_w.value
+        )
         return joules / KWH_J / self.tokens * MILLION

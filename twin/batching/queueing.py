@@ -1,4 +1,6 @@
-"""Requests that arrive at random, wait, and are served one at a time or in batches: a SimPy simulation of a group of nodes."""
+"""Requests that arrive at random, wait, and are served one at a time or in batches: a SimPy
+simulation of a group of nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ from twin.batching.economics import HOUR_S
 from twin.errors import ConfigError
 
 Process = Generator[simpy.Event, Any, Any]
-StepTime = Callable[[int], float]  # sequences in the batch -> seconds of a step that gives each of them one token
+# sequences in the batch -> seconds of a step that gives each of them one token
+StepTime = Callable[[int], float]
 FIXED, EXPONENTIAL = "fixed", "exponential"
 DRAWS = 1024  # random numbers at a time: one by one they take most of the run
-COUNTED = (0.1, 0.75)  # part of the time whose requests count: before it the queue still fills, after it the last ones must end under load
+# part of the time whose requests count: before it the queue still fills, after it the last ones
+# must end under load
+COUNTED = (0.1, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests of one class: a Poisson stream, and the tokens that each asks for."""
+    """Requests of one class: a Poisson process, and the tokens that each asks for."""
 
     name: str
     per_s: float
@@ -73,14 +78,18 @@ class Served:
         return self._each(traffic, "tokens_per_s")
 
     def _each(self, traffic: str, what: str) -> npt.NDArray[np.float64]:
-        return np.array([getattr(request, what) for request in self.requests if request.traffic == traffic])
+        return np.array(
+            [getattr(request, what) for request in self.requests if request.traffic == traffic]
+        )
 
 
 @dataclass(slots=True)
 class _Node:
-    """Continuous batching: up to `most` sequences advance together, one token a step, at the pace of the batch.
+    """Continuous batching: up to `most` sequences advance together, one token a step, at the pace
+    of the batch.
 
-    All sequences are equally fast, so one counter of tokens per sequence is enough: a request ends when it has advanced by its tokens.
+    All sequences are equally fast, so one counter of tokens per sequence is enough: a request ends
+    when it has advanced by its tokens.
     """
 
     env: simpy.Environment
@@ -90,7 +99,8 @@ class _Node:
     since: float = 0.0  # time of that counter
     busy_s: float = 0.0
     tokens: float = 0.0  # of all sequences
-    ends: list[tuple[float, int, Request]] = field(default_factory=list)  # heap: (counter at the end, serial, request)
+    # heap: (counter at the end, serial, request)
+    ends: list[tuple[float, int, Request]] = field(default_factory=list)
     serial: int = 0
     changed: simpy.Event = field(init=False)
 
@@ -137,19 +147,33 @@ class _Node:
             finished(request)
 
 
-def serve(traffic: Sequence[Traffic], *, nodes: int, batch: int, step_s: StepTime, hours: float, seed: int) -> Served:
+def serve(
+    traffic: Sequence[Traffic], *, nodes: int, batch: int, step_s: StepTime, hours: float, seed: int
+) -> Served:
     """First come, first served: a request starts on the emptiest node with a free place, or waits.
 
-    `batch` 1 is one node per request. Requests arrive for `hours`; the part COUNTED of them is reported. The same seed gives the same
-    arrivals and lengths whatever serves them. Raises ConfigError.
+    `batch` 1 is one node per request. Requests arrive for `hours`; the part COUNTED of them is
+    reported. The same seed gives the same arrivals and lengths whatever serves them. Raises
+    ConfigError.
     """
     if nodes < 1 or batch < 1 or hours <= 0 or not traffic:
-        raise ConfigError(f"nodes={nodes}, batch={batch}, hours={hours:g}: at least one node, one place on it, some time and some traffic")
+        raise ConfigError(
+            f"nodes={nodes}, batch={batch}, hours={hours:g}: at least one node, one place on it, "
+            "some time and some traffic"
+        )
     begin, end = (part * hours * HOUR_S for part in COUNTED)
-    arrivals = list(heapq.merge(*(_arrivals(stream, hours * HOUR_S, seed) for stream in traffic), key=lambda request: request.arrived))
+    arrivals = list(
+        heapq.merge(
+            *(_arrivals(users, hours * HOUR_S, seed) for users in traffic),
+            key=lambda request: request.arrived,
+        )
+    )
     counted = [request for request in arrivals if begin <= request.arrived < end]
     if not counted:
-        raise ConfigError(f"hours={hours:g}: nobody arrives between {begin:.0f} and {end:.0f} s; simulate longer or more traffic")
+        raise ConfigError(
+            f"hours={hours:g}: nobody arrives between {begin:.0f} and {end:.0f} s; simulate "
+            "longer or more traffic"
+        )
     group = _Group(simpy.Environment(), nodes, batch, step_s)
     return group.serve(arrivals, counted, begin, end)
 
@@ -162,7 +186,9 @@ class _Group:
         self.nodes = [_Node(env, step_s, batch) for _ in range(nodes)]
         self.waiting: deque[Request] = deque()
 
-    def serve(self, arrivals: Sequence[Request], counted: Sequence[Request], begin: float, end: float) -> Served:
+    def serve(
+        self, arrivals: Sequence[Request], counted: Sequence[Request], begin: float, end: float
+    ) -> Served:
         """Until the last of `counted` is done; busy time and tokens between `begin` and `end`."""
         left = {id(request) for request in counted}
         over = self.env.event()
@@ -200,22 +226,33 @@ class _Group:
         yield self.env.timeout(time)
         for node in self.nodes:
             node.advance()
-        readings.append((sum(node.busy_s for node in self.nodes), sum(node.tokens for node in self.nodes)))
-
-
-def _arrivals(stream: Traffic, until_s: float, seed: int) -> Iterator[Request]:
-    """Requests of one class in the order of time. They depend on the seed and the class alone, so policies are compared on equal ones."""
-    if stream.per_s <= 0 or stream.tokens <= 0 or stream.distribution not in (FIXED, EXPONENTIAL):
-        raise ConfigError(
-            f"{stream.name}: {stream.per_s:g} requests/s of {stream.tokens:g} tokens, {stream.distribution}: rates and tokens are "
-            f"positive, lengths {FIXED} or {EXPONENTIAL}"
+        readings.append(
+            (sum(node.busy_s for node in self.nodes), sum(node.tokens for node in self.nodes))
         )
-    random = np.random.default_rng([seed, *stream.name.encode()])
+
+
+def _arrivals(users: Traffic, until_s: float, seed: int) -> Iterator[Request]:
+    """Requests of one class in the order of time. They depend on the seed and the class alone, so
+    policies are compared on equal ones.
+    """
+    if users.per_s <= 0 or users.tokens <= 0 or users.distribution not in (FIXED, EXPONENTIAL):
+        raise ConfigError(
+            f"{users.name}: {users.per_s:g} requests/s of {users.tokens:g} tokens, "
+            f"{users.distribution}: rates and tokens are positive, lengths {FIXED} or {EXPONENTIAL}"
+        )
+    random = np.random.default_rng([seed, *users.name.encode()])
     time = 0.0
     while True:
-        pauses, lengths = random.exponential(1 / stream.per_s, DRAWS).tolist(), random.exponential(stream.tokens, DRAWS).tolist()
+        pauses, lengths = (
+            random.exponential(1 / users.per_s, DRAWS).tolist(),
+            random.exponential(users.tokens, DRAWS).tolist(),
+        )
         for pause, length in zip(pauses, lengths, strict=True):
             time += pause
             if time >= until_s:
                 return
-            yield Request(stream.name, time, max(1.0, length if stream.distribution == EXPONENTIAL else stream.tokens))
+            yield Request(
+                users.name,
+                time,
+                max(1.0, length if users.distribution == EXPONENTIAL else users.tokens),
+            )

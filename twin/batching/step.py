@@ -1,4 +1,6 @@
-"""One decode step of an ordinary engine: kernel after kernel, as a CUDA graph or launched one by one."""
+"""One decode step of an ordinary engine: kernel after kernel, as a CUDA graph or launched one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,14 @@ from twin.models.spec import ModelSpec
 IDEAL = "ideal"
 GRAPH, EAGER = "graph", "eager"
 KIND: dict[type, str] = {
-    Product: "product", HeadProduct: "product", Experts: "experts", Attention: "attention", LatentScan: "attention",
-    Row: "row", AllReduce: "allreduce",
-}  # fmt: skip
+    Product: "product",
+    HeadProduct: "product",
+    Experts: "experts",
+    Attention: "attention",
+    LatentScan: "attention",
+    Row: "row",
+    AllReduce: "allreduce",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,9 @@ class Step:
 
     @cached_property
     def eager_s(self) -> float:
-        """Launched one by one: a kernel starts when it has been launched and the one before it is done."""
+        """Launched one by one: a kernel starts when it has been launched and the one before it is
+        done.
+        """
         end = 0.0
         for index, (_, seconds) in enumerate(self.kernels):
             end = max(end, (index + 1) * self.launch_s) + seconds
@@ -71,25 +80,35 @@ class Step:
 
 
 def costs_of(node: Node, stack: str) -> Costs:
-    """The times of a stack's kernels on a node. Raises ConfigError and HardwareError for what was not measured."""
+    """The times of a stack's kernels on a node. Raises ConfigError and HardwareError for what was
+    not measured.
+    """
     if stack == IDEAL:
         return Ideal(node)
     return Measured(load_tables(node.device.name, stack), node.gpus)
 
 
 @lru_cache(maxsize=512)
-def predict(spec: ModelSpec, node: Node, stack: str, load: Load, weights: str = "as stored") -> Step:
+def predict(
+    spec: ModelSpec, node: Node, stack: str, load: Load, weights: str = "as stored"
+) -> Step:
     """One decode step of `stack` on all GPUs of the node.
 
-    `stack`: one of stack_names(), or "ideal" for kernels without loss. `weights`: "as stored", or "fp8" for 16-bit matrices made FP8.
-    Raises ConfigError, PlanError or HardwareError for what cannot be served or was not measured.
+    `stack`: one of stack_names(), or "ideal" for kernels without loss. `weights`: "as stored", or
+    "fp8" for 16-bit matrices made FP8. Raises ConfigError, PlanError or HardwareError for what
+    cannot be served or was not measured.
     """
-    for name, value, allowed in (("weights", weights, QUANTISED), ("kv", load.kv, KV_BYTES), ("stack", stack, [*stack_names(), IDEAL])):
+    for name, value, allowed in (
+        ("weights", weights, QUANTISED),
+        ("kv", load.kv, KV_BYTES),
+        ("stack", stack, [*stack_names(), IDEAL]),
+    ):
         if value not in allowed:
             raise ConfigError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
     if load.sequences < 1 or not 1 <= load.context <= spec.context:
         raise ConfigError(
-            f"{load.sequences} sequences of {load.context} positions: at least one sequence, and 1 to {spec.context} positions"
+            f"{load.sequences} sequences of {load.context} positions: at least one sequence, and "
+            f"1 to {spec.context} positions"
         )
     check_memory(spec, node, weights=weights, sequences=load.sequences, context=load.context)
     costs = costs_of(node, stack)

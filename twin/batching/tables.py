@@ -1,4 +1,6 @@
-"""Measured kernel times of ordinary engines, from hwmodels/kernels, and the times between the measured shapes."""
+"""Measured kernel times of ordinary engines, from hwmodels/kernels, and the times between the
+measured shapes.
+"""
 
 from __future__ import annotations
 
@@ -31,77 +33,172 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """The kernels of one stack on one device. Times in seconds, from one kernel of a CUDA graph to the next."""
+    """The kernels of one stack on one device. Times in seconds, from one kernel of a CUDA graph to
+    the next.
+    """
 
     device: str
     stack: Stack
     gemm: dict[Key, Curve]  # (dtype, m, k) -> by n
-    attention: dict[Key, Curve]  # (dtype, head_dim, window, heads, kv_heads, m) -> by cached positions
+    # (dtype, head_dim, window, heads, kv_heads, m) -> by cached positions
+    attention: dict[Key, Curve]
     latent: dict[Key, Curve]  # (dtype, heads, m) -> by cached positions: latent attention
     heads: dict[Key, Curve]  # (side, m) -> by heads: products with one matrix a head
     allreduce: dict[Key, Curve]  # (gpus) -> by 16-bit elements
     moe: dict[Key, Curve]  # (dtype, hidden, inner, experts, top_k, tp) -> by tokens
     rows: dict[Key, Curve]  # (kind, m) -> by elements of a row
-    scale: dict[Key, Curve]  # (m) -> by k: what finding its input's scale adds to an FP8 product; empty: nothing
+    # (m) -> by k: what finding its input's scale adds to an FP8 product; empty: nothing
+    scale: dict[Key, Curve]
 
     def gemm_s(self, *, rows: int, cols: int, tokens: int, dtype: str) -> float:
-        """`tokens` vectors of `cols` elements times a matrix [rows, cols]. In type "fp8" the input's scale is known beforehand."""
+        """`tokens` vectors of `cols` elements times a matrix [rows, cols]. In type "fp8" the
+        input's scale is known beforehand.
+        """
         by_tokens = []
         for m in _numbers(self.gemm, 1, dtype):
-            lines = [(k, between(self.gemm[dtype, str(m), str(k)], rows)) for k in _numbers(self.gemm, 2, dtype, str(m))]
+            lines = [
+                (k, between(self.gemm[dtype, str(m), str(k)], rows))
+                for k in _numbers(self.gemm, 2, dtype, str(m))
+            ]
             by_tokens.append((float(m), between(lines, cols)))
-        seconds = between(self._found(by_tokens, f"matrices of type {dtype}", self._of(self.gemm, 0)), tokens)
+        seconds = between(
+            self._found(by_tokens, f"matrices of type {dtype}", self._of(self.gemm, 0)), tokens
+        )
         if dtype == "fp8" and self.scale:
-            seconds -= between([(float(m), between(self.scale[str(m),], cols)) for m in _numbers(self.scale, 0)], tokens)
+            seconds -= between(
+                [(float(m), between(self.scale[str(m),], cols)) for m in _numbers(self.scale, 0)],
+                tokens,
+            )
         return seconds
 
-    def attention_s(self, *, heads: int, kv_heads: int, head_dim: int, tokens: int, context: int, window: int, dtype: str) -> float:
-        """One rank's heads over `context` cached positions of each of `tokens` sequences; `window` 0 is all of them.
+    def attention_s(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        tokens: int,
+        context: int,
+        window: int,
+        dtype: str,
+    ) -> float:
+        """One rank's heads over `context` cached positions of each of `tokens` sequences; `window`
+        0 is all of them.
 
         A window that was not measured as such reads as many positions as it holds.
         """
-        measured = window and any(key[:3] == (dtype, str(head_dim), str(window)) for key in self.attention)
+        measured = window and any(
+            key[:3] == (dtype, str(head_dim), str(window)) for key in self.attention
+        )
         positions = min(context, window) if window and not measured else context
         shape = (dtype, str(head_dim), str(window if measured else 0), str(heads), str(kv_heads))
-        curves = [(float(key[5]), between(curve, positions)) for key, curve in self.attention.items() if key[:5] == shape]
-        what = f"attention of {heads} heads on {kv_heads} KV heads of {head_dim} elements, type {dtype}"
+        curves = [
+            (float(key[5]), between(curve, positions))
+            for key, curve in self.attention.items()
+            if key[:5] == shape
+        ]
+        what = (
+            f"attention of {heads} heads on {kv_heads} KV heads of {head_dim} elements, type "
+            f"{dtype}"
+        )
         return between(
-            self._found(sorted(curves), what, sorted({"/".join(key[3:5]) for key in self.attention if key[1] == str(head_dim)})), tokens
+            self._found(
+                sorted(curves),
+                what,
+                sorted({"/".join(key[3:5]) for key in self.attention if key[1] == str(head_dim)}),
+            ),
+            tokens,
         )
 
     def latent_s(self, *, heads: int, tokens: int, context: int, dtype: str) -> float:
-        """One rank's heads of latent attention over `context` cached latents of each of `tokens` sequences."""
+        """One rank's heads of latent attention over `context` cached latents of each of `tokens`
+        sequences.
+        """
         shape = (dtype, str(heads))
-        curves = [(float(key[2]), between(curve, context)) for key, curve in self.latent.items() if key[:2] == shape]
-        return between(self._found(sorted(curves), f"latent attention of {heads} heads, type {dtype}", self._of(self.latent, 1)), tokens)
+        curves = [
+            (float(key[2]), between(curve, context))
+            for key, curve in self.latent.items()
+            if key[:2] == shape
+        ]
+        return between(
+            self._found(
+                sorted(curves),
+                f"latent attention of {heads} heads, type {dtype}",
+                self._of(self.latent, 1),
+            ),
+            tokens,
+        )
 
     def heads_s(self, *, side: str, heads: int, tokens: int) -> float:
-        """`side` "k_up" or "v_up": a product with one matrix a head, into or out of the latent space."""
-        return between([(float(m), between(self.heads[side, str(m)], heads)) for m in _numbers(self.heads, 1, side)], tokens)
+        """`side` "k_up" or "v_up": a product with one matrix a head, into or out of the latent
+        space.
+        """
+        return between(
+            [
+                (float(m), between(self.heads[side, str(m)], heads))
+                for m in _numbers(self.heads, 1, side)
+            ],
+            tokens,
+        )
 
     def allreduce_s(self, *, elements: int, gpus: int) -> float:
         """The sum of `elements` 16-bit numbers over `gpus`, delivered to all."""
         return between(
-            self._found(self.allreduce.get((str(gpus),), ()), f"all-reduce on {gpus} GPUs", [k[0] for k in self.allreduce]), elements
+            self._found(
+                self.allreduce.get((str(gpus),), ()),
+                f"all-reduce on {gpus} GPUs",
+                [k[0] for k in self.allreduce],
+            ),
+            elements,
         )
 
-    def moe_s(self, *, hidden: int, inner: int, experts: int, top_k: int, ranks: int, tokens: int, dtype: str) -> float:
-        """A layer's routing, routed products and weighted sum on one of `ranks` that each hold a slice of every expert."""
+    def moe_s(
+        self,
+        *,
+        hidden: int,
+        inner: int,
+        experts: int,
+        top_k: int,
+        ranks: int,
+        tokens: int,
+        dtype: str,
+    ) -> float:
+        """A layer's routing, routed products and weighted sum on one of `ranks` that each hold a
+        slice of every expert.
+        """
         shape = (dtype, *map(str, (hidden, inner, experts, top_k, ranks)))
-        what = f"{experts} experts of {hidden} x {inner}, {top_k} at a time, type {dtype}, on {ranks} GPUs"
-        return between(self._found(self.moe.get(shape, ()), what, [" ".join(key) for key in self.moe]), tokens)
+        what = (
+            f"{experts} experts of {hidden} x {inner}, {top_k} at a time, type {dtype}, on {ranks} "
+            "GPUs"
+        )
+        return between(
+            self._found(self.moe.get(shape, ()), what, [" ".join(key) for key in self.moe]), tokens
+        )
 
     def row_s(self, *, elements: int, tokens: int, reduces: bool) -> float:
-        """A kernel without weights over `tokens` rows; `reduces`: each row is summed first, as for a norm."""
+        """A kernel without weights over `tokens` rows; `reduces`: each row is summed first, as for
+        a norm.
+        """
         kind = "reduce" if reduces else "map"
-        return between([(float(m), between(self.rows[kind, str(m)], elements)) for m in _numbers(self.rows, 1, kind)], tokens)
+        return between(
+            [
+                (float(m), between(self.rows[kind, str(m)], elements))
+                for m in _numbers(self.rows, 1, kind)
+            ],
+            tokens,
+        )
 
     def _of(self, table: dict[Key, Curve], column: int) -> list[str]:
         return sorted({key[column] for key in table})
 
-    def _found(self, curve: Sequence[tuple[float, float]], what: str, known: list[str]) -> Sequence[tuple[float, float]]:
+    def _found(
+        self, curve: Sequence[tuple[float, float]], what: str, known: list[str]
+    ) -> Sequence[tuple[float, float]]:
         if not curve:
-            raise HardwareError(f"{self.stack.name} on {self.device}: no kernel was measured for {what}; measured: {', '.join(known)}")
+            raise HardwareError(
+                f"{self.stack.name} on {self.device}: no kernel was measured for {what}; "
+                f"measured: {', '.join(known)}"
+            )
         return curve
 
 
@@ -110,19 +207,24 @@ def stack_names() -> list[str]:
 
 
 def devices_with_tables() -> list[str]:
-    return sorted(path.name for path in (data_dir("hwmodels") / "kernels").iterdir() if path.is_dir())
+    return sorted(
+        path.name for path in (data_dir("hwmodels") / "kernels").iterdir() if path.is_dir()
+    )
 
 
 @lru_cache(maxsize=16)
 def load_tables(device: str, stack: str) -> KernelTables:
-    """The tables of one stack on one device. Raises ConfigError for an unknown stack, HardwareError for a device without tables."""
+    """The tables of one stack on one device. Raises ConfigError for an unknown stack, HardwareError
+    for a device without tables.
+    """
     folder = data_dir("hwmodels") / "kernels"
     if stack not in stack_names():
         raise ConfigError(f"unknown stack {stack!r}; {did_you_mean(stack, stack_names())}")
     if device not in devices_with_tables():
         known = ", ".join(devices_with_tables())
         raise HardwareError(
-            f"{device}: no kernels of {stack} were measured on it; measured: {known}; the stack 'ideal' needs no measurement"
+            f"{device}: no kernels of {stack} were measured on it; measured: {known}; the stack "
+            "'ideal' needs no measurement"
         )
     own = folder / device / stack
     return KernelTables(
@@ -140,7 +242,9 @@ def load_tables(device: str, stack: str) -> KernelTables:
 
 
 def between(curve: Sequence[tuple[float, float]], size: float) -> float:
-    """The time at `size`: linear between the logarithms of the points, constant below the first, proportional above the last."""
+    """The time at `size`: linear between the logarithms of the points, constant below the first,
+    proportional above the last.
+    """
     sizes = [point[0] for point in curve]
     right = bisect_right(sizes, size)
     if right == 0:
@@ -158,14 +262,21 @@ def _read(path: Path, *, keys: int) -> dict[Key, Curve]:
     with path.open(encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file)
     sizes = [float(name) for name in header[keys:]]
-    return {tuple(line[:keys]): tuple((size, float(us) * US) for size, us in zip(sizes, line[keys:], strict=True) if us) for line in lines}
+    return {
+        tuple(line[:keys]): tuple(
+            (size, float(us) * US) for size, us in zip(sizes, line[keys:], strict=True) if us
+        )
+        for line in lines
+    }
 
 
 def _stack(path: Path, name: str) -> Stack:
     data = read_yaml(path)[name]
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: {name}: must be a mapping, not {data!r}")
-    return Stack(name, str(data["title"]), number(data["rope_kernels"], path, f"{name}.rope_kernels"))
+    return Stack(
+        name, str(data["title"]), number(data["rope_kernels"], path, f"{name}.rope_kernels")
+    )
 
 
 @lru_cache(maxsize=4096)

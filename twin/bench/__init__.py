@@ -1,1 +1,3 @@
-"""Benchmarks on a GPU: results checked first, then time, peers and ceiling in alternating order, one record."""
+"""Benchmarks on a GPU: results checked first, then time, peers and ceiling in alternating order,
+one record.
+"""

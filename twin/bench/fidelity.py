@@ -1,4 +1,6 @@
-"""How far logits are from an FP32 reference: KL divergence, and greedy tokens wherever the reference is sure of its own."""
+"""How far logits are from an FP32 reference: KL divergence, and greedy tokens wherever the
+reference is sure of its own.
+"""
 
 from __future__ import annotations
 
@@ -43,25 +45,34 @@ def kl_divergence(reference: Logits, other: Logits) -> Values:
 
 
 def judge(reference: Logits, engine: Logits, peer: Logits, chosen: Sequence[int]) -> Judged:
-    """All [positions, vocab], for the same tokens before each position. Raises EngineError where a logit is not finite."""
+    """All [positions, vocab], for the same tokens before each position. Raises EngineError where a
+    logit is not finite.
+    """
     if not reference.shape == engine.shape == peer.shape or len(chosen) != len(reference):
         raise EngineError(
-            f"logits of {reference.shape}, {engine.shape} and {peer.shape} for {len(chosen)} tokens do not belong together; report this"
+            f"logits of {reference.shape}, {engine.shape} and {peer.shape} for {len(chosen)} "
+            "tokens do not belong together; report this"
         )
     spans = [slice(lo, lo + ROWS) for lo in range(0, len(reference), ROWS)]
     tokens = np.array(chosen, np.int64)
     with ThreadPoolExecutor() as pool:
-        parts = list(pool.map(lambda at: _judge(reference[at], engine[at], peer[at], tokens[at]), spans))
+        parts = list(
+            pool.map(lambda at: _judge(reference[at], engine[at], peer[at], tokens[at]), spans)
+        )
     return joined(parts)
 
 
 def joined(parts: Sequence[Judged]) -> Judged:
     """Several stretches of positions as one."""
-    return Judged(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Judged)))
+    return Judged(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Judged))
+    )
 
 
 def summary(judged: Judged) -> dict[str, Any]:
-    """Both laws with what they rest on: no larger mean KL than the peer's, and no other token where the margin exceeds the noise."""
+    """Both laws with what they rest on: no larger mean KL than the peer's, and no other token where
+    the margin exceeds the noise.
+    """
     decided = judged.margin > judged.noise
     missed = decided & (judged.chosen != judged.expected)
     engine, peer = _spread(judged.engine_kl), _spread(judged.peer_kl)
@@ -85,14 +96,22 @@ def summary(judged: Judged) -> dict[str, Any]:
 
 def rows(judged: Judged, prompt: int) -> Iterator[tuple[object, ...]]:
     """(prompt, position, each field ...) for a table."""
-    for at, values in enumerate(zip(*(getattr(judged, field.name).tolist() for field in fields(Judged)), strict=True)):
-        yield (prompt, at, *(f"{value:.9g}" if isinstance(value, float) else value for value in values))
+    for at, values in enumerate(
+        zip(*(getattr(judged, field.name).tolist() for field in fields(Judged)), strict=True)
+    ):
+        yield (
+            prompt,
+            at,
+            *(f"{value:.9g}" if isinstance(value, float) else value for value in values),
+        )
 
 
 def _judge(reference: Logits, engine: Logits, peer: Logits, chosen: Tokens) -> Judged:
     for name, logits in (("reference", reference), ("engine", engine), ("peer", peer)):
         if not np.isfinite(logits).all():
-            raise EngineError(f"the {name}'s logits are not finite; check the weights, or report this")
+            raise EngineError(
+                f"the {name}'s logits are not finite; check the weights, or report this"
+            )
     best = np.partition(reference, -2, axis=-1)[:, -2:].astype(np.float64)
     return Judged(
         engine_kl=kl_divergence(reference, engine),

@@ -1,7 +1,9 @@
-"""Laneformer's published definition in torch: it has no class in transformers, and its FP32 logits are the reference.
+"""Laneformer's published definition in torch: it has no class in transformers, and its FP32 logits
+are the reference.
 
-Whole sequences, without a cache; shares nothing with the plan. In a 16-bit type it rounds where Hugging Face's Llama does: norms and
-softmax in FP32, everything else, the residual streams too, in the type.
+Whole sequences, without a cache; shares nothing with the plan. In a 16-bit type it rounds where
+Hugging Face's Llama does: norms and softmax in FP32, everything else, the residuals too, in the
+type.
 """
 
 from __future__ import annotations
@@ -23,9 +25,18 @@ COLUMNS_BY_LANE = ("o", "down")  # a lane owns some inputs: [lanes, out, in / la
 class LaneModel:
     """The weights of a Laneformer on a device, by lane."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, dtype: DType, *, device: str, delay: int) -> None:
-        if spec.lanes is None or spec.qkv_bias or spec.qk_norm or spec.rope.style is not RopeStyle.INTERLEAVED:
-            raise EngineError(f"{spec.name} is no Laneformer; compare it with its class in transformers")
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, dtype: DType, *, device: str, delay: int
+    ) -> None:
+        if (
+            spec.lanes is None
+            or spec.qkv_bias
+            or spec.qk_norm
+            or spec.rope.style is not RopeStyle.INTERLEAVED
+        ):
+            raise EngineError(
+                f"{spec.name} is no Laneformer; compare it with its class in transformers"
+            )
         self.spec, self.lanes, self.delay, self.device = spec, spec.lanes, delay, device
         self._torch = torch_module()
         self._dtype = getattr(self._torch, TORCH[dtype])
@@ -36,20 +47,26 @@ class LaneModel:
         torch = self._torch
         torch.set_float32_matmul_precision("highest")
         with torch.no_grad():
-            made = self._head(self._streams(list(tokens))[:, -keep:]).float().cpu().numpy()
+            made = self._head(self._residuals(list(tokens))[:, -keep:]).float().cpu().numpy()
         found: Logits = made
         return found
 
-    def _streams(self, tokens: list[int]) -> Any:
+    def _residuals(self, tokens: list[int]) -> Any:
         """[lanes, sequence, hidden] after the last layer."""
         w = self._weights
-        x = w["embed"][self._torch.tensor(tokens, device=self.device)].expand(self.lanes.count, -1, -1)
+        x = w["embed"][self._torch.tensor(tokens, device=self.device)].expand(
+            self.lanes.count, -1, -1
+        )
         angles = self._angles(len(tokens))
         past: dict[str, list[Any]] = {"attn": [], "ffn": []}
         for layer in range(self.spec.layers):
             for kind in ("attn", "ffn"):
                 h = self._norm(x, w[f"layers.{layer}.{kind}_norm"])
-                out = self._attention(layer, h, angles) if kind == "attn" else self._feed_forward(layer, h)
+                out = (
+                    self._attention(layer, h, angles)
+                    if kind == "attn"
+                    else self._feed_forward(layer, h)
+                )
                 past[kind].append(out)
                 x = x + self._reduced(layer, past[kind])
         return x
@@ -67,7 +84,10 @@ class LaneModel:
     def _attention(self, layer: int, x: Any, angles: tuple[Any, Any]) -> Any:
         torch, size = self._torch, self.spec.head_dim
         length = x.shape[1]
-        q, k, v = (self._linear(x, f"layers.{layer}.{n}").unflatten(-1, (-1, size)).transpose(1, 2) for n in "qkv")
+        q, k, v = (
+            self._linear(x, f"layers.{layer}.{n}").unflatten(-1, (-1, size)).transpose(1, 2)
+            for n in "qkv"
+        )
         q, k = self._turned(q, angles), self._turned(k, angles)
         group = q.shape[1] // k.shape[1]  # all [lanes, heads of a lane, sequence, head_dim]
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
@@ -75,7 +95,9 @@ class LaneModel:
         position = torch.arange(length, device=self.device)
         distance = position[:, None] - position[None]
         seen = (distance >= 0) & (distance < (self.spec.windows[layer] or length))
-        p = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1, dtype=torch.float32).to(self._dtype)
+        p = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1, dtype=torch.float32).to(
+            self._dtype
+        )
         return self._linear((p @ v).transpose(1, 2).flatten(2), f"layers.{layer}.o")
 
     def _feed_forward(self, layer: int, x: Any) -> Any:
@@ -84,7 +106,10 @@ class LaneModel:
 
     def _head(self, x: Any) -> Any:
         """[sequence, vocab]."""
-        scale, table = self._weights["final_norm"], self._weights["embed" if self.spec.tied else "lm_head"]
+        scale, table = (
+            self._weights["final_norm"],
+            self._weights["embed" if self.spec.tied else "lm_head"],
+        )
         match self.lanes.head:
             case LaneHead.SUM:
                 return self._norm(x.sum(0), scale) @ table.T
@@ -112,10 +137,16 @@ class LaneModel:
         """Adjacent elements are one complex number."""
         cos, sin = angles
         even, odd = x[..., 0::2], x[..., 1::2]
-        return self._torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+        return self._torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(
+            -2
+        )
 
     def _by_lane(self, name: str, weights: Weights) -> Any:
-        made, leaf, count = to_torch(weights[name], self._dtype, self.device), name.rpartition(".")[2], self.lanes.count
+        made, leaf, count = (
+            to_torch(weights[name], self._dtype, self.device),
+            name.rpartition(".")[2],
+            self.lanes.count,
+        )
         if leaf in ROWS_BY_LANE:
             return made.unflatten(0, (count, -1))
         if leaf in COLUMNS_BY_LANE:

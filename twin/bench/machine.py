@@ -33,20 +33,32 @@ def gpu_state(device: int = 0) -> State:
     """The present state of a GPU; a number that the driver does not tell is None."""
     done = subprocess.run(_command(device), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise EngineError(f"nvidia-smi failed: {(done.stderr or done.stdout).strip()[:200]}; is the driver loaded?")
+        raise EngineError(
+            f"nvidia-smi failed: {(done.stderr or done.stdout).strip()[:200]}; is the driver "
+            "loaded?"
+        )
     states = parse_states(done.stdout)
     if not states:
-        raise EngineError(f"nvidia-smi said {done.stdout[:200]!r}, expected {len(QUERY)} columns; report this")
+        raise EngineError(
+            f"nvidia-smi said {done.stdout[:200]!r}, expected {len(QUERY)} columns; report this"
+        )
     return states[0]
 
 
 def parse_states(text: str) -> list[State]:
-    """One state a line of nvidia-smi's CSV without header and units; other lines, such as warnings, are left out."""
+    """One state a line of nvidia-smi's CSV without header and units; other lines, such as warnings,
+    are left out.
+    """
     states = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == len(QUERY):
-            states.append({name: word if name in TEXTS else _number(word) for name, word in zip(QUERY, words, strict=True)})
+            states.append(
+                {
+                    name: word if name in TEXTS else _number(word)
+                    for name, word in zip(QUERY, words, strict=True)
+                }
+            )
     return states
 
 
@@ -89,27 +101,42 @@ class Clocks:
 
 
 def commit(folder: Path, given: str | None) -> str:
-    """The code's commit, "-dirty" when files differ from it; `given` where there is no repository. Raises ConfigError."""
+    """The code's commit, "-dirty" when files differ from it; `given` where there is no repository.
+    Raises ConfigError.
+    """
     if given is not None:
         return given
     head = _git(folder, "rev-parse", "HEAD")
     if head is None:
-        raise ConfigError(f"{folder} is no git checkout, and a record names the code it measured: give --commit ID")
+        raise ConfigError(
+            f"{folder} is no git checkout, and a record names the code it measured: give --commit "
+            "ID"
+        )
     return head + ("-dirty" if _git(folder, "status", "--porcelain") else "")
 
 
 def _git(folder: Path, *words: str) -> str | None:
     if shutil.which("git") is None:
         return None
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _command(device: int) -> list[str]:
     found = shutil.which("nvidia-smi")
     if found is None:
-        raise EngineError("nvidia-smi is not here, so neither are clocks and driver: run on a computer with an NVIDIA GPU")
-    return [found, f"--id={device}", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader,nounits"]
+        raise EngineError(
+            "nvidia-smi is not here, so neither are clocks and driver: run on a computer with an "
+            "NVIDIA GPU"
+        )
+    return [
+        found,
+        f"--id={device}",
+        f"--query-gpu={','.join(QUERY.values())}",
+        "--format=csv,noheader,nounits",
+    ]
 
 
 def _number(word: str) -> float | None:
@@ -124,5 +151,9 @@ def _spreads(states: Sequence[State]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in SAMPLED:
         values = [state[name] for state in states if state[name] is not None]
-        out[name] = {"low": min(values), "median": statistics.median(values), "high": max(values)} if values else None
+        out[name] = (
+            {"low": min(values), "median": statistics.median(values), "high": max(values)}
+            if values
+            else None
+        )
     return out

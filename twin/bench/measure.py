@@ -1,4 +1,6 @@
-"""One benchmark from start to end: what the engine computes is judged first, then everything is timed in turn."""
+"""One benchmark from start to end: what the engine computes is judged first, then everything is
+timed in turn.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,18 @@ from twin.plan.shards import Weights
 from twin.plan.types import Plan
 from twin.reference.step import Reference
 
-RESIDENT, GRAPH, EAGER, CAPTURED, CEILING = "resident", "graph", "hf-eager", "hf-captured", "ceiling"
-LOGIT_TOLERANCE = 2e-2  # largest difference from the NumPy reference, relative to the largest logit: a few BF16 roundings of the cache
-FEWEST_CACHED = 8  # a static cache has room for so many steps, whatever is timed: capturing takes a few
+RESIDENT, GRAPH, EAGER, CAPTURED, CEILING = (
+    "resident",
+    "graph",
+    "hf-eager",
+    "hf-captured",
+    "ceiling",
+)
+# largest difference from the NumPy reference, relative to the largest logit: a few BF16 roundings
+# of the cache
+LOGIT_TOLERANCE = 2e-2
+# a static cache has room for so many steps, whatever is timed: capturing takes a few
+FEWEST_CACHED = 8
 DETERMINISM_RUNS, DETERMINISM_TOKENS, DETERMINISM_PROMPT = 5, 1000, 32
 WARM_UP_S, WARM_UP_PROMPT = 1.5, 64  # long enough for the clocks to settle and to be read
 PROBE_STEPS, PROBE_WARM_UP = 60, 5
@@ -50,30 +61,46 @@ class Settings:
     repeats: int = 5
     check: int = 4  # positions compared with the NumPy reference
     prompts: int = 8  # whose outputs are judged
-    fidelity_context: int  # prompt tokens of the judged outputs; the timed ones where it equals `context`
+    # prompt tokens of the judged outputs; the timed ones where it equals `context`
+    fidelity_context: int
     determinism: bool = False
     peers: bool = True
-    fill_by_steps: bool = False  # generate the cached positions one by one instead of reading them as a prompt
+    # generate the cached positions one by one instead of reading them as a prompt
+    fill_by_steps: bool = False
 
     def check_for(self, spec: ModelSpec) -> None:
         """Raises ConfigError for what cannot be measured, before minutes are spent on it."""
-        given = {"context": self.context, "repeats": self.repeats, "check": self.check, "fidelity": self.prompts}
-        for name, value in {**given, "fidelity-context": self.fidelity_context, "tokens": self.tokens}.items():
+        given = {
+            "context": self.context,
+            "repeats": self.repeats,
+            "check": self.check,
+            "fidelity": self.prompts,
+        }
+        for name, value in {
+            **given,
+            "fidelity-context": self.fidelity_context,
+            "tokens": self.tokens,
+        }.items():
             if value < 1:
                 raise ConfigError(f"--{name} {value}: at least 1")
         if self.fidelity_context > self.context:
-            raise ConfigError(f"--fidelity-context {self.fidelity_context}: at most --context {self.context}")
+            raise ConfigError(
+                f"--fidelity-context {self.fidelity_context}: at most --context {self.context}"
+            )
         need = 4 * spec.vocab * (self.fidelity_context + self.tokens)
         if self.peers and need > LARGEST_LOGITS_BYTES:
             raise ConfigError(
-                f"the logits of {self.fidelity_context + self.tokens} positions are {need / 2**30:.3g} GiB, "
-                f"allowed are {LARGEST_LOGITS_BYTES / 2**30:g}: lower --fidelity-context or --tokens"
+                f"the logits of {self.fidelity_context + self.tokens} positions are "
+                f"{need / 2**30:.3g} GiB, allowed are {LARGEST_LOGITS_BYTES / 2**30:g}: lower "
+                "--fidelity-context or --tokens"
             )
 
     @property
     def positions(self) -> int:
         """What the engine's cache must hold."""
-        long_run = min(self.context, DETERMINISM_PROMPT) + DETERMINISM_TOKENS if self.determinism else 0
+        long_run = (
+            min(self.context, DETERMINISM_PROMPT) + DETERMINISM_TOKENS if self.determinism else 0
+        )
         return max(self.context + self.tokens, long_run)
 
 
@@ -108,12 +135,21 @@ class Bench:
         self._known: dict[int, list[int]] = {}  # the same as they were judged
         self._dtype = plans.resident.options.weight_dtype
         if settings.peers and self._dtype is DType.FP32:
-            raise EngineError("FP32 weights have no 16-bit type whose noise could be the measure: use --dtype bf16 or fp16, or --no-peers")
+            raise EngineError(
+                "FP32 weights have no 16-bit type whose noise could be the measure: use --dtype "
+                "bf16 or fp16, or --no-peers"
+            )
 
     def run(self) -> Measured:
-        """Correctness, then time. Raises EngineError when the numbers are wrong beyond any rounding."""
+        """Correctness, then time. Raises EngineError when the numbers are wrong beyond any
+        rounding.
+        """
         with self._stack:
-            self._prompts = make_prompts(self.source, max(self.settings.prompts, self.settings.repeats), self.settings.context)
+            self._prompts = make_prompts(
+                self.source,
+                max(self.settings.prompts, self.settings.repeats),
+                self.settings.context,
+            )
             self._show("loading the engine")
             self._engine = self._open(self.plans.resident, self.source.weights)
             self._check_numbers()
@@ -126,13 +162,15 @@ class Bench:
     def _open(self, plan: Plan, weights: Weights | None) -> Session:
         return self._stack.enter_context(self._make_engine(plan, weights))
 
-    # ---- correctness ----------------------------------------------------------------------------------------
+    # ---- correctness -----------------------------------------------------------------------------
 
     def _check_numbers(self) -> None:
         self._show(f"comparing {self.settings.check} positions with the NumPy reference")
         tokens = self._prompts[0][: self.settings.check]
         self._measured.fidelity["numpy_positions"] = len(tokens)
-        self._measured.fidelity["numpy_logit_difference"] = check_logits(self._engine, self.plans.resident, self.source.weights, tokens)
+        self._measured.fidelity["numpy_logit_difference"] = check_logits(
+            self._engine, self.plans.resident, self.source.weights, tokens
+        )
 
     def _check_determinism(self) -> None:
         """Tokens and logits of several long runs, bit by bit."""
@@ -143,10 +181,16 @@ class Bench:
             made = generated(self._engine, prompt, tokens)
             logits = self._engine.logits([*prompt, *made.tokens[:-1]])
             seen.add((made.tokens, hashlib.sha256(logits.tobytes()).hexdigest()))
-        self._measured.fidelity["determinism"] = {"runs": DETERMINISM_RUNS, "tokens": tokens, "bitwise_equal": len(seen) == 1}
+        self._measured.fidelity["determinism"] = {
+            "runs": DETERMINISM_RUNS,
+            "tokens": tokens,
+            "bitwise_equal": len(seen) == 1,
+        }
 
     def _judge(self) -> Decoder | None:
-        """KL and greedy tokens of the outputs; the peer's decoder stays for timing, unless transformers has no class for the model."""
+        """KL and greedy tokens of the outputs; the peer's decoder stays for timing, unless
+        transformers has no class for the model.
+        """
         context = self.settings.fidelity_context
         sequences = []
         for number in range(self.settings.prompts):
@@ -166,10 +210,14 @@ class Bench:
         del follow
         peers.release()
         self._measured.fidelity |= {
-            "prompts": len(sequences), "context": context, "timed_outputs": context == self.settings.context,
-            "type": self._dtype.value, "reference": self._definition("FP32"), "peer": self._definition(self._dtype.value.upper()),
+            "prompts": len(sequences),
+            "context": context,
+            "timed_outputs": context == self.settings.context,
+            "type": self._dtype.value,
+            "reference": self._definition("FP32"),
+            "peer": self._definition(self._dtype.value.upper()),
             **fidelity.summary(fidelity.joined(self._measured.judged)),
-        }  # fmt: skip
+        }
         return decoder
 
     def _definition(self, dtype: str) -> str:
@@ -187,7 +235,14 @@ class Bench:
             out = [lanes.logits(sequence[:-1], keep) for sequence in sequences]
             del lanes
         else:
-            model = peers.make_model(spec, weights, DType.FP32, device=device, attention="eager", folder=self.source.folder)
+            model = peers.make_model(
+                spec,
+                weights,
+                DType.FP32,
+                device=device,
+                attention="eager",
+                folder=self.source.folder,
+            )
             for number, sequence in enumerate(sequences):
                 self._show(f"FP32 logits {number + 1}/{len(sequences)}")
                 out.append(peers.reference_logits(model, sequence[:-1], keep))
@@ -196,7 +251,9 @@ class Bench:
         return out
 
     def _half(self, device: str) -> tuple[Decoder | None, Callable[[list[int], int], Logits]]:
-        """The peer in the engine's type, and its logits of the last `keep` positions of a sequence but its last token."""
+        """The peer in the engine's type, and its logits of the last `keep` positions of a sequence
+        but its last token.
+        """
         self._show(f"loading the {self._dtype.value} peer")
         spec, weights = self.source.spec, self.source.weights
         if spec.lanes:
@@ -211,14 +268,23 @@ class Bench:
         return decoder, follow
 
     def _decoder(self, weights: Weights | None, device: str) -> Decoder:
-        """Hugging Face with a static cache of the timed size, its step captured where that can be done."""
+        """Hugging Face with a static cache of the timed size, its step captured where that can be
+        done.
+        """
         spec = shape_peer(self.source.spec, self._dtype)
-        model = peers.make_model(spec, weights, self._dtype, device=device, folder=self.source.folder if weights is not None else None)
+        model = peers.make_model(
+            spec,
+            weights,
+            self._dtype,
+            device=device,
+            folder=self.source.folder if weights is not None else None,
+        )
         decoder = Decoder(model, self.settings.context + max(self.settings.tokens, FEWEST_CACHED))
         prompt = self._prompts[0]
         try:
             decoder.capture(prompt)
-        except (EngineError, RuntimeError) as error:  # torch's errors of a capture are RuntimeErrors: the others are still worth timing
+        except (EngineError, RuntimeError) as error:
+            # torch's errors of a capture are RuntimeErrors: the others are still worth timing
             self._measured.left_out[CAPTURED] = str(error)
             return decoder
         few = min(FEWEST_CACHED, self.settings.tokens)
@@ -230,23 +296,33 @@ class Bench:
         assert self.source.spec.lanes is not None
         return lane_delay(self.source.spec.lanes, self.plans.resident.options.delay)
 
-    # ---- time -----------------------------------------------------------------------------------------------
+    # ---- time ------------------------------------------------------------------------------------
 
     def _time(self, decoder: Decoder | None) -> None:
-        variants = [self._engine_variant(RESIDENT, self._engine, "the engine, one launch for the whole generation")]
+        variants = [
+            self._engine_variant(
+                RESIDENT, self._engine, "the engine, one launch for the whole generation"
+            )
+        ]
         self._show("loading the engine as a graph")
         graph = self._open(self.plans.graph, self.source.weights)
-        variants.append(self._engine_variant(GRAPH, graph, "the engine's stages as the kernels of a CUDA graph"))
+        variants.append(
+            self._engine_variant(GRAPH, graph, "the engine's stages as the kernels of a CUDA graph")
+        )
         if self.settings.peers:
             variants += self._peer_variants(decoder or self._shape_decoder())
         variants.append(self._ceiling_variant())
         self._measured.about = {variant.name: variant.about for variant in variants}
-        self._measured.samples = alternate(variants, self.settings.repeats, show=self._show, after_round=self._watch.after_round)
+        self._measured.samples = alternate(
+            variants, self.settings.repeats, show=self._show, after_round=self._watch.after_round
+        )
         self._measured.notes["graph_tokens_equal"] = self._same_tokens(GRAPH)
 
     def _shape_decoder(self) -> Decoder:
         self._show("loading a Llama of the same dimensions")
-        self._measured.notes["peers_timed_as"] = f"{shape_peer(self.source.spec, self._dtype).name}: full attention, random weights"
+        self._measured.notes["peers_timed_as"] = (
+            f"{shape_peer(self.source.spec, self._dtype).name}: full attention, random weights"
+        )
         return self._decoder(None, peers.device_name())
 
     def _engine_variant(self, name: str, engine: Session, about: str) -> Variant:
@@ -261,7 +337,10 @@ class Bench:
             if name == RESIDENT:
                 self._timed[repeat] = tokens
                 if tokens != self._known.get(repeat, tokens):
-                    raise EngineError(f"repetition {repeat + 1} gave other tokens than those that were judged: report this plan")
+                    raise EngineError(
+                        f"repetition {repeat + 1} gave other tokens than those that were judged: "
+                        "report this plan"
+                    )
             return steps
 
         return Variant(name, about, warm_up, run)
@@ -269,14 +348,26 @@ class Bench:
     def _peer_variants(self, decoder: Decoder) -> list[Variant]:
         kinds = [(EAGER, False, "transformers, static cache, launch by launch")]
         if CAPTURED not in self._measured.left_out:
-            kinds.append((CAPTURED, True, "transformers, static cache, a decode step captured as a CUDA graph"))
+            kinds.append(
+                (
+                    CAPTURED,
+                    True,
+                    "transformers, static cache, a decode step captured as a CUDA graph",
+                )
+            )
         few = min(FEWEST_CACHED, self.settings.tokens)
 
         def variant(name: str, captured: bool, about: str) -> Variant:
             def run(repeat: int) -> Steps:
-                return decoder.run(self._timed[repeat][: self.settings.context], self.settings.tokens, captured=captured)
+                return decoder.run(
+                    self._timed[repeat][: self.settings.context],
+                    self.settings.tokens,
+                    captured=captured,
+                )
 
-            return Variant(name, about, lambda: decoder.run(self._prompts[0], few, captured=captured), run)
+            return Variant(
+                name, about, lambda: decoder.run(self._prompts[0], few, captured=captured), run
+            )
 
         return [variant(*kind) for kind in kinds]
 
@@ -285,19 +376,35 @@ class Bench:
         probe.fill_random(PROBE_SEED)
 
         def run(repeat: int) -> Steps:
-            return Steps(np.round(probe.step_seconds(steps=PROBE_STEPS, warmup=PROBE_WARM_UP) * 1e9).astype(np.int64))
+            return Steps(
+                np.round(probe.step_seconds(steps=PROBE_STEPS, warmup=PROBE_WARM_UP) * 1e9).astype(
+                    np.int64
+                )
+            )
 
-        return Variant(CEILING, f"stream probe, {self.plans.ceiling.bytes_per_step() / 1e9:.3g} GB a step", lambda: run(0), run)
+        return Variant(
+            CEILING,
+            f"stream probe, {self.plans.ceiling.bytes_per_step() / 1e9:.3g} GB a step",
+            lambda: run(0),
+            run,
+        )
 
     def _decode(self, engine: Session, prompt: list[int]) -> tuple[Steps, list[int]]:
-        """The timed steps after `prompt`, and all tokens: as many as the prompt has, then those generated."""
+        """The timed steps after `prompt`, and all tokens: as many as the prompt has, then those
+        generated.
+        """
         given = prompt[:1] if self.settings.fill_by_steps else prompt
         made = generated(engine, given, len(prompt) - len(given) + self.settings.tokens + 1)
         return replace(made, ns=made.ns[-self.settings.tokens :]), [*given, *made.tokens]
 
     def _same_tokens(self, variant: str) -> bool:
-        by_repeat = {s.repeat: s.steps.tokens for s in self._measured.samples if s.variant == variant}
-        return all(tuple(self._timed[repeat][-len(tokens) :]) == tokens for repeat, tokens in by_repeat.items())
+        by_repeat = {
+            s.repeat: s.steps.tokens for s in self._measured.samples if s.variant == variant
+        }
+        return all(
+            tuple(self._timed[repeat][-len(tokens) :]) == tokens
+            for repeat, tokens in by_repeat.items()
+        )
 
 
 def generated(engine: Session, prompt: Sequence[int], tokens: int) -> Steps:
@@ -309,12 +416,15 @@ def generated(engine: Session, prompt: Sequence[int], tokens: int) -> Steps:
 
 
 def check_logits(engine: Session, plan: Plan, weights: Weights, tokens: Sequence[int]) -> float:
-    """Largest difference of the engine's logits from the NumPy reference, relative. Raises EngineError beyond LOGIT_TOLERANCE."""
+    """Largest difference of the engine's logits from the NumPy reference, relative. Raises
+    EngineError beyond LOGIT_TOLERANCE.
+    """
     reference = Reference(plan, weights)
     expected = np.array([reference.step(token) for token in tokens])
     difference = float(np.max(np.abs(engine.logits(tokens) - expected)) / np.max(np.abs(expected)))
     if not difference <= LOGIT_TOLERANCE:
         raise EngineError(
-            f"logits differ from the reference by {difference:.2g} of the largest, allowed are {LOGIT_TOLERANCE:g}; report this plan"
+            f"logits differ from the reference by {difference:.2g} of the largest, allowed are "
+            f"{LOGIT_TOLERANCE:g}; report this plan"
         )
     return difference

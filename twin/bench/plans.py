@@ -1,4 +1,6 @@
-"""The plans that one benchmark runs: the model resident and as a graph, and a pure stream as the ceiling."""
+"""The plans that one benchmark runs: the model resident and as a graph, and a pure stream as the
+ceiling.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
 from twin.plan.probe import stream_probe
 from twin.plan.types import Execution, Options, Plan, Sampling
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
-PROBE_BYTES = (1_000_000_000, 8_000_000_000)  # least: far beyond any cache; most: memory, and time a step
+# least: far beyond any cache; most: memory, and time a step
+PROBE_BYTES = (1_000_000_000, 8_000_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +31,50 @@ class Plans:
     ceiling: Plan  # streams as many bytes as the model's weights, within PROBE_BYTES
 
 
-def make_plans(spec: ModelSpec, node: Node, chosen: Mapping[str, Any], *, context: int, tokens: int, positions: int) -> Plans:
-    """Proven plans for `tokens` timed steps after `context` cached positions, with room for `positions`.
+def make_plans(
+    spec: ModelSpec,
+    node: Node,
+    chosen: Mapping[str, Any],
+    *,
+    context: int,
+    tokens: int,
+    positions: int,
+) -> Plans:
+    """Proven plans for `tokens` timed steps after `context` cached positions, with room for
+    `positions`.
 
     `chosen` holds values of Options fields. Raises ConfigError, PlanError or InvalidPlan.
     """
     for name in ("execution", "sampling", "context"):
         if name in chosen:
-            raise ConfigError(f"--{name} {getattr(chosen[name], 'value', chosen[name])}: a benchmark on a GPU settles it; leave it out")
+            raise ConfigError(
+                f"--{name} {getattr(chosen[name], 'value', chosen[name])}: a benchmark on a GPU "
+                "settles it; leave it out"
+            )
     if positions > spec.context:
-        raise ConfigError(f"the benchmark needs {positions} positions, {spec.name} reaches {spec.context}: lower --context or --tokens")
-    settled = {"max_context": positions, "context": context + tokens // 2, "sampling": Sampling.GREEDY, **chosen}
+        raise ConfigError(
+            f"the benchmark needs {positions} positions, {spec.name} reaches {spec.context}: "
+            "lower --context or --tokens"
+        )
+    settled = {
+        "max_context": positions,
+        "context": context + tokens // 2,
+        "sampling": Sampling.GREEDY,
+        **chosen,
+    }
     if "weight_dtype" in chosen and "kv_dtype" not in chosen:
-        settled["kv_dtype"] = chosen["weight_dtype"]  # one 16-bit type for all, as the peers have it
+        # one 16-bit type for all, as the peers have it
+        settled["kv_dtype"] = chosen["weight_dtype"]
     if settled["max_context"] < positions:
-        raise ConfigError(f"--max-context {settled['max_context']}: the benchmark needs {positions} positions")
+        raise ConfigError(
+            f"--max-context {settled['max_context']}: the benchmark needs {positions} positions"
+        )
 
     def planned(execution: Execution) -> Plan:
         options = {**settled, "execution": execution}
         made = fitted(lambda ring: plan_for(spec, node, **{**options, **ring}), chosen)
         check_room(made, node, options, advice=TO_RUN)
-        validate(made)
+        prove(made)
         return made
 
     resident = planned(Execution.RESIDENT)
@@ -59,22 +85,28 @@ def ceiling_probe(node: Node, plan: Plan) -> Plan:
     """A stream of the model's size and type, read by every block that the device holds."""
     limits = limits_of(node)
     blocks = plan.options.blocks if limits.oversubscribe else limits.blocks
-    base = Options(blocks=blocks, weight_dtype=plan.options.weight_dtype, slot_bytes=Options().slot_bytes)
+    base = Options(
+        blocks=blocks, weight_dtype=plan.options.weight_dtype, slot_bytes=Options().slot_bytes
+    )
     wanted = min(max(plan.weight_bytes(), PROBE_BYTES[0]), PROBE_BYTES[1])
     grain = blocks * base.tile_rows
     rows = -(-wanted // (PROBE_STAGES * PROBE_COLS * base.weight_dtype.bytes * grain)) * grain
 
     def make(ring: Mapping[str, Any]) -> Plan:
-        return stream_probe(replace(base, **ring), limits, rows=rows, cols=PROBE_COLS, stages=PROBE_STAGES)
+        return stream_probe(
+            replace(base, **ring), limits, rows=rows, cols=PROBE_COLS, stages=PROBE_STAGES
+        )
 
     room = max(1, limits.on_chip_bytes // base.slot_bytes)
     made = fitted(lambda ring: make({"ring_slots": room, "window_slots": room, **ring}), {})
-    validate(made)
+    prove(made)
     return made
 
 
 def fitted(make: Callable[[Mapping[str, Any]], Plan], chosen: Mapping[str, Any]) -> Plan:
-    """The plan with as many ring slots as its kernel's shared memory leaves room for; a chosen ring is left alone."""
+    """The plan with as many ring slots as its kernel's shared memory leaves room for; a chosen ring
+    is left alone.
+    """
     plan = make({})
     over = shared_bytes(plan) - plan.limits.on_chip_bytes
     if over <= 0 or "ring_slots" in chosen:
@@ -82,21 +114,39 @@ def fitted(make: Callable[[Mapping[str, Any]], Plan], chosen: Mapping[str, Any])
     slots = plan.options.ring_slots - -(-over // plan.options.slot_bytes)
     if slots < 1:
         raise PlanError(
-            f"{plan.name}: its vectors leave {plan.limits.on_chip_bytes - over} of {plan.limits.on_chip_bytes} bytes of shared memory, "
-            f"no slot of {plan.options.slot_bytes} fits: choose smaller --slot-bytes"
+            f"{plan.name}: its vectors leave {plan.limits.on_chip_bytes - over} of "
+            f"{plan.limits.on_chip_bytes} bytes of shared memory, no slot of "
+            f"{plan.options.slot_bytes} fits: choose smaller --slot-bytes"
         )
-    return make({"ring_slots": slots, "window_slots": min(slots, chosen.get("window_slots", slots))})
+    return make(
+        {"ring_slots": slots, "window_slots": min(slots, chosen.get("window_slots", slots))}
+    )
 
 
 def mean_bytes(plan: Plan, *, context: int, tokens: int) -> int:
-    """Bytes of a timed step: all weights, and the keys and values cached before it, in the mean of steps `context`, `context` + 1 ..."""
-    cached = sum(dataclasses.replace(plan, options=replace(plan.options, context=context + step)).kv_bytes() for step in range(tokens))
+    """Bytes of a timed step: all weights, and the keys and values cached before it, in the mean of
+    steps `context`, `context` + 1 ...
+    """
+    cached = sum(
+        dataclasses.replace(plan, options=replace(plan.options, context=context + step)).kv_bytes()
+        for step in range(tokens)
+    )
     return plan.weight_bytes() + round(cached / tokens)
 
 
 def shape_peer(spec: ModelSpec, dtype: DType) -> ModelSpec:
-    """What transformers times for the model: itself, or for lanes a Llama of the same dimensions, with full attention."""
+    """What transformers times for the model: itself, or for lanes a Llama of the same dimensions,
+    with full attention.
+    """
     if spec.lanes is None:
         return replace(spec, dtype=dtype)
     rope = replace(spec.rope, style=type(spec.rope.style).HALF)
-    return replace(spec, name=f"{spec.name} as a Llama", family="llama", lanes=None, windows=(0,) * spec.layers, rope=rope, dtype=dtype)
+    return replace(
+        spec,
+        name=f"{spec.name} as a Llama",
+        family="llama",
+        lanes=None,
+        windows=(0,) * spec.layers,
+        rope=rope,
+        dtype=dtype,
+    )

@@ -1,4 +1,6 @@
-"""A benchmark on disk: calibration/runs/<device>/<date>-<model>-<context>/, written once and never touched again."""
+"""A benchmark on disk: calibration/runs/<device>/<date>-<model>-<context>/, written once and never
+touched again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from twin.bench.timing import Sample
 from twin.errors import CalibrationError, OutputError
 
 RESULT, SAMPLES, FIDELITY = "result.json", "samples.csv", "fidelity.csv"
-FIELDS: dict[str, type] = {  # what every result.json holds; what else it holds is explained in calibration/runs/README.md
+# what every result.json holds; what else it holds is explained in calibration/runs/README.md
+FIELDS: dict[str, type] = {
     "model": str,
     "node": str,
     "context": int,  # positions in the cache before the first timed step
@@ -36,11 +39,15 @@ FIELDS: dict[str, type] = {  # what every result.json holds; what else it holds 
 }
 
 
-def write(parent: Path, result: dict[str, Any], samples: Sequence[Sample], judged: Sequence[Judged]) -> Path:
+def write(
+    parent: Path, result: dict[str, Any], samples: Sequence[Sample], judged: Sequence[Judged]
+) -> Path:
     """Store a checked result under a new folder of `parent`. Raises CalibrationError."""
     check(result)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
-    folder = parent / f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
+    folder = (
+        parent / f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
+    )
     contents = {
         folder / RESULT: json.dumps(result, indent=1, allow_nan=False) + "\n",
         folder / SAMPLES: files.csv_text(("variant", "repeat", "step", "ns"), _step_rows(samples)),
@@ -56,7 +63,9 @@ def write(parent: Path, result: dict[str, Any], samples: Sequence[Sample], judge
     except (OSError, OutputError) as error:
         with suppress(OSError):
             folder.rmdir()  # it is empty, or another record's
-        raise CalibrationError(f"{folder}: cannot be written ({error}); give another folder with --out") from error
+        raise CalibrationError(
+            f"{folder}: cannot be written ({error}); give another folder with --out"
+        ) from error
     return folder
 
 
@@ -65,25 +74,37 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{folder / RESULT}: cannot be read as JSON ({error}); give the folder of a `twin bench` record") from error
+        raise CalibrationError(
+            f"{folder / RESULT}: cannot be read as JSON ({error}); give the folder of a `twin "
+            "bench` record"
+        ) from error
     if not isinstance(result, dict):
-        raise CalibrationError(f"{folder / RESULT}: the top level must be a mapping, not {type(result).__name__}")
+        raise CalibrationError(
+            f"{folder / RESULT}: the top level must be a mapping, not {type(result).__name__}"
+        )
     check(result)
     return result
 
 
 def check(result: dict[str, Any]) -> None:
-    """Every field is there, of its type, and a number is finite and positive. Raises CalibrationError."""
+    """Every field is there, of its type, and a number is finite and positive. Raises
+    CalibrationError.
+    """
     for name, kind in FIELDS.items():
         if name not in result:
             raise CalibrationError(f"a result without {name}; needed: {', '.join(FIELDS)}")
         value = result[name]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise CalibrationError(f"{name}: {value!r} is a {type(value).__name__}, expected {kind.__name__}")
+            raise CalibrationError(
+                f"{name}: {value!r} is a {type(value).__name__}, expected {kind.__name__}"
+            )
         if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
             raise CalibrationError(f"{name}: {value!r} must be finite and positive")
 
 
 def _step_rows(samples: Iterable[Sample]) -> Iterable[tuple[object, ...]]:
     for sample in samples:
-        yield from ((sample.variant, sample.repeat, step, int(ns)) for step, ns in enumerate(sample.steps.ns))
+        yield from (
+            (sample.variant, sample.repeat, step, int(ns))
+            for step, ns in enumerate(sample.steps.ns)
+        )

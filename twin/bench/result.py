@@ -16,13 +16,23 @@ from twin.hardware.types import Node
 
 
 def build(
-    measured: Measured, source: Source, plans: Plans, settings: Settings, node: Node, *, clocks: dict[str, Any], driver: str, commit: str
+    measured: Measured,
+    source: Source,
+    plans: Plans,
+    settings: Settings,
+    node: Node,
+    *,
+    clocks: dict[str, Any],
+    driver: str,
+    commit: str,
 ) -> dict[str, Any]:
     """result.json: the fields of `record.FIELDS`, and what a later reader needs to judge them."""
     bytes_per_step = mean_bytes(plans.resident, context=settings.context, tokens=settings.tokens)
     by_variant = {name: timing.summary(measured.samples, name) for name in measured.about}
     ceiling = plans.ceiling.bytes_per_step() / by_variant[CEILING]["us_per_token"] * 1e6
-    variants = {name: _variant(name, about, by_variant[name]) for name, about in measured.about.items()}
+    variants = {
+        name: _variant(name, about, by_variant[name]) for name, about in measured.about.items()
+    }
     engine = by_variant[RESIDENT]
     bytes_per_s = bytes_per_step * engine["tokens_per_s"]
     return {
@@ -46,8 +56,14 @@ def build(
         "variants": variants,
         "left_out": measured.left_out,
         "notes": measured.notes,
-        "options": {name: _plain(value) for name, value in dataclasses.asdict(plans.resident.options).items()},
-        "versions": {"python": platform.python_version(), **(peers.versions() if settings.peers else {})},
+        "options": {
+            name: _plain(value)
+            for name, value in dataclasses.asdict(plans.resident.options).items()
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **(peers.versions() if settings.peers else {}),
+        },
     }
 
 
@@ -55,11 +71,20 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
     """What the measured outputs do not keep of what is promised of them, in words."""
     found, fidelity = [], result["fidelity"]
     if not fidelity.get("kl_not_worse", True):
-        found.append(f"mean KL {fidelity['kl_engine']['mean']:.3g} of the engine, {fidelity['kl_peer']['mean']:.3g} of the peer")
+        found.append(
+            f"mean KL {fidelity['kl_engine']['mean']:.3g} of the engine, "
+            f"{fidelity['kl_peer']['mean']:.3g} of the peer"
+        )
     if not fidelity.get("greedy_agrees", True):
-        found.append(f"{fidelity['decided_mismatches']} of {fidelity['decided_positions']} decided greedy tokens differ from the reference")
+        found.append(
+            f"{fidelity['decided_mismatches']} of {fidelity['decided_positions']} decided greedy "
+            "tokens differ from the reference"
+        )
     if not fidelity.get("determinism", {}).get("bitwise_equal", True):
-        found.append(f"{fidelity['determinism']['runs']} runs of {fidelity['determinism']['tokens']} tokens were not bitwise equal")
+        found.append(
+            f"{fidelity['determinism']['runs']} runs of {fidelity['determinism']['tokens']} "
+            "tokens were not bitwise equal"
+        )
     return found
 
 
@@ -68,7 +93,10 @@ def _variant(name: str, about: str, summary: dict[str, Any]) -> dict[str, Any]:
     if name != CEILING:
         return {"about": about, **summary}
     renamed = {"us_per_token": "us_per_step", "repeats_us_per_token": "repeats_us_per_step"}
-    return {"about": about, **{renamed.get(key, key): value for key, value in summary.items() if key != "tokens_per_s"}}
+    return {
+        "about": about,
+        **{renamed.get(key, key): value for key, value in summary.items() if key != "tokens_per_s"},
+    }
 
 
 def _plain(value: object) -> object:

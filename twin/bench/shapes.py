@@ -1,4 +1,6 @@
-"""Models, plans and engines that the GPU studies run. On `host` small stand-ins of the same kinds, to try the scripts without a GPU."""
+"""Models, plans and engines that the GPU studies run. On `host` small stand-ins of the same kinds,
+to try the scripts without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +26,63 @@ from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Limits, Options, Plan
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.study.parallel import each
 
 NODE = "1xh200"
 SEED = 5
-CHUNK = 1_000_003  # random values to repeat: a prime, so that the rows of a matrix differ
+PATTERN = 1_000_003  # random values to repeat: a prime, so that the rows of a matrix differ
 FP16 = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
-FEW: dict[str, Any] = {"blocks": 8, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 4}  # rings that wrap although the model is tiny
-CHOSEN: dict[str, dict[str, Any]] = {  # where the studies leave the default options: all blocks, the type of Laneformer's goal
-    "llama-3.2-1b": {"blocks": 132}, "laneformer-2b": {"blocks": 128, **FP16}, "qwen3-8b": {"blocks": 132}, "small": {"blocks": 132},
-    "tiny": FEW, "tiny-lanes": FEW, "tiny-tensor": FEW,
-}  # fmt: skip
+# rings that wrap although the model is tiny
+FEW: dict[str, Any] = {"blocks": 8, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 4}
+# where the studies leave the default options: all blocks, the type of Laneformer's goal
+CHOSEN: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": {"blocks": 132},
+    "laneformer-2b": {"blocks": 128, **FP16},
+    "qwen3-8b": {"blocks": 132},
+    "small": {"blocks": 132},
+    "tiny": FEW,
+    "tiny-lanes": FEW,
+    "tiny-tensor": FEW,
+}
 CPU = Limits(blocks=8, dies=1, on_chip_bytes=8 << 20, memory_bytes=8 << 30, oversubscribe=True)
 
 # One head size and one query group for all small models: they share one compiled host engine.
 SMALL = replace(
-    load_model("llama-3.2-1b"), name="small", layers=2, hidden=1024, heads=16, kv_heads=8, head_dim=64, ffn=4096, vocab=8192, windows=(0, 0)
-)  # fmt: skip
+    load_model("llama-3.2-1b"),
+    name="small",
+    layers=2,
+    hidden=1024,
+    heads=16,
+    kv_heads=8,
+    head_dim=64,
+    ffn=4096,
+    vocab=8192,
+    windows=(0, 0),
+)
 TINY = replace(SMALL, name="tiny", hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=320)
 TINY_LANES = replace(TINY, name="tiny-lanes", layers=4, windows=(4, 4, 0, 0), lanes=Lanes(2, 2))
-TINY_TENSOR = replace(TINY, name="tiny-tensor", hidden=128, heads=6, kv_heads=1, head_dim=64)  # scanned by two sets of warps
+# scanned by two sets of warps
+TINY_TENSOR = replace(TINY, name="tiny-tensor", hidden=128, heads=6, kv_heads=1, head_dim=64)
 OWN = {spec.name: spec for spec in (SMALL, TINY, TINY_LANES, TINY_TENSOR)}
-STAND_INS = {"llama-3.2-1b": TINY, "laneformer-2b": TINY_LANES, "qwen3-8b": replace(TINY, name="tiny-norms", qk_norm=True), "small": TINY}
+STAND_INS = {
+    "llama-3.2-1b": TINY,
+    "laneformer-2b": TINY_LANES,
+    "qwen3-8b": replace(TINY, name="tiny-norms", qk_norm=True),
+    "small": TINY,
+}
 
 
 class FilledWeights:
-    """Weights that are quick to make: norms of one, matrices of one repeated random chunk that starts elsewhere in each."""
+    """Weights that are quick to make: norms of one, matrices of one repeated random pattern that
+    starts elsewhere in each.
+    """
 
     def __init__(self, spec: ModelSpec, dtype: DType) -> None:
         self.spec, self.dtype = spec, dtype
-        self.chunk = (np.random.default_rng(SEED).standard_normal(CHUNK, np.float32) * np.float32(0.02)).astype(NUMPY[dtype])
+        self.pattern = (
+            np.random.default_rng(SEED).standard_normal(PATTERN, np.float32) * np.float32(0.02)
+        ).astype(NUMPY[dtype])
         self.kept: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -66,10 +94,10 @@ class FilledWeights:
         shape = canonical_shape(self.spec, name)
         if len(shape) == 1:
             return np.ones(shape, NUMPY[self.dtype])
-        chunk = np.roll(self.chunk, 7919 * sum(name.encode()))
-        made = np.empty(int(np.prod(shape)), self.chunk.dtype)
-        for lo in range(0, made.size, CHUNK):
-            made[lo : lo + CHUNK] = chunk[: made.size - lo]
+        pattern = np.roll(self.pattern, 7919 * sum(name.encode()))
+        made = np.empty(int(np.prod(shape)), self.pattern.dtype)
+        for lo in range(0, made.size, PATTERN):
+            made[lo : lo + PATTERN] = pattern[: made.size - lo]
         return made.reshape(shape)
 
 
@@ -88,15 +116,30 @@ class Bench:
         """The plan that the engine runs best by default, of `layers` layers if given. Proven."""
         spec = self.spec(name)
         if layers is not None and layers < spec.layers:
-            spec = replace(spec, layers=layers, windows=spec.windows[-layers:], vocab=min(spec.vocab, 8192))
+            spec = replace(
+                spec, layers=layers, windows=spec.windows[-layers:], vocab=min(spec.vocab, 8192)
+            )
         if "max_context" in chosen:
             chosen = {"context": min(Options().context, chosen["max_context"]), **chosen}
-        made = cpu_plan(spec, chosen) if self.device == "host" else _h200_plan(spec, {**CHOSEN[name], **chosen})
-        validate(made)
+        made = (
+            cpu_plan(spec, chosen)
+            if self.device == "host"
+            else _h200_plan(spec, {**CHOSEN[name], **chosen})
+        )
+        prove(made)
         return made
 
-    def engine(self, plan: Plan, *, trace: bool = False, watchdog_s: float | None = None, weights: Any = None) -> Session:
-        """With random weights. On a GPU its matrices are filled on the device, unless `weights` are given."""
+    def engine(
+        self,
+        plan: Plan,
+        *,
+        trace: bool = False,
+        watchdog_s: float | None = None,
+        weights: Any = None,
+    ) -> Session:
+        """With random weights. On a GPU its matrices are filled on the device, unless `weights` are
+        given.
+        """
         assert plan.spec is not None
         patience: dict[str, Any] = {} if watchdog_s is None else {"watchdog_s": watchdog_s}
         dtype = plan.options.weight_dtype
@@ -105,11 +148,17 @@ class Bench:
             return HostEngine(plan, made, trace=trace, **patience)
         if weights is not None:
             return CudaEngine(plan, weights, trace=trace, **patience)
-        return CudaEngine(plan, FilledWeights(plan.spec, dtype), random_streams=SEED, trace=trace, **patience)
+        return CudaEngine(
+            plan, FilledWeights(plan.spec, dtype), random_streams=SEED, trace=trace, **patience
+        )
 
     def compile(self, plans: Iterable[Plan], traced: Iterable[Plan] = ()) -> None:
-        """All kernels on all cores, before the GPU is first touched: a fork after that would be unsafe."""
-        wanted = list(dict.fromkeys([(plan, False) for plan in plans] + [(plan, True) for plan in traced]))
+        """All kernels on all cores, before the GPU is first touched: a fork after that would be
+        unsafe.
+        """
+        wanted = list(
+            dict.fromkeys([(plan, False) for plan in plans] + [(plan, True) for plan in traced])
+        )
         if self.device == "host":
             return
         begun = time.monotonic()
@@ -133,11 +182,20 @@ def conditions() -> dict[str, str]:
     """The GPU, its driver, clocks and temperature now; empty without nvidia-smi."""
     fields = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
     try:
-        said = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+        said = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:
         return {}
     first = said.stdout.strip().splitlines()[:1]
-    return dict(zip(fields.split(","), (part.strip() for part in first[0].split(",")), strict=True)) if first else {}
+    return (
+        dict(zip(fields.split(","), (part.strip() for part in first[0].split(",")), strict=True))
+        if first
+        else {}
+    )
 
 
 def _compile(wanted: tuple[Plan, bool]) -> None:
@@ -145,17 +203,28 @@ def _compile(wanted: tuple[Plan, bool]) -> None:
 
 
 def _h200_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
-    """Default options; the default ring, less what the kernel's scratch and barriers take of a block's shared memory."""
+    """Default options; the default ring, less what the kernel's scratch and barriers take of a
+    block's shared memory.
+    """
     node = load_node(NODE)
     made = plan_for(spec, node, **chosen)
     slots = fitting_slots(made)
-    return made if slots == made.options.ring_slots else plan_for(spec, node, **{**chosen, "ring_slots": slots, "window_slots": slots})
+    return (
+        made
+        if slots == made.options.ring_slots
+        else plan_for(spec, node, **{**chosen, "ring_slots": slots, "window_slots": slots})
+    )
 
 
 def cpu_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
     """Small rings, of which half is in flight, and few blocks."""
     base: dict[str, Any] = {
-        "blocks": 4 if spec.lanes else 2, "slot_bytes": 1024, "ring_slots": 4, "window_slots": 2,
-        "weight_dtype": DType.BF16, "kv_dtype": DType.BF16, "collective": CollectiveKind.PUSH if spec.lanes else CollectiveKind.NONE,
-    }  # fmt: skip
+        "blocks": 4 if spec.lanes else 2,
+        "slot_bytes": 1024,
+        "ring_slots": 4,
+        "window_slots": 2,
+        "weight_dtype": DType.BF16,
+        "kv_dtype": DType.BF16,
+        "collective": CollectiveKind.PUSH if spec.lanes else CollectiveKind.NONE,
+    }
     return build(spec, Options(**{**base, **chosen}), CPU)

@@ -1,4 +1,6 @@
-"""What is benchmarked: weights held in memory once for the engine and its peers, and the prompts."""
+"""What is benchmarked: weights held in memory once for the engine and its peers, and the
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ from twin.plan.shards import Array, Weights
 
 PROMPT_SEED = 20261121
 TEXTS = (
-    "The lighthouse keeper wrote down the weather every evening, and on the last page of the book he noticed",
-    "To find the shortest path between two nodes of a weighted graph, Dijkstra's algorithm keeps a queue of",
-    "Dear colleagues, thank you for the detailed review of our proposal. We have changed three things:",
+    "The lighthouse keeper wrote down the weather every evening, and on the last page of the book "
+    "he noticed",
+    "To find the shortest path between two nodes of a weighted graph, Dijkstra's algorithm keeps "
+    "a queue of",
+    "Dear colleagues, thank you for the detailed review of our proposal. We have changed three "
+    "things:",
     "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n",
     "In the spring of 1848, crowds filled the streets of Vienna, Berlin and Paris because",
-    "Q: A train leaves at 9:40 and arrives at 13:05. How long does the journey take?\nA: Let us think step by step.",
-    "Photosynthesis turns light into chemical energy. In its first stage, the chlorophyll of the leaf",
+    "Q: A train leaves at 9:40 and arrives at 13:05. How long does the journey take?\n"
+    "A: Let us think step by step.",
+    "Photosynthesis turns light into chemical energy. In its first stage, the chlorophyll of the "
+    "leaf",
     "She opened the letter twice before she believed it. The first line said only:",
 )
 
@@ -46,7 +53,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model's weights; `about` says where they come from, `folder` holds its config.json, if there is one."""
+    """A model's weights; `about` says where they come from, `folder` holds its config.json, if
+    there is one.
+    """
 
     spec: ModelSpec
     weights: Weights
@@ -68,11 +77,18 @@ class Found:
 
 
 def find_source(model: str, seed: int | None) -> Found:
-    """A checkpoint, or with a seed random weights of a model's shape. Raises CheckpointError or ConfigError."""
+    """A checkpoint, or with a seed random weights of a model's shape. Raises CheckpointError or
+    ConfigError.
+    """
     folder = Path(model)
     if seed is None:
         checkpoint = named_checkpoint(model)
-        return Found(checkpoint.spec, f"checkpoint {folder.resolve().name}", folder, lambda dtype: hold(checkpoint.weights, dtype))
+        return Found(
+            checkpoint.spec,
+            f"checkpoint {folder.resolve().name}",
+            folder,
+            lambda dtype: hold(checkpoint.weights, dtype),
+        )
     if seed < 0:
         raise ConfigError(f"--random {seed}: a seed is at least 0")
     spec = load_model(model, runs=True)
@@ -81,13 +97,17 @@ def find_source(model: str, seed: int | None) -> Found:
 
 
 def hold(weights: Weights, dtype: DType) -> Held:
-    """All tensors as the engine streams them; a tensor of the right type stays the mapped file's."""
+    """All tensors as the engine streams them; a tensor of the right type stays the mapped
+    file's.
+    """
     table = {name: weights[name].astype(NUMPY[dtype], copy=False) for name in tensors(weights.spec)}
     return Held(weights.spec, dtype, table)
 
 
 def hold_random(spec: ModelSpec, seed: int, dtype: DType) -> Held:
-    """The tensors of `random_weights`, made by all cores: each depends on the seed and its name alone."""
+    """The tensors of `random_weights`, made by all cores: each depends on the seed and its name
+    alone.
+    """
     names = list(tensors(spec))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = list(pool.map(lambda name: random_weights(spec, seed, dtype)[name], names))
@@ -95,17 +115,22 @@ def hold_random(spec: ModelSpec, seed: int, dtype: DType) -> Held:
 
 
 def make_prompts(source: Source, count: int, length: int) -> list[list[int]]:
-    """`count` different prompts of `length` tokens: English texts, repeated to that length, where there is a tokenizer; else random."""
+    """`count` different prompts of `length` tokens: English texts, repeated to that length, where
+    there is a tokenizer; else random.
+    """
     if source.folder is not None and (source.folder / TOKENIZER).is_file():
         return _text_prompts(source.folder, count, length)
     return [
-        np.random.default_rng((PROMPT_SEED, number)).integers(0, source.spec.vocab, length).tolist()  # the same whatever the count
+        # the same whatever the count
+        np.random.default_rng((PROMPT_SEED, number)).integers(0, source.spec.vocab, length).tolist()
         for number in range(count)
     ]
 
 
 def _text_prompts(folder: Path, count: int, length: int) -> list[list[int]]:
-    """Prompt i begins with text i and goes on with the others; when the texts are used up, a word later."""
+    """Prompt i begins with text i and goes on with the others; when the texts are used up, a word
+    later.
+    """
     encode = open_tokenizer(folder).encode
     prompts = []
     for number in range(count):

@@ -15,7 +15,9 @@ from twin.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One repetition: [steps] ns of each timed step, and the tokens they made (none for a probe)."""
+    """One repetition: [steps] ns of each timed step, and the tokens they made (none for a
+    probe).
+    """
 
     ns: NDArray[np.int64]
     tokens: tuple[int, ...] = ()
@@ -23,7 +25,9 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run the same step. `run` takes the number of the repetition, so that all variants read the same prompt."""
+    """One way to run the same step. `run` takes the number of the repetition, so that all variants
+    read the same prompt.
+    """
 
     name: str
     about: str
@@ -45,8 +49,16 @@ class Sample:
         return float(self.steps.ns.mean()) / 1e3
 
 
-def alternate(variants: Sequence[Variant], repeats: int, *, show: Callable[[str], None], after_round: Callable[[], object]) -> list[Sample]:
-    """Each variant warmed up, then A, B, C, ..., A, B, C, ...: what drifts meets all of them alike."""
+def alternate(
+    variants: Sequence[Variant],
+    repeats: int,
+    *,
+    show: Callable[[str], None],
+    after_round: Callable[[], object],
+) -> list[Sample]:
+    """Each variant warmed up, then A, B, C, ..., A, B, C, ...: what drifts meets all of them
+    alike.
+    """
     for variant in variants:
         show(f"warming up: {variant.name}")
         variant.warm_up()
@@ -56,14 +68,19 @@ def alternate(variants: Sequence[Variant], repeats: int, *, show: Callable[[str]
             show(f"round {repeat + 1}/{repeats}: {variant.name}")
             steps = variant.run(repeat)
             if not len(steps.ns) or int(steps.ns.min()) <= 0:
-                raise EngineError(f"{variant.name}: repetition {repeat + 1} has a step that took no time; report this")
+                raise EngineError(
+                    f"{variant.name}: repetition {repeat + 1} has a step that took no time; "
+                    "report this"
+                )
             samples.append(Sample(variant.name, repeat, steps))
         after_round()
     return samples
 
 
 def summary(samples: Iterable[Sample], variant: str) -> dict[str, Any]:
-    """Median over the repetitions of their mean step, and the spread. Raises EngineError without a sample."""
+    """Median over the repetitions of their mean step, and the spread. Raises EngineError without a
+    sample.
+    """
     chosen = [sample for sample in samples if sample.variant == variant]
     if not chosen:
         raise EngineError(f"{variant} has no sample: measure at least one repetition")

@@ -1,1 +1,3 @@
-"""Probe, fit, validate: measured numbers in, hardware numbers with intervals out, engine runs held out."""
+"""Probe, fit, validate: measured numbers in, hardware numbers with intervals out, engine runs held
+out.
+"""

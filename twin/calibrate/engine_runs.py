@@ -25,16 +25,21 @@ def held_out(node: Node) -> list[HeldOut]:
 
 
 def runs_of(record: store.Run, node: Node) -> list[HeldOut]:
-    """What a record of engine runs ran: as it says itself, else the node's held-out runs of the same names. Those with samples only."""
+    """What a record of engine runs ran: as it says itself, else the node's held-out runs of the
+    same names. Those with samples only.
+    """
     runs = recorded(record.folder, record.meta) or held_out(node)
     return [run for run in runs if run.name in record.samples]
 
 
-def measure_held_out(node: Node, progress: Progress, keep: Keep, runs: Sequence[HeldOut] | None = None) -> tuple[store.StageTimes, ...]:
-    """Quiet seconds of a decoded token of every run, in rounds over all of them; then the stages of those that are traced.
+def measure_held_out(
+    node: Node, progress: Progress, keep: Keep, runs: Sequence[HeldOut] | None = None
+) -> tuple[store.StageTimes, ...]:
+    """Quiet seconds of a decoded token of every run, in rounds over all of them; then the stages of
+    those that are traced.
 
-    `runs`: the node's held-out ones, if not given. A run that does not compile or fit is left out; the meta data say why. Raises
-    CalibrationError when none is left.
+    `runs`: the node's held-out ones, if not given. A run that does not compile or fit is left out;
+    the meta data say why. Raises CalibrationError when none is left.
     """
     device = node.device
     recipe = recipe_of(device)
@@ -43,9 +48,13 @@ def measure_held_out(node: Node, progress: Progress, keep: Keep, runs: Sequence[
     plans = {run.name: run.plan(device.name) for run in runs}
     failed: dict[str, str] = {}
     meta: dict[str, Any] = {
-        **store.conditions(), **recipe.conditions(), "node": node.name, "what": "held-out engine runs", "failed": failed,
+        **store.conditions(),
+        **recipe.conditions(),
+        "node": node.name,
+        "what": "held-out engine runs",
+        "failed": failed,
         RUNS: {run.name: written(run) for run in runs},
-    }  # fmt: skip
+    }
     refused = compile_all(device, list(plans.values()), progress)
     failed |= {runs[at].name: said for at, said in refused.items()}
     samples: store.Samples = {}
@@ -55,18 +64,26 @@ def measure_held_out(node: Node, progress: Progress, keep: Keep, runs: Sequence[
             for done, run in enumerate(runs, start=1):
                 if run.name in failed or turn >= run.repeats:
                     continue
-                progress(f"held-out runs of {node.name}: round {turn + 1}, {done}/{len(runs)} {run.name}")
+                progress(
+                    f"held-out runs of {node.name}: round {turn + 1}, {done}/{len(runs)} {run.name}"
+                )
                 try:
                     if run.name not in engines:
-                        engines[run.name] = stack.enter_context(open_random(device, plans[run.name], SEED))
-                    samples.setdefault(run.name, []).append(recipe.read(_step_seconds(run, engines[run.name])))
+                        engines[run.name] = stack.enter_context(
+                            open_random(device, plans[run.name], SEED)
+                        )
+                    samples.setdefault(run.name, []).append(
+                        recipe.read(_step_seconds(run, engines[run.name]))
+                    )
                 except TwinError as error:
                     failed[run.name] = str(error)
                     samples.pop(run.name, None)
                     progress(f"{run.name} failed: {error}")
             keep(meta, samples)
     if not samples:
-        raise CalibrationError(f"no held-out run of {device.name} ran; the first one: {next(iter(failed.values()))}")
+        raise CalibrationError(
+            f"no held-out run of {device.name} ran; the first one: {next(iter(failed.values()))}"
+        )
     traced = [run for run in runs if run.traced and run.name not in failed]
     stages = traced_stages(device, traced, failed, progress)
     keep(meta | {"after": recipe.conditions()}, samples)

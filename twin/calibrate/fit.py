@@ -1,9 +1,10 @@
 """Choose hardware numbers so that simulated probes take as long as measured ones.
 
-Groups are fitted one after the other, each on its own probes, because a later question (a hand-off) rests on the
-answer to an earlier one (the time to touch an element). Inside a group: least squares on log(simulated / measured)
-over the logarithms of the numbers, so a factor of two too slow weighs as much as one too fast. Of chains of layers that
-were traced, the kinds of stages count beside the step: a step alone does not tell what its stages have of it.
+Groups are fitted one after the other, each on its own probes, because a later question (a hand-off)
+rests on the answer to an earlier one (the time to touch an element). Inside a group: least squares
+on log(simulated / measured) over the logarithms of the numbers, so a factor of two too slow weighs
+as much as one too fast. Of chains of layers that were traced, the kinds of stages count beside the
+step: a step alone does not tell what its stages have of it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ BOOTSTRAP = 400
 INTERVAL = (5.0, 95.0)  # percent
 PRIOR = 0.01  # weight of staying at the start, per e-fold: numbers that no probe touches stay put
 REACH = math.log(300.0)  # a fitted number lies within this factor of its starting value
-WEAKEST = 0.1  # directions seen less well are not drawn together: a linear step along them went to factors of a thousand
-TOGETHER = 64  # of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite directions
-STEP = 0.05  # e-folds between two evaluations for a slope: over kinks where another cost begins to bind
+# directions seen less well are not drawn together: a linear step along them went to factors of a
+# thousand
+WEAKEST = 0.1
+# of the bootstrap's draws are kept: numbers that probes know only as a sum are wrong in opposite
+# directions
+TOGETHER = 64
+# e-folds between two evaluations for a slope: over kinks where another cost begins to bind
+STEP = 0.05
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
 STAGE_WEIGHT = 0.5  # of a kind of stage beside its whole step, of which it is a part
 
@@ -50,8 +56,10 @@ class Fit:
     run: str
     groups: dict[str, str]  # of each probe
     failed: dict[str, str] = field(default_factory=dict)  # probes that did not run, and why
-    together: dict[str, list[float]] = field(default_factory=dict)  # factors on each number; the same place is the same draw
-    binding: dict[str, float] = field(default_factory=dict)  # of each number that was asked for: from 1 on its probes bind it
+    # factors on each number; the same place is the same draw
+    together: dict[str, list[float]] = field(default_factory=dict)
+    # of each number that was asked for: from 1 on its probes bind it
+    binding: dict[str, float] = field(default_factory=dict)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -59,14 +67,23 @@ class Fit:
 
     def rms(self, group: str) -> float:
         """Root mean square of a group's residuals."""
-        return float(np.sqrt(np.mean([left**2 for name, left in self.residuals.items() if self.groups[name] == group])))
+        return float(
+            np.sqrt(
+                np.mean(
+                    [left**2 for name, left in self.residuals.items() if self.groups[name] == group]
+                )
+            )
+        )
 
 
-def fit_node(node: Node, probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> Fit:
+def fit_node(
+    node: Node, probes: list[Probe], run: store.Run, progress: Callable[[str], None]
+) -> Fit:
     """Fit all groups in order; probes of a group without numbers are only compared.
 
-    A number that its probes do not bind keeps the value and the kind that it has in `node`; where they refuse that value without saying
-    another, it stands in the fit as unbound. Raises CalibrationError when the run lacks a probe.
+    A number that its probes do not bind keeps the value and the kind that it has in `node`; where
+    they refuse that value without saying another, it stands in the fit as unbound. Raises
+    CalibrationError when the run lacks a probe.
     """
     asked = _asked(probes, run, progress)
     recipe = recipe_of(node.device)
@@ -82,7 +99,9 @@ def fit_node(node: Node, probes: list[Probe], run: store.Run, progress: Callable
             if not chosen or not paths:
                 continue
             progress(f"fitting {group}: {len(paths)} numbers to {len(chosen)} probes")
-            least, binding = _fit_group(apply_fit(node, numbers), group, paths, chosen, run, simulators, recipe, progress)
+            least, binding = _fit_group(
+                apply_fit(node, numbers), group, paths, chosen, run, simulators, recipe, progress
+            )
             strengths |= binding
             if least:
                 numbers |= least.numbers([path for path in least.paths if binding[path] < 1])
@@ -91,7 +110,15 @@ def fit_node(node: Node, probes: list[Probe], run: store.Run, progress: Callable
         rest = [p for p in asked if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
         residuals |= _residuals(rest, simulators(apply_fit(node, numbers), rest), run)
-    return Fit(numbers, residuals, run.id, {p.name: p.group for p in asked}, run.meta.get("failed") or {}, together, strengths)
+    return Fit(
+        numbers,
+        residuals,
+        run.id,
+        {p.name: p.group for p in asked},
+        run.meta.get("failed") or {},
+        together,
+        strengths,
+    )
 
 
 def _fit_group(
@@ -104,7 +131,9 @@ def _fit_group(
     recipe: Recipe,
     progress: Callable[[str], None],
 ) -> tuple[_Least | None, dict[str, float]]:
-    """The least misfit over the numbers that are not left as `known` has them, and how well each is bound; None where all are left."""
+    """The least misfit over the numbers that are not left as `known` has them, and how well each is
+    bound; None where all are left.
+    """
     strengths: dict[str, float] = {}
     begun = _read_off(known, recipe.starts(group, chosen, settled(run), known.device), paths)
     while paths:
@@ -119,20 +148,33 @@ def _fit_group(
     return None, strengths
 
 
-def judge(node: Node, fit: Mapping[str, Number], probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> dict[str, float]:
-    """How well the probes bind each number of a fit that is on file: its values stay. `node`: without the fit."""
+def judge(
+    node: Node,
+    fit: Mapping[str, Number],
+    probes: list[Probe],
+    run: store.Run,
+    progress: Callable[[str], None],
+) -> dict[str, float]:
+    """How well the probes bind each number of a fit that is on file: its values stay. `node`:
+    without the fit.
+    """
     asked = _asked(probes, run, progress)
     recipe = recipe_of(node.device)
     strengths: dict[str, float] = {}
     known: dict[str, Number] = {}
     with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
         for group, wanted in recipe.groups.items():
-            chosen, paths = [p for p in asked if p.group == group], tuple(path for path in wanted if path in fit)
+            chosen, paths = (
+                [p for p in asked if p.group == group],
+                tuple(path for path in wanted if path in fit),
+            )
             if not chosen or not paths:
                 continue
             progress(f"judging {group}: {len(paths)} numbers by {len(chosen)} probes")
             known |= {path: fit[path] for path in paths}
-            least = _least(apply_fit(node, known), paths, chosen, run, simulators, recipe, evaluations=1)
+            least = _least(
+                apply_fit(node, known), paths, chosen, run, simulators, recipe, evaluations=1
+            )
             strengths |= least.judged(node).strength
     return strengths
 
@@ -143,15 +185,24 @@ def _asked(probes: list[Probe], run: store.Run, progress: Callable[[str], None])
     later = [p.name for p in probes if p.name not in run.meta.get("steps", {p.name: 0})]
     if later:
         progress(f"left out, because {run.id} is older than they: {', '.join(later)}")
-    missing = [p.name for p in probes if p.name not in run.samples and p.name not in failed and p.name not in later]
+    missing = [
+        p.name
+        for p in probes
+        if p.name not in run.samples and p.name not in failed and p.name not in later
+    ]
     if missing:
-        raise CalibrationError(f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe again")
+        raise CalibrationError(
+            f"run {run.id} lacks the probe {missing[0]}: it was made by another version, probe "
+            "again"
+        )
     return [p for p in probes if p.name in run.samples]
 
 
 def _read_off(node: Node, values: Mapping[str, float], paths: Collection[str]) -> Node:
     """The node with these starting values of a group's numbers, where there are any."""
-    return apply_fit(node, {path: _fitted(values[path], "start of a fit") for path in paths if path in values})
+    return apply_fit(
+        node, {path: _fitted(values[path], "start of a fit") for path in paths if path in values}
+    )
 
 
 def _fitted(value: float, source: str) -> Number:
@@ -160,12 +211,16 @@ def _fitted(value: float, source: str) -> Number:
 
 def _residuals(probes: list[Probe], took: Sequence[Simulated], run: store.Run) -> dict[str, float]:
     middle = settled(run)
-    return {p.name: math.log(one.step_s / middle[p.name]) for p, one in zip(probes, took, strict=True)}
+    return {
+        p.name: math.log(one.step_s / middle[p.name]) for p, one in zip(probes, took, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Least:
-    """A group at its least misfit: [numbers] logarithms, what is left of each residual, and its slopes (the prior's come last)."""
+    """A group at its least misfit: [numbers] logarithms, what is left of each residual, and its
+    slopes (the prior's come last).
+    """
 
     paths: tuple[str, ...]
     probes: list[Probe]
@@ -203,21 +258,33 @@ class _Least:
 
     def _repeats(self) -> float:
         """The noise of a probe's middle repeat, as a logarithm."""
-        spreads = [float(np.std(np.log(self.run.samples[p.name]))) / math.sqrt(len(self.run.samples[p.name])) for p in self.probes]
+        spreads = [
+            float(np.std(np.log(self.run.samples[p.name])))
+            / math.sqrt(len(self.run.samples[p.name]))
+            for p in self.probes
+        ]
         return float(np.sqrt(np.mean(np.square(spreads))))
 
     def residuals(self) -> dict[str, float]:
-        return dict(zip((p.name for p in self.probes), self.left.tolist(), strict=False))  # stages and the prior follow
+        # stages and the prior follow
+        return dict(zip((p.name for p in self.probes), self.left.tolist(), strict=False))
 
     def numbers(self, unbound: Collection[str]) -> dict[str, Number]:
         """With their intervals; those that are not bound are not called fitted."""
-        # A linear step along a direction that probes hardly see goes far beyond where the model is linear: no further than the fit itself.
+        # A linear step along a direction that probes hardly see goes far beyond where the model is
+        # linear: no further than the fit itself.
         draws = np.clip(_bootstrap(self), *self.reach)
         low, high = np.percentile(draws, INTERVAL, axis=0)
         low, high = np.minimum(low, self.point), np.maximum(high, self.point)
         source = f"fit of {self.run.id}, {len(self.probes)} probes"
         return {
-            path: Number(value, Kind.UNBOUND if path in unbound else Kind.FITTED, source, math.exp(low[at]), math.exp(high[at]))
+            path: Number(
+                value,
+                Kind.UNBOUND if path in unbound else Kind.FITTED,
+                source,
+                math.exp(low[at]),
+                math.exp(high[at]),
+            )
             for at, (path, value) in enumerate(self.values().items())
         }
 
@@ -225,7 +292,9 @@ class _Least:
         """The bootstrap's first draws, as factors."""
         seen = np.clip(_bootstrap(self, weakest=WEAKEST), *self.reach)
         return {
-            path: [round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - self.point[at]).tolist()]
+            path: [
+                round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - self.point[at]).tolist()
+            ]
             for at, path in enumerate(self.paths)
         }
 
@@ -249,32 +318,57 @@ def _least(
     def residual(point: Vector) -> Vector:
         trial = apply_fit(node, dict(zip(paths, _plain(point), strict=True)))
         took = {p.name: one for p, one in zip(probes, simulators(trial, probes), strict=True)}
-        stages = [STAGE_WEIGHT * math.log(took[name].spans_s[kind] / span) for name, kind, span in wanted]
-        return np.concatenate([np.log([took[p.name].step_s for p in probes]) - target, stages, PRIOR * (point - start)])
+        stages = [
+            STAGE_WEIGHT * math.log(took[name].spans_s[kind] / span) for name, kind, span in wanted
+        ]
+        return np.concatenate(
+            [
+                np.log([took[p.name].step_s for p in probes]) - target,
+                stages,
+                PRIOR * (point - start),
+            ]
+        )
 
     def slopes(point: Vector) -> Vector:
-        """Of every residual over every logarithm. A step relative to the logarithm itself, as least_squares would take it, is an e-fold of
-        some numbers and a tenth of others."""
+        """Of every residual over every logarithm. A step relative to the logarithm itself, as
+        least_squares would take it, is an e-fold of some numbers and a tenth of others.
+        """
         here = residual(point)
-        return np.column_stack([(residual(point + STEP * unit) - here) / STEP for unit in np.eye(len(point))])
+        return np.column_stack(
+            [(residual(point + STEP * unit) - here) / STEP for unit in np.eye(len(point))]
+        )
 
     from scipy.optimize import least_squares  # slow to load, and only a fit needs it
 
     found = least_squares(
-        residual, start, jac=slopes, bounds=(start - REACH, start + REACH), max_nfev=evaluations,
-        ftol=recipe.enough, xtol=recipe.enough,
-        loss="linear" if math.isinf(recipe.outlier) else "soft_l1", f_scale=min(1.0, recipe.outlier),
-    )  # fmt: skip
-    return _Least(paths, probes, run, start, found.x, found.fun, found.jac, residual, recipe.outlier)
+        residual,
+        start,
+        jac=slopes,
+        bounds=(start - REACH, start + REACH),
+        max_nfev=evaluations,
+        ftol=recipe.enough,
+        xtol=recipe.enough,
+        loss="linear" if math.isinf(recipe.outlier) else "soft_l1",
+        f_scale=min(1.0, recipe.outlier),
+    )
+    return _Least(
+        paths, probes, run, start, found.x, found.fun, found.jac, residual, recipe.outlier
+    )
 
 
 def stage_targets(probes: list[Probe], run: store.Run) -> list[tuple[str, str, float]]:
-    """(probe, kind, seconds of a step) of what was traced of layers: each kind's share, of the step without marks."""
+    """(probe, kind, seconds of a step) of what was traced of layers: each kind's share, of the step
+    without marks.
+    """
     middle, found = settled(run), []
     for probe in probes:
         spans = {one.stage: one.span_s for one in run.stages if one.run == probe.name}
         by = middle[probe.name] / sum(spans.values()) if spans else 0.0
-        found += [(probe.name, kind, by * span) for kind, span in spans.items() if span and _of_layers(probe.plan, kind)]
+        found += [
+            (probe.name, kind, by * span)
+            for kind, span in spans.items()
+            if span and _of_layers(probe.plan, kind)
+        ]
     return found
 
 
@@ -292,10 +386,16 @@ def _simulators(probes: list[Probe], traced: frozenset[str]) -> Iterator[Simulat
     """Probes simulated on all cores; of the `traced` ones their stages too."""
     workers = len(os.sched_getaffinity(0))
     if workers == 1:
-        yield lambda node, chosen: [_simulate(node, probe, probe.name in traced) for probe in chosen]
+        yield lambda node, chosen: [
+            _simulate(node, probe, probe.name in traced) for probe in chosen
+        ]
         return
     with ProcessPoolExecutor(workers, initializer=_remember, initargs=(probes,)) as pool:
-        yield lambda node, chosen: list(pool.map(_simulate_known, ((node, probe.name, probe.name in traced) for probe in chosen)))
+        yield lambda node, chosen: list(
+            pool.map(
+                _simulate_known, ((node, probe.name, probe.name in traced) for probe in chosen)
+            )
+        )
 
 
 def _remember(probes: list[Probe]) -> None:
@@ -317,7 +417,9 @@ def simulated_step_s(node: Node, probe: Probe) -> float:
 
 
 def full_path(path: str) -> str:
-    """A number of a fit as a path of the node: those of the device are written without its prefix."""
+    """A number of a fit as a path of the node: those of the device are written without its
+    prefix.
+    """
     return path if path.startswith("link.") else f"device.{path}"
 
 
@@ -325,7 +427,9 @@ def number_at(node: Node, path: str) -> Number:
     """The node's present number at a path of a fit."""
     found = override.numbers(node).get(full_path(path))
     if found is None:
-        raise CalibrationError(f"{node.name} has no {path}: this node cannot be fitted by these probes")
+        raise CalibrationError(
+            f"{node.name} has no {path}: this node cannot be fitted by these probes"
+        )
     return found
 
 
@@ -334,10 +438,12 @@ def _plain(point: Vector) -> list[Number]:
 
 
 def _bootstrap(least: _Least, *, weakest: float = 1e-15) -> Vector:
-    """[draws][numbers] logarithms: samples of each probe and residuals over probes drawn again, one linear step each.
+    """[draws][numbers] logarithms: samples of each probe and residuals over probes drawn again, one
+    linear step each.
 
-    A full fit per draw would cost minutes; near the optimum the model is close to linear in the logarithms. Directions that the probes
-    see less than `weakest` times as well as the best one are left where they are.
+    A full fit per draw would cost minutes; near the optimum the model is close to linear in the
+    logarithms. Directions that the probes see less than `weakest` times as well as the best one are
+    left where they are.
     """
     random = np.random.default_rng(0)
     inverse = np.linalg.pinv(least.slopes, rcond=weakest)
@@ -346,7 +452,9 @@ def _bootstrap(least: _Least, *, weakest: float = 1e-15) -> Vector:
     left = least.left[: len(logs)]
     draws = []
     for _ in range(BOOTSTRAP):
-        noise = np.array([np.median(random.choice(values, len(values))) for values in logs]) - middle
+        noise = (
+            np.array([np.median(random.choice(values, len(values))) for values in logs]) - middle
+        )
         misfit = random.choice(left, len(left))
         change = np.concatenate([noise + misfit, np.zeros(least.slopes.shape[0] - len(left))])
         draws.append(least.point + inverse @ change)

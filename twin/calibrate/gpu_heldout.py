@@ -1,4 +1,6 @@
-"""Engine runs on a GPU that no number is fitted to: real models, and what a user may change about them."""
+"""Engine runs on a GPU that no number is fitted to: real models, and what a user may change about
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from twin.plan.types import Execution, HandOffKind, LateParts
 
 TOKENS = 160  # decoded and timed per repeat
 REPEATS = 2
-WINDOW = 3  # slots in flight, and rings of what a block holds: written out, so that a run means the same when defaults change
+# slots in flight, and rings of what a block holds: written out, so that a run means the same when
+# defaults change
+WINDOW = 3
 ROOM = 16  # positions for the steps that are not counted
 SHORT = 48  # positions before them
 LONG = 4096  # prompts from this length on are read once
@@ -25,14 +29,46 @@ KIB = 2**10
 def gpu_held_out(node: Node) -> list[HeldOut]:
     """The runs of `twin validate` on one GPU of `node`."""
     blocks = node.device.blocks
-    llama, qwen, lanes = load_model("llama-3.2-1b"), load_model("qwen3-8b"), load_model("laneformer-2b")
+    llama, qwen, lanes = (
+        load_model("llama-3.2-1b"),
+        load_model("qwen3-8b"),
+        load_model("laneformer-2b"),
+    )
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
 
-    def run(name: str, spec: ModelSpec, ring: int, splits: int, prompt: int = SHORT, *, traced: bool = False, **chosen: Any) -> HeldOut:
-        chosen = {"blocks": blocks, "ring_slots": ring, "window_slots": WINDOW, "attention_splits": splits, **chosen}
+    def run(
+        name: str,
+        spec: ModelSpec,
+        ring: int,
+        splits: int,
+        prompt: int = SHORT,
+        *,
+        traced: bool = False,
+        **chosen: Any,
+    ) -> HeldOut:
+        chosen = {
+            "blocks": blocks,
+            "ring_slots": ring,
+            "window_slots": WINDOW,
+            "attention_splits": splits,
+            **chosen,
+        }
         chosen = {"late_parts": LateParts.EACH, "lane_stagger_ns": 0, **chosen}
-        chosen = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + ROOM, "prompt_chunk": 1, **chosen}
-        return HeldOut(name, spec, default_options(spec, node, **chosen), prompt, TOKENS, 1 if prompt >= LONG else REPEATS, traced)
+        chosen = {
+            "context": prompt + TOKENS // 2,
+            "max_context": prompt + TOKENS + ROOM,
+            "prompt_chunk": 1,
+            **chosen,
+        }
+        return HeldOut(
+            name,
+            spec,
+            default_options(spec, node, **chosen),
+            prompt,
+            TOKENS,
+            1 if prompt >= LONG else REPEATS,
+            traced,
+        )
 
     few = blocks // 8 * 8  # a multiple of the lanes
     return [
@@ -73,4 +109,14 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
 def qwen2_half() -> ModelSpec:
     """The shape of Qwen2-0.5B: narrow matrices, 14 query heads on 2 KV heads."""
     base = load_model("qwen2.5-coder-1.5b")
-    return replace(base, name="qwen2-0.5b", layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, windows=(0,) * 24)
+    return replace(
+        base,
+        name="qwen2-0.5b",
+        layers=24,
+        hidden=896,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        ffn=4864,
+        windows=(0,) * 24,
+    )

@@ -1,7 +1,9 @@
-"""Chains of layers of no model: what only a stage that waits, gathers, norms and multiplies can tell, one question each.
+"""Chains of layers of no model: what only a stage that waits, gathers, norms and multiplies can
+tell, one question each.
 
-They run the stages of the engine (twin/plan/build.py), because a probe's own stages stop short of it: none of those both gathers and
-multiplies. Their shapes are those of no model that `twin validate` runs, and their steps are fitted, so they are never held out.
+They run the stages of the engine (twin/plan/build.py), because a probe's own stages stop short of
+it: none of those both gathers and multiplies. Their shapes are those of no model that
+`twin validate` runs, and their steps are fitted, so they are never held out.
 """
 
 from __future__ import annotations
@@ -26,11 +28,26 @@ WINDOW = 3  # slots in flight, as the engine's default
 SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
-TRACED = (  # a step's time by the kind of stage: what chains take in all does not tell a scan from the partial outputs behind it
-    "chain-small", "chain-middle", "chain-large", "chain-feed", "chain-attend", "chain-head128", "chain-group4", "chain-group7",
-    "chain-down4", "chain-middle-s1", "chain-middle-1000-s16", "chain-middle-window10", "chain-middle-counter", "chain-middle-grid",
-    "chain-lanes", "chain-ragged",
-)  # fmt: skip
+# a step's time by the kind of stage: what chains take in all does not tell a scan from the partial
+# outputs behind it
+TRACED = (
+    "chain-small",
+    "chain-middle",
+    "chain-large",
+    "chain-feed",
+    "chain-attend",
+    "chain-head128",
+    "chain-group4",
+    "chain-group7",
+    "chain-down4",
+    "chain-middle-s1",
+    "chain-middle-1000-s16",
+    "chain-middle-window10",
+    "chain-middle-counter",
+    "chain-middle-grid",
+    "chain-lanes",
+    "chain-ragged",
+)
 
 Question = tuple[str, str, Plan]  # name, group, plan
 
@@ -39,14 +56,18 @@ def traced(probes: Iterable[Probe]) -> list[HeldOut]:
     """Those whose stages are timed one by one as well."""
     plans = {probe.name: probe.plan for probe in probes if probe.name in TRACED}
     return [
-        HeldOut(name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True)
+        HeldOut(
+            name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True
+        )
         for name, plan in plans.items()
         if plan.spec
     ]
 
 
 def chains(limits: Limits) -> Iterator[Question]:
-    """All chains. `chain-small` is bound by hand-offs, `chain-large` by its weights; each other one changes one thing of a third shape."""
+    """All chains. `chain-small` is bound by hand-offs, `chain-large` by its weights; each other one
+    changes one thing of a third shape.
+    """
 
     def ask(name: str, spec: ModelSpec, group: str = "chain", **changes: Any) -> Question:
         return f"chain-{name}", group, _plan(limits, spec, **changes)
@@ -57,20 +78,34 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask("small", small)
     yield ask("middle", middle)
     yield ask("large", large)
-    yield ask("feed", _spec("feed", layers=4, hidden=3072, heads=8, kv_heads=8, head_dim=64, ffn=8192))
-    yield ask("attend", _spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024), attention_splits=4)
-    yield ask("head128", replace(middle, name="head128", heads=12, kv_heads=4, head_dim=128, qk_norm=True, family="qwen3"))
+    yield ask(
+        "feed", _spec("feed", layers=4, hidden=3072, heads=8, kv_heads=8, head_dim=64, ffn=8192)
+    )
+    yield ask(
+        "attend",
+        _spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024),
+        attention_splits=4,
+    )
+    yield ask(
+        "head128",
+        replace(
+            middle, name="head128", heads=12, kv_heads=4, head_dim=128, qk_norm=True, family="qwen3"
+        ),
+    )
     yield ask("group4", replace(middle, name="group4", heads=32))
     yield ask("down4", replace(middle, name="down4", ffn=8192))
     group7 = replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True)
     yield ask("group7", group7)
-    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120))  # five slices for two teams
+    # five slices for two teams
+    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120))
     yield ask("vocab", replace(small, name="vocab", layers=2, vocab=64 * 1024))
     for window in (1, 2, 4, RING):
         yield ask(f"middle-window{window}", middle, window_slots=window)
     yield ask("large-window10", large, window_slots=RING)
     yield ask("middle-ring5", middle, ring_slots=5)
-    yield ask("middle-slot8K", middle, slot_bytes=SLOT // 2, ring_slots=2 * RING, window_slots=2 * WINDOW)
+    yield ask(
+        "middle-slot8K", middle, slot_bytes=SLOT // 2, ring_slots=2 * RING, window_slots=2 * WINDOW
+    )
     yield ask("middle-b66", middle, blocks=limits.blocks // 2)
     for splits in (1, 2, 4):
         yield ask(f"middle-s{splits}", middle, attention_splits=splits)
@@ -84,24 +119,51 @@ def chains(limits: Limits) -> Iterator[Question]:
     for spec in (small, middle):
         yield ask(f"{spec.name}-graph", spec, "launch", execution=Execution.GRAPH)
     lanes = _spec("lanes", layers=4, hidden=3072, heads=32, kv_heads=16, head_dim=96, ffn=8192)
-    lanes = replace(lanes, family="laneformer", lanes=Lanes(8, 2), windows=(0,) * lanes.layers, dtype=DType.FP16)
+    lanes = replace(
+        lanes, family="laneformer", lanes=Lanes(8, 2), windows=(0,) * lanes.layers, dtype=DType.FP16
+    )
     few = limits.blocks // 8 * 8
     yield ask("lanes", lanes, blocks=few, collective=CollectiveKind.PUSH)
-    yield ask("lanes-delay0", replace(lanes, name="lanes-delay0", lanes=Lanes(8, 0)), blocks=few, collective=CollectiveKind.PUSH)
+    yield ask(
+        "lanes-delay0",
+        replace(lanes, name="lanes-delay0", lanes=Lanes(8, 0)),
+        blocks=few,
+        collective=CollectiveKind.PUSH,
+    )
 
 
-def _spec(name: str, *, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> ModelSpec:
+def _spec(
+    name: str, *, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int
+) -> ModelSpec:
     return ModelSpec(
-        name=name, family="llama", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn,
-        vocab=VOCAB, context=4096, norm_eps=1e-5, rope=Rope(10000.0), windows=(0,) * layers,
-    )  # fmt: skip
+        name=name,
+        family="llama",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=VOCAB,
+        context=4096,
+        norm_eps=1e-5,
+        rope=Rope(10000.0),
+        windows=(0,) * layers,
+    )
 
 
 def _plan(limits: Limits, spec: ModelSpec, *, positions: int = PROMPT, **changes: Any) -> Plan:
     options = Options(
-        blocks=limits.blocks, slot_bytes=SLOT, ring_slots=RING, window_slots=WINDOW, attention_splits=SPLITS,
-        weight_dtype=spec.dtype, kv_dtype=spec.dtype, context=positions + TOKENS // 2, max_context=positions + TOKENS + ROOM,
-    )  # fmt: skip
+        blocks=limits.blocks,
+        slot_bytes=SLOT,
+        ring_slots=RING,
+        window_slots=WINDOW,
+        attention_splits=SPLITS,
+        weight_dtype=spec.dtype,
+        kv_dtype=spec.dtype,
+        context=positions + TOKENS // 2,
+        max_context=positions + TOKENS + ROOM,
+    )
     options = replace(options, **changes)
     options = replace(options, window_slots=min(options.window_slots, options.ring_slots))
     return build(spec, options, limits)

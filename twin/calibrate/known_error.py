@@ -1,4 +1,6 @@
-"""How far a fit was from engine runs that it never saw: kept by `twin validate`, told by `twin simulate`."""
+"""How far a fit was from engine runs that it never saw: kept by `twin validate`, told by
+`twin simulate`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from twin.hardware.types import Node, Number
 if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
     from twin.calibrate.validate import Validation
 
-LEVELS = (0.10, 0.90)  # of the runs' speeds over their predictions: an interval holds eight of ten runs
+# of the runs' speeds over their predictions: an interval holds eight of ten runs
+LEVELS = (0.10, 0.90)
 DIGITS = 12  # of a digest
 
 
@@ -51,12 +54,20 @@ def keep(node: Node, found: Validation, record: store.Run) -> None:
     fit = store.read_fit(node.name)
     assert fit is not None
     errors = {run.name: round(run.error, 6) for run in found.runs}
-    about = {"node": node.name, "fit": found.fit, "numbers": _digest(fit[0]), "record": record.id, "errors": errors}
+    about = {
+        "node": node.name,
+        "fit": found.fit,
+        "numbers": _digest(fit[0]),
+        "record": record.id,
+        "errors": errors,
+    }
     store.write_held_out(node.name, about)
 
 
 def known_error(node: Node) -> KnownError | None:
-    """Of the fits that hold for a node, the last whose held-out runs are on file; None without any, or where the fit is another."""
+    """Of the fits that hold for a node, the last whose held-out runs are on file; None without any,
+    or where the fit is another.
+    """
     for name in reversed(fits_of(node)):
         kept, fit = store.read_held_out(name), store.read_fit(name)
         if kept and fit and kept.get("numbers") == _digest(fit[0]) and kept.get("errors"):

@@ -1,4 +1,6 @@
-"""Run the probes on a device of this computer. Needs no simulator: measuring and fitting may happen on different computers."""
+"""Run the probes on a device of this computer. Needs no simulator: measuring and fitting may happen
+on different computers.
+"""
 
 from __future__ import annotations
 
@@ -19,50 +21,63 @@ from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Device, Node
 from twin.kernel.defaults import limits_of
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 
 Progress = Callable[[str], None]
-Keep = Callable[[dict[str, Any], store.Samples], None]  # called after every round with what is known so far
+# called after every round with what is known so far
+Keep = Callable[[dict[str, Any], store.Samples], None]
 
 WARMUP_STEPS = 3
 SEED = 0  # of the probes' weights
 
 
-def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = False) -> tuple[store.StageTimes, ...]:
-    """Measure every probe, in rounds over all of them so that a slow minute touches each alike; then the stages of some chains of layers.
+def measure_probes(
+    node: Node, progress: Progress, keep: Keep, *, quick: bool = False
+) -> tuple[store.StageTimes, ...]:
+    """Measure every probe, in rounds over all of them so that a slow minute touches each alike;
+    then the stages of some chains of layers.
 
-    A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError when none is left.
+    A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError
+    when none is left.
     """
     device = node.device
     recipe = recipe_of(device)
     require(device)
     probes = recipe.probes(limits_of(node), quick)
     for probe in probes:
-        validate(probe.plan)
+        prove(probe.plan)
     failed: dict[str, str] = {}
     meta: dict[str, Any] = {
-        **store.conditions(), **recipe.conditions(), "node": node.name, "quick": quick, "steps": {p.name: p.steps for p in probes},
+        **store.conditions(),
+        **recipe.conditions(),
+        "node": node.name,
+        "quick": quick,
+        "steps": {p.name: p.steps for p in probes},
         "failed": failed,
-    }  # fmt: skip
+    }
     refused = compile_all(device, [p.plan for p in probes], progress)
     failed |= {probes[at].name: said for at, said in refused.items()}
     rounds = recipe.quick_repeats if quick else recipe.repeats
     samples: store.Samples = {}
     with ExitStack() as stack:
-        # Each probe keeps its memory for all rounds, as an engine does: memory that a virtual machine returned and took
-        # again streamed a third slower.
+        # Each probe keeps its memory for all rounds, as an engine does: memory that a virtual
+        # machine returned and took again streamed a third slower.
         engines: dict[str, Session] = {}
         for turn in range(rounds):
             for done, probe in enumerate(probes, start=1):
                 if probe.name in failed:
                     continue
-                progress(f"probing {node.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} {probe.name}")
+                progress(
+                    f"probing {node.name}: round {turn + 1}/{rounds}, {done}/{len(probes)} "
+                    f"{probe.name}"
+                )
                 try:
                     if probe.name not in engines:
                         engines[probe.name] = stack.enter_context(_open(device, probe))
                     seconds = _step_seconds(engines[probe.name], probe)
                 except TwinError as error:
-                    if str(error).startswith("cancelled"):  # the engine turns Ctrl-C into the end of its run
+                    # the engine turns Ctrl-C into the end of its run
+                    if str(error).startswith("cancelled"):
                         raise KeyboardInterrupt from error
                     failed[probe.name] = str(error)
                     samples.pop(probe.name, None)
@@ -71,9 +86,21 @@ def measure_probes(node: Node, progress: Progress, keep: Keep, *, quick: bool = 
                 samples.setdefault(probe.name, []).append(recipe.read(seconds))
             keep(meta | {"rounds": turn + 1}, samples)
     if not samples:
-        raise CalibrationError(f"no probe of {device.name} ran; the first one: {next(iter(failed.values()))}")
-    stages = traced_stages(device, traced(p for p in probes if p.name not in failed), failed, progress)
-    keep(meta | {"rounds": rounds, "load_after": store.conditions()["load_before"], "after": recipe.conditions()}, samples)
+        raise CalibrationError(
+            f"no probe of {device.name} ran; the first one: {next(iter(failed.values()))}"
+        )
+    stages = traced_stages(
+        device, traced(p for p in probes if p.name not in failed), failed, progress
+    )
+    keep(
+        meta
+        | {
+            "rounds": rounds,
+            "load_after": store.conditions()["load_before"],
+            "after": recipe.conditions(),
+        },
+        samples,
+    )
     return stages
 
 
@@ -82,7 +109,10 @@ def require(device: Device) -> None:
     try:
         check_present(device)
     except TwinError as error:
-        raise CalibrationError(f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this CPU") from error
+        raise CalibrationError(
+            f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this "
+            "CPU"
+        ) from error
 
 
 def _open(device: Device, probe: Probe) -> Session:
@@ -95,10 +125,14 @@ def _open(device: Device, probe: Probe) -> Session:
 
 
 def _step_seconds(engine: Session, probe: Probe) -> NDArray[np.floating[Any]]:
-    """Of each step that counts; a chain of layers decodes after a prompt, as long as its plan's context says."""
+    """Of each step that counts; a chain of layers decodes after a prompt, as long as its plan's
+    context says.
+    """
     if probe.plan.spec is None:
         return engine.step_seconds(steps=probe.steps, warmup=_warmup(probe))
-    prompt = [7 + position % 97 for position in range(probe.plan.options.context - probe.steps // 2)]
+    prompt = [
+        7 + position % 97 for position in range(probe.plan.options.context - probe.steps // 2)
+    ]
     made = engine.generate(prompt, max_tokens=_warmup(probe) + probe.steps)
     if made.stop_reason == "cancelled":
         raise KeyboardInterrupt

@@ -1,4 +1,6 @@
-"""The questions that calibration asks of a device, each as a plan that the engine runs and the twin can run too."""
+"""The questions that calibration asks of a device, each as a plan that the engine runs and the twin
+can run too.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Probe:
 def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:
     """All probes of a CPU. `quick` keeps every question and thins out its samples."""
     most = min(cores, MOST_BLOCKS)
-    blocks = sorted({1, min(2, most), most})  # alone, the first hand-off, and what memory gives to all cores together
+    # alone, the first hand-off, and what memory gives to all cores together
+    blocks = sorted({1, min(2, most), most})
     return [
         *_streams(limits, blocks, quick),
         *_rows(limits, quick),
@@ -43,15 +46,23 @@ def _options(blocks: int, **changes: object) -> Options:
 
 
 def _streams(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
-    """Weights of several footprints: from cache (the consumer's own speed) to memory (the ceiling)."""
+    """Weights of several footprints: from cache (the consumer's own speed) to memory (the
+    ceiling).
+    """
     sizes = (1, 16, 64, 384) if quick else (1, 2, 8, 16, 32, 64, 128, 384)
     probes = []
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
         for size in sizes if dtype is DType.BF16 else (1, 384):
             for count in blocks:
                 rows = size * MB // (2048 * dtype.bytes)
-                plan = stream_probe(_options(count, weight_dtype=dtype), limits, rows=rows, cols=2048)
-                probes.append(Probe(f"stream-{dtype.value}-{size}MB-b{count}", "stream", plan, _steps(size * MB)))
+                plan = stream_probe(
+                    _options(count, weight_dtype=dtype), limits, rows=rows, cols=2048
+                )
+                probes.append(
+                    Probe(
+                        f"stream-{dtype.value}-{size}MB-b{count}", "stream", plan, _steps(size * MB)
+                    )
+                )
     return probes
 
 
@@ -59,12 +70,20 @@ def _rows(limits: Limits, quick: bool) -> list[Probe]:
     """Narrow matrices, where the fixed cost of a row shows."""
     widths = (64, 512) if quick else (64, 128, 256, 512)
     return [
-        Probe(f"rows-{cols}", "stream", stream_probe(_options(1), limits, rows=MB // (2 * cols), cols=cols), _steps(MB)) for cols in widths
+        Probe(
+            f"rows-{cols}",
+            "stream",
+            stream_probe(_options(1), limits, rows=MB // (2 * cols), cols=cols),
+            _steps(MB),
+        )
+        for cols in widths
     ]
 
 
 def _exchanges(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
-    """Hand-offs by protocol and size. One block alone shows the work of a stage without any waiting."""
+    """Hand-offs by protocol and size. One block alone shows the work of a stage without any
+    waiting.
+    """
     sizes = (64, 4096) if quick else (64, 1024, 4096)
     return [
         Probe(
@@ -86,7 +105,12 @@ def _attention(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
             f"attention-{context}-b{count}",
             "attention",
             attention_probe(
-                _options(count, context=context, max_context=2048, attention_splits=1), limits, heads=8, kv_heads=4, head_dim=64, stages=4
+                _options(count, context=context, max_context=2048, attention_splits=1),
+                limits,
+                heads=8,
+                kv_heads=4,
+                head_dim=64,
+                stages=4,
             ),
             50,
         )
@@ -96,7 +120,9 @@ def _attention(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
 
 
 def _launches(limits: Limits, blocks: list[int]) -> list[Probe]:
-    """The same empty stages, each as a launch of its own. A single block has nobody to start and to join."""
+    """The same empty stages, each as a launch of its own. A single block has nobody to start and to
+    join.
+    """
     return [
         Probe(
             f"{execution.value}-b{count}",
@@ -104,20 +130,28 @@ def _launches(limits: Limits, blocks: list[int]) -> list[Probe]:
             exchange_probe(_options(count, execution=execution), limits, elements=64, stages=15),
             50,
         )
-        for execution in (Execution.GRAPH, Execution.STREAM)
+        for execution in (Execution.GRAPH, Execution.LAUNCHES)
         for count in blocks[-1:]
     ]
 
 
 def _samples(limits: Limits) -> list[Probe]:
-    plans = {vocab: sample_probe(_options(1, sampling=Sampling.FULL), limits, vocab=vocab) for vocab in (4096, 32768)}
+    plans = {
+        vocab: sample_probe(_options(1, sampling=Sampling.FULL), limits, vocab=vocab)
+        for vocab in (4096, 32768)
+    }
     return [Probe(f"sample-{vocab}", "sample", plan, 20) for vocab, plan in plans.items()]
 
 
 def _turns(limits: Limits, cores: int) -> list[Probe]:
-    """More blocks than cores: every hand-off waits for the neighbours' turns, which leave the core's caches cold."""
+    """More blocks than cores: every hand-off waits for the neighbours' turns, which leave the
+    core's caches cold.
+    """
     crowd = CROWD * cores
-    plans = {rows: turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512) for rows in (512, 1024)}
+    plans = {
+        rows: turns_probe(_options(crowd), limits, elements=1024, rows=rows, cols=512)
+        for rows in (512, 1024)
+    }
     return [Probe(f"turns-{rows}x512-b{crowd}", "turns", plan, 50) for rows, plan in plans.items()]
 
 

@@ -1,4 +1,6 @@
-"""From the steps of one call to one number, and from the repeats to the one that counts. Probes and held-out runs are read alike."""
+"""From the steps of one call to one number, and from the repeats to the one that counts. Probes and
+held-out runs are read alike.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ STRETCHES = 8
 def quiet(seconds: NDArray[np.floating]) -> float:
     """A CPU's: the lower quartile of the steps.
 
-    Other processes only ever add time, and on a shared computer they do so to more than every second step. Repeats are
-    compared by their medians instead: a virtual machine's memory was seen to change between 40 and 60 GB/s for minutes.
+    Other processes only ever add time, and on a shared computer they do so to more than every
+    second step. Repeats are compared by their medians instead: a virtual machine's memory was seen
+    to change between 40 and 60 GB/s for minutes.
     """
     return float(np.percentile(seconds, QUIET_PERCENT))
 
@@ -23,9 +26,14 @@ def quiet(seconds: NDArray[np.floating]) -> float:
 def steady(seconds: NDArray[np.floating]) -> float:
     """A GPU's: the median of the means of STRETCHES stretches of steps.
 
-    Nobody shares the GPU, but its clock was seen to tick in 256 ns: a single step of 10 us is known to 3 %, a mean is not rounded.
+    Nobody shares the GPU, but its clock was seen to tick in 256 ns: a single step of 10 us is known
+    to 3 %, a mean is not rounded.
     """
-    return float(np.median([stretch.mean() for stretch in np.array_split(seconds, min(STRETCHES, len(seconds)))]))
+    return float(
+        np.median(
+            [stretch.mean() for stretch in np.array_split(seconds, min(STRETCHES, len(seconds)))]
+        )
+    )
 
 
 def settled(run: Run) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""How a kind of device is calibrated: its probes, the numbers that each group of them settles, how its steps are read."""
+"""How a kind of device is calibrated: its probes, the numbers that each group of them settles, how
+its steps are read.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,20 @@ Groups = dict[str, tuple[str, ...]]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     probes: Callable[[Limits, bool], list[Probe]]  # limits, quick
-    groups: Groups  # numbers by group of probes, in the order in which they are fitted; a group that is not here is only compared
+    # numbers by group of probes, in the order in which they are fitted; a group that is not here is
+    # only compared
+    groups: Groups
     starts: Starts
     read: Callable[[NDArray[np.floating[Any]]], float]
     conditions: Callable[[], dict[str, Any]]  # of the device, beside the computer's
     repeats: int
     quick_repeats: int
-    enough: float  # relative change of all numbers, or of the misfit, at which a fit ends: samples without noise deserve a close one
-    outlier: float  # |log(simulated / measured)| from which a probe pulls less and less: the twin lacks something that it asks for
+    # relative change of all numbers, or of the misfit, at which a fit ends: samples without noise
+    # deserve a close one
+    enough: float
+    # |log(simulated / measured)| from which a probe pulls less and less: the twin lacks something
+    # that it asks for
+    outlier: float
 
 
 HOST_GROUPS: Groups = {
@@ -73,9 +81,17 @@ GPU_GROUPS: Groups = {
         "warps.pair_bytes_per_s",
         "warps.watch_s",
     ),
-    "exchange": ("handoff.hop_s", "handoff.atomic_s", "handoff.fence_s", "block.element_s", "l2.latency_s"),
+    "exchange": (
+        "handoff.hop_s",
+        "handoff.atomic_s",
+        "handoff.fence_s",
+        "block.element_s",
+        "l2.latency_s",
+    ),
     "attention": ("warps.item_s", "warps.round_s", "warps.unit_s"),
-    "chain": (  # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers, whose last block is late
+    # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers,
+    # whose last block is late
+    "chain": (
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
         "warps.crowd_s",
@@ -83,18 +99,33 @@ GPU_GROUPS: Groups = {
         "warps.heads_s",
         "warps.jitter_s",
     ),
-    "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),  # told apart by the probes with matrices and with layers
+    # told apart by the probes with matrices and with layers
+    "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),
     "sample": ("block.sample_element_s",),
 }
 
 HOST_RECIPE = Recipe(
     probes=lambda limits, quick: host_probes(limits, limits.blocks, quick=quick),
-    groups=HOST_GROUPS, starts=host_starts, read=quiet, conditions=dict, repeats=7, quick_repeats=3, enough=1e-3, outlier=math.inf,
-)  # fmt: skip
+    groups=HOST_GROUPS,
+    starts=host_starts,
+    read=quiet,
+    conditions=dict,
+    repeats=7,
+    quick_repeats=3,
+    enough=1e-3,
+    outlier=math.inf,
+)
 GPU_RECIPE = Recipe(
     probes=lambda limits, quick: gpu_probes(limits, quick=quick),
-    groups=GPU_GROUPS, starts=gpu_starts, read=steady, conditions=gpu_conditions, repeats=3, quick_repeats=3, enough=1e-5, outlier=0.05,
-)  # fmt: skip
+    groups=GPU_GROUPS,
+    starts=gpu_starts,
+    read=steady,
+    conditions=gpu_conditions,
+    repeats=3,
+    quick_repeats=3,
+    enough=1e-5,
+    outlier=0.05,
+)
 
 
 def recipe_of(device: Device) -> Recipe:
@@ -103,4 +134,7 @@ def recipe_of(device: Device) -> Recipe:
         return HOST_RECIPE
     if device.nvidia:
         return GPU_RECIPE
-    raise CalibrationError(f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or an NVIDIA GPU (h200)")
+    raise CalibrationError(
+        f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or "
+        "an NVIDIA GPU (h200)"
+    )

@@ -1,4 +1,6 @@
-"""Held-out runs as plain data: a record of engine runs holds what it ran, so that it can be predicted and repeated from itself."""
+"""Held-out runs as plain data: a record of engine runs holds what it ran, so that it can be
+predicted and repeated from itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ RUNS = "runs"  # in the meta data of a record
 
 
 def written(run: HeldOut) -> dict[str, Any]:
-    """One run. A model on file is called by its name, any other shape is written out; options are written out whole: defaults change."""
+    """One run. A model on file is called by its name, any other shape is written out; options are
+    written out whole: defaults change.
+    """
     known = run.spec.name in model_names() and load_model(run.spec.name) == run.spec
     options = {name: _plain(getattr(run.options, name)) for name in Options.__slots__}
     return {
@@ -35,24 +39,40 @@ def written(run: HeldOut) -> dict[str, Any]:
 
 
 def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
-    """The runs that a record says it made; None for one of 2026-11, which names them only. Raises CalibrationError."""
+    """The runs that a record says it made; None for one of 2026-11, which names them only. Raises
+    CalibrationError.
+    """
     if RUNS not in meta:
         return None
     try:
         return [_read(name, one) for name, one in meta[RUNS].items()]
     except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
-        raise CalibrationError(f"{folder / 'meta.yaml'}: {RUNS} hold no engine runs ({said(str(error))}); measure again") from error
+        raise CalibrationError(
+            f"{folder / 'meta.yaml'}: {RUNS} hold no engine runs ({said(str(error))}); measure "
+            "again"
+        ) from error
 
 
 def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
     model = one["model"]
     spec = load_model(model) if isinstance(model, str) else _built(ModelSpec, model)
-    return HeldOut(name, spec, _built(Options, one["options"]), one["prompt"], one["tokens"], one["repeats"], one["traced"])
+    return HeldOut(
+        name,
+        spec,
+        _built(Options, one["options"]),
+        one["prompt"],
+        one["tokens"],
+        one["repeats"],
+        one["traced"],
+    )
 
 
 def _shape(spec: ModelSpec) -> dict[str, Any]:
     if spec.layout or spec.stored or spec.hyper:
-        raise CalibrationError(f"{spec.name}: only a dense shape or a model on file can be written into a record; give it a file")
+        raise CalibrationError(
+            f"{spec.name}: only a dense shape or a model on file can be written into a record; "
+            "give it a file"
+        )
     plain = _plain(spec)
     assert isinstance(plain, dict)
     return plain

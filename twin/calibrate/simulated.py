@@ -1,4 +1,6 @@
-"""What the twin gives a step: its seconds, and where they were measured too, those of each kind of stage."""
+"""What the twin gives a step: its seconds, and where they were measured too, those of each kind of
+stage.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Simulated:
 
 
 def simulated(plan: Plan, node: Node, *, stages: bool = False) -> Simulated:
-    """One step; with `stages`, the span of each kind of stage from the same arithmetic as a measured one's."""
+    """One step; with `stages`, the span of each kind of stage from the same arithmetic as a
+    measured one's.
+    """
     if not stages:
         return Simulated(simulate(plan, node, steps=STEPS).step_s)
     check(plan, node)

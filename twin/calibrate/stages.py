@@ -1,4 +1,6 @@
-"""The time of each kind of stage, from marks in a measured step or from a simulated one, by the same arithmetic."""
+"""The time of each kind of stage, from marks in a measured step or from a simulated one, by the
+same arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ Times = NDArray[np.float64]
 
 
 def stage_times(run: str, plan: Plan, trace: Times) -> list[StageTimes]:
-    """Medians over steps, by kind. `trace`: [steps][ranks][blocks][stages][inputs ready, finished] in seconds, consecutive steps.
+    """Medians over steps, by kind. `trace`: [steps][ranks][blocks][stages][inputs ready, finished]
+    in seconds, consecutive steps.
 
-    The first step only says when the second one began. What a block's helper makes has work, but no span and no wait.
+    The first step only says when the second one began. What a block's keeper makes has work, but no
+    span and no wait.
     """
     took = (trace[..., 1] - trace[..., 0]).mean(axis=(1, 2)).reshape(-1)  # [stages in time]
     trace = of_consumers(plan, trace)
     steps, stages = trace.shape[0], trace.shape[3]
-    flat = trace.reshape(steps, -1, stages, 2).transpose(1, 0, 2, 3).reshape(-1, steps * stages, 2)  # [all blocks][stages in time]
+    # [all blocks][stages in time]
+    flat = trace.reshape(steps, -1, stages, 2).transpose(1, 0, 2, 3).reshape(-1, steps * stages, 2)
     ready, finished = flat[:, :, 0], flat[:, :, 1]
     before = np.concatenate([ready[:, :1], finished[:, :-1]], axis=1)
     span = _spans(finished.max(axis=0))
@@ -29,12 +34,17 @@ def stage_times(run: str, plan: Plan, trace: Times) -> list[StageTimes]:
     found = []
     for kind in dict.fromkeys(kinds):
         chosen = [at for at, other in enumerate(kinds) if other == kind]
-        sums = [float(np.median(times.reshape(steps, stages)[1:, chosen].sum(axis=1))) for times in (span, wait, work)]
+        sums = [
+            float(np.median(times.reshape(steps, stages)[1:, chosen].sum(axis=1)))
+            for times in (span, wait, work)
+        ]
         found.append(StageTimes(run, kind, *sums))
     return found
 
 
 def _spans(ends: Times) -> Times:
-    """From the end of the stage before, over all blocks, to the end of each: they add up to the step."""
+    """From the end of the stage before, over all blocks, to the end of each: they add up to the
+    step.
+    """
     spans: Times = np.diff(np.concatenate([ends[:1], ends]))
     return spans

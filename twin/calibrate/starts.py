@@ -1,4 +1,6 @@
-"""Numbers read straight off the probes. From a bad start a rate that does not bind yet has no slope for the fit to follow."""
+"""Numbers read straight off the probes. From a bad start a rate that does not bind yet has no slope
+for the fit to follow.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,13 @@ UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it
 LOADED = 2.0  # idle hops
 RESTART = 1.5  # latencies of memory
 Seconds = dict[str, float]  # of a step, by probe
-Starts = Callable[[str, list[Probe], Seconds, Device], dict[str, float]]  # group, its probes, their seconds, device -> values by path
+# group, its probes, their seconds, device -> values by path
+Starts = Callable[[str, list[Probe], Seconds, Device], dict[str, float]]
 
 
-def host_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device) -> dict[str, float]:
+def host_starts(
+    group: str, probes: list[Probe], seconds: Seconds, device: Device
+) -> dict[str, float]:
     """Rates of a CPU, by the footprint that each level of its memory holds."""
     if group != "stream":
         return {}
@@ -37,10 +42,18 @@ def host_starts(group: str, probes: list[Probe], seconds: Seconds, device: Devic
     return {path: max(rate[n] for n in names) for path, names in read_off.items() if names}
 
 
-def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device) -> dict[str, float]:
-    """Rates of a GPU: all blocks together, one alone, and the consumer's from the cache; a latency from the smallest window."""
+def gpu_starts(
+    group: str, probes: list[Probe], seconds: Seconds, device: Device
+) -> dict[str, float]:
+    """Rates of a GPU: all blocks together, one alone, and the consumer's from the cache; a latency
+    from the smallest window.
+    """
     if group == "launch":  # below the latency of memory it would have no slope
-        return {"launch.restart_s": max(device.launch.restart_s.value, RESTART * device.memory.latency_s.value)}
+        return {
+            "launch.restart_s": max(
+                device.launch.restart_s.value, RESTART * device.memory.latency_s.value
+            )
+        }
     if group == "chain":  # nor below the idle hop
         return {"handoff.loaded_hop_s": LOADED * device.handoff.hop_s.value}
     if group not in ("memory", "consumer"):
@@ -51,14 +64,24 @@ def gpu_starts(group: str, probes: list[Probe], seconds: Seconds, device: Device
         found: dict[str, float] = {}
         for probe in probes:
             path = f"block.{probe.plan.options.weight_dtype.value}_bytes_per_s"
-            found[path] = max(found.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks)
+            found[path] = max(
+                found.get(path, 0.0), UNHINDERED * rate[probe.name] / probe.plan.blocks
+            )
         smallest = min(alone, key=lambda p: p.plan.options.slot_bytes, default=None)
-        return found | ({"warps.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]} if smallest else {})
+        return found | (
+            {"warps.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]}
+            if smallest
+            else {}
+        )
     found = {"memory.stream_bytes_per_s": max(rate.values())}
     if alone:
         fastest = max(rate[p.name] for p in alone)
         found["block.load_bytes_per_s"] = fastest
-        waits = [p.plan.options.slot_bytes * (1 / rate[p.name] - 1 / fastest) for p in alone if p.plan.options.window_slots == 1]
+        waits = [
+            p.plan.options.slot_bytes * (1 / rate[p.name] - 1 / fastest)
+            for p in alone
+            if p.plan.options.window_slots == 1
+        ]
         if waits and max(waits) > 0:
             found["memory.latency_s"] = max(waits)
     return found

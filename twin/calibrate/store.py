@@ -1,4 +1,5 @@
-"""Measured runs on disk: calibration/runs/<node>/<date>-<name>/{meta.yaml,samples.csv}, append-only; fits beside them.
+"""Measured runs on disk: calibration/runs/<node>/<date>-<name>/{meta.yaml,samples.csv},
+append-only; fits beside them.
 
 A node of one device is called by the device, as on the command line: 1xh200-sxm lies in h200-sxm.
 """
@@ -32,7 +33,8 @@ PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
 MOST_YAML_BYTES = 4 << 20  # the H200's fit has 40 kB
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a fit is read in 10 ms instead of 100, where PyYAML has its C parser
+# a fit is read in 10 ms instead of 100, where PyYAML has its C parser
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
 
@@ -43,7 +45,9 @@ class StageTimes:
 
     run: str
     stage: str  # kind
-    span_s: float  # from the last block's end of the stage before to the last block's end of this one: spans add up to the step
+    # from the last block's end of the stage before to the last block's end of this one: spans add
+    # up to the step
+    span_s: float
     wait_s: float  # mean over blocks: until all inputs are there
     work_s: float  # mean over blocks: from there to the end
 
@@ -63,7 +67,9 @@ class Run:
 
 
 def home() -> Path:
-    """The calibration folder: MONOTWIN_CALIBRATION, else the checkout's, else the user's data folder."""
+    """The calibration folder: MONOTWIN_CALIBRATION, else the checkout's, else the user's data
+    folder.
+    """
     chosen = os.environ.get(HOME_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -128,18 +134,35 @@ def _commit() -> str | None:
     """The checkout's commit; None outside a checkout, or without git."""
     folder = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:
         return None
     return done.stdout.strip() or None
 
 
-def save_run(folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
+def save_run(
+    folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()
+) -> Run:
     """Write a run's files into `folder`, over those of an earlier state of the same run."""
-    rows = [(name, repeat, f"{value:.9g}") for name, seconds in samples.items() for repeat, value in enumerate(seconds)]
-    contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False), folder / "samples.csv": csv_text(FIELDS, rows)}
+    rows = [
+        (name, repeat, f"{value:.9g}")
+        for name, seconds in samples.items()
+        for repeat, value in enumerate(seconds)
+    ]
+    contents = {
+        folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False),
+        folder / "samples.csv": csv_text(FIELDS, rows),
+    }
     if stages:
-        traced = [(s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s))) for s in stages]
+        traced = [
+            (s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s)))
+            for s in stages
+        ]
         contents[folder / STAGES] = csv_text(STAGE_FIELDS, traced)
     write(contents)
     return Run(folder, meta, samples, tuple(stages))
@@ -152,20 +175,24 @@ def new_folder(node: str, name: str) -> Path:
     return folder
 
 
-def write_run(node: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()) -> Run:
+def write_run(
+    node: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()
+) -> Run:
     """Store a run under a new folder."""
     return save_run(new_folder(node, name), meta, samples, stages)
 
 
 def adopt_run(folder: Path, node: str, name: str) -> Run:
-    """A run that was measured elsewhere, copied among the runs of `node` under its own date; one that is there already is used as it is.
+    """A run that was measured elsewhere, copied among the runs of `node` under its own date; one
+    that is there already is used as it is.
 
     Raises CalibrationError when the folder holds no run of this node.
     """
     run = read_run(folder)
     if measured_on(run.meta) != name_of(node):
         raise CalibrationError(
-            f"{folder} was measured on {measured_on(run.meta)}, not on {name_of(node)}: name that node, or another folder"
+            f"{folder} was measured on {measured_on(run.meta)}, not on {name_of(node)}: name that "
+            "node, or another folder"
         )
     if not run.samples:
         raise CalibrationError(f"{folder} holds no samples: measure again with --measure-only")
@@ -174,19 +201,28 @@ def adopt_run(folder: Path, node: str, name: str) -> Run:
     try:
         stamp = datetime.fromisoformat(str(run.meta["date"])).astimezone(UTC).strftime(STAMP)
     except (KeyError, ValueError) as error:
-        raise CalibrationError(f"{folder / 'meta.yaml'}: no date in ISO format; measure again with --measure-only") from error
+        raise CalibrationError(
+            f"{folder / 'meta.yaml'}: no date in ISO format; measure again with --measure-only"
+        ) from error
     target = runs_folder(node) / f"{stamp}-{name}"
-    return read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
+    return (
+        read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
+    )
 
 
 def read_run(folder: Path) -> Run:
-    """Load a stored run. Raises CalibrationError when a file is missing or a row is not a sample."""
+    """Load a stored run. Raises CalibrationError when a file is missing or a row is not a
+    sample.
+    """
     try:
         meta = _read_yaml(folder / "meta.yaml", "measure again with `twin calibrate`")
         rows = _read_table(folder / "samples.csv")
         traced = _read_table(folder / STAGES) if (folder / STAGES).is_file() else []
     except OSError as error:
-        raise CalibrationError(f"{folder} is not a run: {error.strerror} ({error.filename}); probe again with `twin calibrate`") from error
+        raise CalibrationError(
+            f"{folder} is not a run: {error.strerror} ({error.filename}); probe again with `twin "
+            "calibrate`"
+        ) from error
     samples: Samples = {}
     for line, row in enumerate(rows, start=2):
         with _table_line(folder / "samples.csv", line, FIELDS):
@@ -194,7 +230,15 @@ def read_run(folder: Path) -> Run:
     stages = []
     for line, row in enumerate(traced, start=2):
         with _table_line(folder / STAGES, line, STAGE_FIELDS):
-            stages.append(StageTimes(row["run"], row["stage"], float(row["span_s"]), float(row["wait_s"]), float(row["work_s"])))
+            stages.append(
+                StageTimes(
+                    row["run"],
+                    row["stage"],
+                    float(row["span_s"]),
+                    float(row["wait_s"]),
+                    float(row["work_s"]),
+                )
+            )
     return Run(folder, meta, samples, tuple(stages))
 
 
@@ -203,7 +247,9 @@ def _read_table(file: Path) -> list[dict[str, str]]:
         with file.open(newline="", encoding="utf-8") as table:
             return list(csv.DictReader(table))
     except (csv.Error, ValueError) as error:
-        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({error}); measure again with `twin calibrate`") from error
+        raise CalibrationError(
+            f"{shown(file, PATH_SHOWN)}: is damaged ({error}); measure again with `twin calibrate`"
+        ) from error
 
 
 @contextmanager
@@ -212,19 +258,26 @@ def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise CalibrationError(f"{file} line {line}: expected the columns {', '.join(fields)}") from error
+        raise CalibrationError(
+            f"{file} line {line}: expected the columns {', '.join(fields)}"
+        ) from error
 
 
 def write_fit(node: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
     """Store fitted numbers with their intervals; the only writer of fits/."""
     file = fit_file(node)
-    fit = {"node": node, **meta, "numbers": {path: _entry(number) for path, number in numbers.items()}}
+    fit = {
+        "node": node,
+        **meta,
+        "numbers": {path: _entry(number) for path, number in numbers.items()},
+    }
     write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
     return file
 
 
 def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
-    """The fitted numbers of a node and the fit's context: this user's, else the package's; None when there is no fit.
+    """The fitted numbers of a node and the fit's context: this user's, else the package's; None
+    when there is no fit.
 
     Raises CalibrationError for a file that holds none.
     """
@@ -236,7 +289,8 @@ def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
         numbers = {str(path): _fitted(entry) for path, entry in content.pop("numbers").items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CalibrationError(
-            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again with `twin calibrate {name_of(node)}`"
+            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again "
+            f"with `twin calibrate {name_of(node)}`"
         ) from error
     return numbers, content
 
@@ -253,19 +307,34 @@ def write_held_out(node: str, errors: dict[str, Any]) -> Path:
 
 
 def read_held_out(node: str) -> dict[str, Any] | None:
-    """What write_held_out stored: this user's, else the package's; None when nothing is. Raises CalibrationError for a damaged file."""
+    """What write_held_out stored: this user's, else the package's; None when nothing is. Raises
+    CalibrationError for a damaged file.
+    """
     file = _own_or_shipped(held_out_file(node))
-    return _read_yaml(file, f"remove it, or validate again with `twin validate {name_of(node)}`") if file else None
+    return (
+        _read_yaml(file, f"remove it, or validate again with `twin validate {name_of(node)}`")
+        if file
+        else None
+    )
 
 
 def _own_or_shipped(own: Path) -> Path | None:
     """This user's file of that folder and name, else the package's."""
-    shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / own.parent.name / own.name]
+    shipped = (
+        []
+        if os.environ.get(HOME_VARIABLE)
+        else [data_dir("calibration") / own.parent.name / own.name]
+    )
     return next((file for file in (own, *shipped) if file.is_file()), None)
 
 
 def _entry(number: Number) -> dict[str, Any]:
-    said: dict[str, Any] = {"value": number.value, "low": number.low, "high": number.high, "source": number.source}
+    said: dict[str, Any] = {
+        "value": number.value,
+        "low": number.low,
+        "high": number.high,
+        "source": number.source,
+    }
     return said if number.kind is Kind.FITTED else said | {"kind": number.kind.value}
 
 
@@ -273,7 +342,9 @@ def _fitted(entry: Any) -> Number:
     value, low, high = (_finite(entry[name]) for name in ("value", "low", "high"))
     if value is None:
         raise ValueError("a number without a value")
-    return Number(value, Kind(entry.get("kind", Kind.FITTED.value)), str(entry["source"]), low, high)
+    return Number(
+        value, Kind(entry.get("kind", Kind.FITTED.value)), str(entry["source"]), low, high
+    )
 
 
 def _finite(value: Any) -> float | None:
@@ -285,13 +356,19 @@ def _finite(value: Any) -> float | None:
 
 
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
-    """One of our own YAML files, in their fast form. Raises CalibrationError for one that is damaged."""
+    """One of our own YAML files, in their fast form. Raises CalibrationError for one that is
+    damaged.
+    """
     try:
         if file.stat().st_size > MOST_YAML_BYTES:
-            raise CalibrationError(f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}")
+            raise CalibrationError(
+                f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}"
+            )
         content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is damaged ({said(str(error))}); {advice}") from error
+        raise CalibrationError(
+            f"{shown(file, PATH_SHOWN)}: is damaged ({said(str(error))}); {advice}"
+        ) from error
     if not isinstance(content, dict):
         raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is empty or damaged; {advice}")
     return content

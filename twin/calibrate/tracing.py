@@ -35,7 +35,8 @@ def traced_stages(
         progress(f"tracing {run.name} on {device.name}")
         try:
             with open_random(device, plans[run.name], SEED, trace=True) as engine:
-                # as many tokens as were timed, of which the middle ones count: the same positions are attended
+                # as many tokens as were timed, of which the middle ones count: the same positions
+                # are attended
                 made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
         except TwinError as error:
             failed[f"{run.name}, traced"] = str(error)
@@ -43,5 +44,9 @@ def traced_stages(
             continue
         assert made.trace is not None
         middle, half = len(made.trace) - run.tokens // 2, min(TRACED_TOKENS, run.tokens - 2) // 2
-        found += stage_times(run.name, plans[run.name], made.trace[middle - half : middle + half].astype(np.float64) * 1e-9)
+        found += stage_times(
+            run.name,
+            plans[run.name],
+            made.trace[middle - half : middle + half].astype(np.float64) * 1e-9,
+        )
     return tuple(found)

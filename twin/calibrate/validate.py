@@ -105,14 +105,17 @@ class Validation:
 
 
 def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) -> Validation:
-    """Predict every run of `measured` from the fit of its node. Raises CalibrationError without a fit or without a known run."""
+    """Predict every run of `measured` from the fit of its node. Raises CalibrationError without a
+    fit or without a known run.
+    """
     found = store.read_fit(node.name)
     if found is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
     runs = runs_of(measured, node)
     if not runs:
         raise CalibrationError(
-            f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with `twin validate {node.name}`"
+            f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with "
+            f"`twin validate {node.name}`"
         )
     predicted = {}
     for done, (name, guess) in enumerate(_predictions(node.device.name, runs, measured), start=1):
@@ -129,17 +132,25 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
 
 def _compared(run: HeldOut, guess: Simulated, took: Sequence[float]) -> Compared:
     middle = statistics.median(took)
-    return Compared(run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks)
+    return Compared(
+        run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks
+    )
 
 
-def stages_compared(measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]) -> Iterator[StageCompared]:
+def stages_compared(
+    measured: Sequence[store.StageTimes], predicted: dict[str, Simulated]
+) -> Iterator[StageCompared]:
     for one in measured:
         spans = predicted[one.run].spans_s if one.run in predicted else {}
-        if one.stage in spans and one.span_s:  # what a helper makes aside has no span of its own
-            yield StageCompared(one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s)
+        if one.stage in spans and one.span_s:  # what the keeper makes has no span of its own
+            yield StageCompared(
+                one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s
+            )
 
 
-def _predictions(device: str, runs: Sequence[HeldOut], measured: store.Run) -> Iterator[tuple[str, Simulated]]:
+def _predictions(
+    device: str, runs: Sequence[HeldOut], measured: store.Run
+) -> Iterator[tuple[str, Simulated]]:
     """Every run's name and prediction, on all cores."""
     traced = {one.run for one in measured.stages}
     work = [(device, run, run.name in traced) for run in runs]

@@ -1,1 +1,3 @@
-"""One small module for each command of `twin`: arguments in, a call into the library, text or JSON out."""
+"""One small module for each command of `twin`: arguments in, a call into the library, text or JSON
+out.
+"""

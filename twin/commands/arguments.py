@@ -1,4 +1,6 @@
-"""Arguments that commands share. Engine options are read off the Options dataclass, so that nothing is typed twice."""
+"""Arguments that commands share. Engine options are read off the Options dataclass, so that nothing
+is typed twice.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ _COMMENT = re.compile(r"^((?: +#.*\n)*) +(\w+) *[:=][^#\n]*(?:#[ ]*(.+))?$", re.
 
 
 def command(
-    commands: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, usage: str, summary: str, text: str, examples: str
+    commands: Subparsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    usage: str,
+    summary: str,
+    text: str,
+    examples: str,
 ) -> argparse.ArgumentParser:
     """A sub-command with its examples below its help, and --json."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -49,11 +58,19 @@ def command(
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name from `twin models`, or a folder or file with a Hugging Face config.json")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a name from `twin models`, or a folder or file with a Hugging Face config.json",
+    )
 
 
 def add_node(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them")
+    parser.add_argument(
+        "node",
+        metavar="NODE",
+        help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them",
+    )
 
 
 def file_to_write(text: str) -> Path:
@@ -76,45 +93,75 @@ def _checked(check: Callable[[Path], Path], text: str) -> Path:
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> Any:
-    """Measuring on one computer, the rest on another; returns the group of ways of which one is chosen."""
+    """Measuring on one computer, the rest on another; returns the group of ways of which one is
+    chosen.
+    """
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--measure-only", action="store_true", help="only measure, into the folder of --out; needs no simulator")
     group.add_argument(
-        "--from", dest="measured", metavar="FOLDER", type=Path, help="take what --measure-only wrote instead of measuring here"
+        "--measure-only",
+        action="store_true",
+        help="only measure, into the folder of --out; needs no simulator",
+    )
+    group.add_argument(
+        "--from",
+        dest="measured",
+        metavar="FOLDER",
+        type=Path,
+        help="take what --measure-only wrote instead of measuring here",
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", type=folder_to_write, help="with --measure-only: where the samples go; must not exist or be empty"
+        "--out",
+        metavar="FOLDER",
+        type=folder_to_write,
+        help="with --measure-only: where the samples go; must not exist or be empty",
     )
     return group
 
 
 def measured_folder(args: argparse.Namespace) -> Path | None:
-    """The folder of --out or --from, whichever was given. Raises ConfigError when they contradict each other."""
+    """The folder of --out or --from, whichever was given. Raises ConfigError when they contradict
+    each other.
+    """
     if args.measure_only != (args.out is not None):
         raise ConfigError("--measure-only and --out FOLDER belong together: give both, or neither")
-    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {shown(args.out)}: is there already; give a new folder, measured runs are never overwritten")
+    if (
+        args.out is not None
+        and args.out.exists()
+        and (not args.out.is_dir() or any(args.out.iterdir()))
+    ):
+        raise ConfigError(
+            f"--out {shown(args.out)}: is there already; give a new folder, measured runs are "
+            "never overwritten"
+        )
     chosen: Path | None = args.out or args.measured
     return chosen
 
 
 def one_device(name: str) -> Node:
-    """The node of one device that `name` means: host, h200, h200-sxm, 1xh200. Raises ConfigError for several devices."""
+    """The node of one device that `name` means: host, h200, h200-sxm, 1xh200. Raises ConfigError
+    for several devices.
+    """
     node = load_node(name)
     if node.gpus > 1:
-        raise ConfigError(f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}")
+        raise ConfigError(
+            f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}"
+        )
     return node
 
 
 def check_compiler(node: Node) -> None:
-    """Raises ToolchainError once, where otherwise each of many runs on this computer's CPU would fail for want of a compiler."""
+    """Raises ToolchainError once, where otherwise each of many runs on this computer's CPU would
+    fail for want of a compiler.
+    """
     if node.device.isa == HOST:
         host_compiler()
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
     """One flag for each field of Options, except those that the command takes from elsewhere."""
-    group = parser.add_argument_group("engine options", "what is not given is chosen to suit the model and the node")
+    group = parser.add_argument_group(
+        "engine options", "what is not given is chosen to suit the model and the node"
+    )
     hints = get_type_hints(Options)
     comments = _comments(Options)
     for name, field in FIELDS.items():
@@ -123,16 +170,28 @@ def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[s
         kind = _plain(hints[name])
         flags = [f"--{name.replace('_', '-')}"] + ([ALIASES[name]] if name in ALIASES else [])
         about = comments.get(name) or _choices_text(kind) or name.replace("_", " ")
-        default = "" if name in SETTLED or field.default is None else f" (default {getattr(field.default, 'value', field.default)})"
+        default = (
+            ""
+            if name in SETTLED or field.default is None
+            else f" (default {getattr(field.default, 'value', field.default)})"
+        )
         group.add_argument(
-            *flags, dest=f"option_{name}", default=argparse.SUPPRESS, type=_reader(name, kind), metavar=_metavar(kind),
+            *flags,
+            dest=f"option_{name}",
+            default=argparse.SUPPRESS,
+            type=_reader(name, kind),
+            metavar=_metavar(kind),
             help=(about + default).replace("%", "%%"),
-        )  # fmt: skip
+        )
 
 
 def chosen_options(args: argparse.Namespace) -> dict[str, Any]:
     """The engine options that the user gave."""
-    return {key.removeprefix("option_"): value for key, value in vars(args).items() if key.startswith("option_")}
+    return {
+        key.removeprefix("option_"): value
+        for key, value in vars(args).items()
+        if key.startswith("option_")
+    }
 
 
 def option_value(name: str, text: str) -> object:
@@ -168,7 +227,9 @@ def _member(kind: type[Enum], text: str) -> Enum:
 def _whole(name: str, text: str) -> int:
     """A whole number; sizes in bytes may carry a unit ("16 KiB")."""
     if len(text) > LONGEST_NUMBER:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits")
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits"
+        )
     try:
         return int(text)
     except ValueError:
@@ -184,7 +245,9 @@ def _whole(name: str, text: str) -> int:
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
-    """The comment behind or above each field or member in the source of a class, which takes 7 ms to find."""
+    """The comment behind or above each field or member in the source of a class, which takes 7 ms
+    to find.
+    """
     found = _COMMENT.findall(inspect.getsource(cls))
     return {name: behind or _one_line(above) for above, name, behind in found if behind or above}
 
@@ -199,7 +262,9 @@ def _choices_text(kind: Any) -> str:
     comments = _comments(kind)
     if not any(m.name in comments for m in kind):
         return ""
-    return "; ".join(f"{m.value}: {comments[m.name]}" if m.name in comments else m.value for m in kind)
+    return "; ".join(
+        f"{m.value}: {comments[m.name]}" if m.name in comments else m.value for m in kind
+    )
 
 
 def _metavar(kind: Any) -> str:

@@ -15,7 +15,15 @@ from twin.bench.plans import make_plans
 from twin.bench.source import find_source
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command, folder_to_write, one_device
+from twin.commands.arguments import (
+    Subparsers,
+    add_engine_options,
+    add_model,
+    chosen_options,
+    command,
+    folder_to_write,
+    one_device,
+)
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.host import HostEngine
@@ -28,10 +36,12 @@ from twin.report.tables import count, facts, percent, table
 from twin.text import shown
 from twin.units import format_quantity
 
-MOST_TOKENS = 2**31 - 1  # the model's context is the limit; this one only keeps numbers that no list could hold away
+# the model's context is the limit; this one only keeps numbers that no list could hold away
+MOST_TOKENS = 2**31 - 1
 MOST_REPEATS = 10_000
 NOT_MET = 1  # exit code when what was measured does not keep its promises
-FIDELITY_CONTEXT = 1024  # a longer one is judged only on demand: the engine's logits of all positions must fit in memory
+# a longer one is judged only on demand: the engine's logits of all positions must fit in memory
+FIDELITY_CONTEXT = 1024
 HOST_DEFAULTS = {"context": 16, "tokens": 48}
 GPU_DEFAULTS = {"context": 128, "tokens": 500}
 GPU_ONLY = ("fidelity", "fidelity_context", "determinism", "peers", "fill", "out", "commit")
@@ -44,49 +54,110 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "bench", run, usage="MODEL [--node NODE] [options]",
+        commands,
+        "bench",
+        run,
+        usage="MODEL [--node NODE] [options]",
         summary="measure the engine's speed, with correctness checked in the same run",
-        text="Compares logits with the NumPy reference first, then times greedy decoding: every repeat must give the same tokens.\n"
-        "On this computer's CPU (default): the median and the spread beside the memory's ceiling and the twin's prediction.\n"
-        "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging Face in the same 16-bit type, times engine,\n"
-        "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe in alternating order, and records it all.",
+        text="Compares logits with the NumPy reference first, then times greedy decoding: every "
+        "repeat must give the same tokens.\n"
+        "On this computer's CPU (default): the median and the spread beside the memory's "
+        "ceiling and the twin's prediction.\n"
+        "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging "
+        "Face in the same 16-bit type, times engine,\n"
+        "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe "
+        "in alternating order, and records it all.",
         examples=EXAMPLES,
-    )  # fmt: skip
-    add_model(parser)
-    parser.add_argument("--node", default=HOST, metavar="NODE", help="host (default), or 1xh200 for this computer's NVIDIA GPU")
-    parser.add_argument("--context", "--prompt-length", type=int, metavar="N", help="positions cached before timing (host 16, GPU 128)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="tokens decoded and timed a repeat (host 48, GPU 500)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="repeats after one to warm up (default %(default)s)")
-    parser.add_argument(
-        "--check", type=int, default=4, metavar="N", help="positions compared with the NumPy reference (default %(default)s)"
     )
-    parser.add_argument("--random", type=int, metavar="SEED", help="random weights instead of a checkpoint: text without sense, true speed")
-    parser.add_argument("--gpus", type=int, metavar="N", help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)")
+    add_model(parser)
+    parser.add_argument(
+        "--node",
+        default=HOST,
+        metavar="NODE",
+        help="host (default), or 1xh200 for this computer's NVIDIA GPU",
+    )
+    parser.add_argument(
+        "--context",
+        "--prompt-length",
+        type=int,
+        metavar="N",
+        help="positions cached before timing (host 16, GPU 128)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="tokens decoded and timed a repeat (host 48, GPU 500)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        metavar="N",
+        help="repeats after one to warm up (default %(default)s)",
+    )
+    parser.add_argument(
+        "--check",
+        type=int,
+        default=4,
+        metavar="N",
+        help="positions compared with the NumPy reference (default %(default)s)",
+    )
+    parser.add_argument(
+        "--random",
+        type=int,
+        metavar="SEED",
+        help="random weights instead of a checkpoint: text without sense, true speed",
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)"
+    )
     add_gpu_options(parser)
     add_engine_options(parser, without=("gpus", "context", "sampling"))
 
 
 def add_gpu_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a GPU")
-    group.add_argument("--fidelity", type=int, metavar="N", help="prompts whose outputs are judged against FP32 (default 8)")
     group.add_argument(
-        "--fidelity-context", type=int, metavar="N", help=f"their prompt tokens (default: --context, at most {FIDELITY_CONTEXT})"
+        "--fidelity",
+        type=int,
+        metavar="N",
+        help="prompts whose outputs are judged against FP32 (default 8)",
     )
     group.add_argument(
-        "--determinism", action="store_true", default=None,
-        help="five runs of 1,000 tokens must agree bit by bit; the cache is made large enough for them",
-    )  # fmt: skip
-    group.add_argument(
-        "--peers", action=argparse.BooleanOptionalAction, default=None, help="Hugging Face beside the engine, and its logits (default: yes)"
+        "--fidelity-context",
+        type=int,
+        metavar="N",
+        help=f"their prompt tokens (default: --context, at most {FIDELITY_CONTEXT})",
     )
     group.add_argument(
-        "--fill", choices=("prompt", "steps"), metavar="{prompt,steps}",
+        "--determinism",
+        action="store_true",
+        default=None,
+        help="five runs of 1,000 tokens must agree bit by bit; the cache is made large enough for "
+        "them",
+    )
+    group.add_argument(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Hugging Face beside the engine, and its logits (default: yes)",
+    )
+    group.add_argument(
+        "--fill",
+        choices=("prompt", "steps"),
+        metavar="{prompt,steps}",
         help="cached positions come from a prompt, or are generated one by one (default prompt)",
-    )  # fmt: skip
-    group.add_argument(
-        "--out", type=folder_to_write, metavar="FOLDER", help="where the record's folder is made (default calibration/runs/DEVICE)"
     )
-    group.add_argument("--commit", metavar="ID", help="the code's commit, where it is no git checkout")
+    group.add_argument(
+        "--out",
+        type=folder_to_write,
+        metavar="FOLDER",
+        help="where the record's folder is made (default calibration/runs/DEVICE)",
+    )
+    group.add_argument(
+        "--commit", metavar="ID", help="the code's commit, where it is no git checkout"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
     return on_this_cpu(args, node) if on_host else on_gpu(args, node)
 
 
-# ---- this computer's CPU ------------------------------------------------------------------------------------
+# ---- this computer's CPU -------------------------------------------------------------------------
 
 
 def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
@@ -114,7 +185,9 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
         ("check", 1, MOST_TOKENS),
     ):
         if not least <= getattr(args, name) <= most:
-            raise ConfigError(f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}")
+            raise ConfigError(
+                f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}"
+            )
     if args.gpus is not None:
         node = calibrated_node(f"{args.gpus}x{HOST}")
     chosen = chosen_options(args)
@@ -150,8 +223,12 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
     return 0
 
 
-def time_host(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, show: Progress) -> list[float]:
-    """Tokens per second of each repeat, after one to warm up. Raises EngineError when repeats disagree."""
+def time_host(
+    engine: HostEngine, prompt: list[int], tokens: int, repeats: int, show: Progress
+) -> list[float]:
+    """Tokens per second of each repeat, after one to warm up. Raises EngineError when repeats
+    disagree.
+    """
     first = engine.generate(prompt, max_tokens=tokens)
     samples = []
     for repeat in range(repeats):
@@ -161,7 +238,8 @@ def time_host(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, 
             raise KeyboardInterrupt
         if made.tokens != first.tokens:
             raise EngineError(
-                f"repeat {repeat + 1} gave other tokens than the first: the engine is not deterministic here, report this plan"
+                f"repeat {repeat + 1} gave other tokens than the first: the engine is not "
+                "deterministic here, report this plan"
             )
         samples.append(made.tokens_per_s)
     return samples
@@ -170,16 +248,32 @@ def time_host(engine: HostEngine, prompt: list[int], tokens: int, repeats: int, 
 def host_text(data: dict[str, Any], ceiling: float) -> str:
     return facts(
         [
-            ("tokens/s", f"{count(data['tokens_per_s'])}  (measured, median of {len(data['samples'])}, spread {percent(data['spread'])})"),
-            ("streaming", f"{format_quantity(data['stream_bytes_per_s'], 'B/s')} of {format_quantity(ceiling, 'B/s')}"),
+            (
+                "tokens/s",
+                f"{count(data['tokens_per_s'])}  (measured, median of {len(data['samples'])}, "
+                f"spread {percent(data['spread'])})",
+            ),
+            (
+                "streaming",
+                f"{format_quantity(data['stream_bytes_per_s'], 'B/s')} of "
+                f"{format_quantity(ceiling, 'B/s')}",
+            ),
             ("stream fraction", percent(data["stream_fraction"])),
-            ("predicted", f"{count(data['predicted_tokens_per_s'])} tokens/s, {percent(data['prediction_error'], signed=True)}"),
-            ("logits", f"within {data['logit_difference']:.1e} of the reference, relative; all repeats gave the same tokens"),
+            (
+                "predicted",
+                f"{count(data['predicted_tokens_per_s'])} tokens/s, "
+                f"{percent(data['prediction_error'], signed=True)}",
+            ),
+            (
+                "logits",
+                f"within {data['logit_difference']:.1e} of the reference, relative; all repeats "
+                "gave the same tokens",
+            ),
         ]
     )
 
 
-# ---- a GPU --------------------------------------------------------------------------------------------------
+# ---- a GPU ---------------------------------------------------------------------------------------
 
 
 def on_gpu(args: argparse.Namespace, node: Node) -> int:
@@ -194,7 +288,14 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
     chosen = chosen_options(args)
     found = find_source(args.model, args.random)
     settings.check_for(found.spec)
-    plans = make_plans(found.spec, node, chosen, context=settings.context, tokens=settings.tokens, positions=settings.positions)
+    plans = make_plans(
+        found.spec,
+        node,
+        chosen,
+        context=settings.context,
+        tokens=settings.tokens,
+        positions=settings.positions,
+    )
     driver = str(gpu_state()["driver"])
     show, clocks = progress(), Clocks()
     try:
@@ -204,14 +305,24 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
             raise ToolchainError(next(iter(refused.values())))
         show("making the weights")
         source = found.load(plans.resident.options.weight_dtype)
-        measured = Bench(source, plans, settings, make_engine=partial(open_engine, node.device), watch=clocks, show=show).run()
+        measured = Bench(
+            source,
+            plans,
+            settings,
+            make_engine=partial(open_engine, node.device),
+            watch=clocks,
+            show=show,
+        ).run()
     finally:
         done()
     made = result.build(
         measured, source, plans, settings, node, clocks=clocks.to_json(), driver=driver, commit=code
-    )  # fmt: skip
+    )
     if guess is not None:
-        made |= {"predicted_tokens_per_s": guess, "prediction_error": guess / made["tokens_per_s"] - 1}
+        made |= {
+            "predicted_tokens_per_s": guess,
+            "prediction_error": guess / made["tokens_per_s"] - 1,
+        }
     folder = record.write(out, made, measured.samples, measured.judged)
     emit(args, made | {"record": str(folder)}, gpu_text(made))
     say(f"recorded in {folder}")
@@ -222,7 +333,9 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
 
 
 def predicted(plan: Plan, node: Node, show: Progress) -> float | None:
-    """The twin's tokens per second, before anything is measured; None where the simulator is not installed."""
+    """The twin's tokens per second, before anything is measured; None where the simulator is not
+    installed.
+    """
     try:
         from twin.sim.run import simulate
     except ModuleNotFoundError as error:
@@ -240,7 +353,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
         repeats=args.repeats,
         check=args.check,
         prompts=8 if args.fidelity is None else args.fidelity,
-        fidelity_context=min(args.context, FIDELITY_CONTEXT) if args.fidelity_context is None else args.fidelity_context,
+        fidelity_context=min(args.context, FIDELITY_CONTEXT)
+        if args.fidelity_context is None
+        else args.fidelity_context,
         determinism=bool(args.determinism),
         peers=args.peers is not False,
         fill_by_steps=args.fill == "steps",
@@ -250,32 +365,61 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def gpu_text(made: dict[str, Any]) -> str:
     variants = made["variants"].items()
     rows = [
-        (name, count(v["us_per_token"]), count(v["tokens_per_s"]), percent(v["spread"]), f"{v['us_per_token'] / made['us_per_token']:.2f}")
+        (
+            name,
+            count(v["us_per_token"]),
+            count(v["tokens_per_s"]),
+            percent(v["spread"]),
+            f"{v['us_per_token'] / made['us_per_token']:.2f}",
+        )
         for name, v in variants
         if "tokens_per_s" in v
     ]
     head = table(("variant (measured)", "us/token", "tokens/s", "spread", "x engine"), rows)
     fidelity = made["fidelity"]
     lines: list[tuple[str, object]] = [
-        ("streaming", f"{format_quantity(made['bytes_per_step'] * made['tokens_per_s'], 'B/s')}, "
-                      f"{format_quantity(float(made['bytes_per_step']), 'B')} a step at context {made['context']}"),
+        (
+            "streaming",
+            f"{format_quantity(made['bytes_per_step'] * made['tokens_per_s'], 'B/s')}, "
+            f"{format_quantity(float(made['bytes_per_step']), 'B')} a step at context "
+            f"{made['context']}",
+        ),
         ("ceiling", f"{format_quantity(made['ceiling_bytes_per_s'], 'B/s')} (measured)"),
         ("stream fraction", percent(made["stream_fraction"])),
         ("MBU", percent(made["mbu"])),
-        ("logits", f"within {fidelity['numpy_logit_difference']:.1e} of the NumPy reference, relative"),
-    ]  # fmt: skip
+        (
+            "logits",
+            f"within {fidelity['numpy_logit_difference']:.1e} of the NumPy reference, relative",
+        ),
+    ]
     if "kl_engine" in fidelity:
         engine, peer = fidelity["kl_engine"], fidelity["kl_peer"]
         lines += [
             ("KL, mean", f"{engine['mean']:.3g} nats; {fidelity['peer']}: {peer['mean']:.3g}"),
             ("KL, max", f"{engine['max']:.3g} nats; {fidelity['peer']}: {peer['max']:.3g}"),
-            ("greedy", f"{fidelity['decided_mismatches']} of {fidelity['decided_positions']} decided tokens differ from FP32"),
+            (
+                "greedy",
+                f"{fidelity['decided_mismatches']} of {fidelity['decided_positions']} decided "
+                "tokens differ from FP32",
+            ),
         ]
     if "determinism" in fidelity:
         same = "bitwise equal" if fidelity["determinism"]["bitwise_equal"] else "NOT equal"
-        lines.append(("determinism", f"{fidelity['determinism']['runs']} runs of {fidelity['determinism']['tokens']} tokens: {same}"))
+        lines.append(
+            (
+                "determinism",
+                f"{fidelity['determinism']['runs']} runs of {fidelity['determinism']['tokens']} "
+                f"tokens: {same}",
+            )
+        )
     if "predicted_tokens_per_s" in made:
-        lines.append(("predicted", f"{count(made['predicted_tokens_per_s'])} tokens/s, {percent(made['prediction_error'], signed=True)}"))
+        lines.append(
+            (
+                "predicted",
+                f"{count(made['predicted_tokens_per_s'])} tokens/s, "
+                f"{percent(made['prediction_error'], signed=True)}",
+            )
+        )
     lines += [(f"left out: {name}", why) for name, why in made["left_out"].items()]
     lines += [(name.replace("_", " "), value) for name, value in made["notes"].items()]
     return f"{head}\n\n{facts(lines)}"

@@ -1,4 +1,6 @@
-"""`twin calibrate`: ask the device each probe's question and fit the twin's numbers to the answers."""
+"""`twin calibrate`: ask the device each probe's question and fit the twin's numbers to the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from twin.calibrate import store
 from twin.calibrate.measure import measure_probes
 from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.recipe import recipe_of
-from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, measured_folder, one_device
+from twin.commands.arguments import (
+    Subparsers,
+    add_measuring,
+    check_compiler,
+    command,
+    measured_folder,
+    one_device,
+)
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError
 from twin.files import check_file, check_folder
@@ -30,24 +39,37 @@ EXAMPLES = """\
   twin calibrate host            probe and fit this computer's CPU (some minutes)
   twin calibrate host --quick    fewer samples: enough for a first look
   twin calibrate 1xh200          probe and fit this computer's GPU
-  twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to where the fit is to be made, then:
+  twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to the fit:
   twin calibrate 1xh200 --from probes
   twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
 
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "calibrate", run, usage="NODE [--quick] [--measure-only --out FOLDER | --from FOLDER | --judge] [--json]",
+        commands,
+        "calibrate",
+        run,
+        usage="NODE [--quick] [--measure-only --out FOLDER | --from FOLDER | --judge] [--json]",
         summary="measure a node with probes and fit the twin to them",
-        text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) and is itself a plan that the twin\n"
-        "can run. Fitting makes simulated probes take as long as measured ones. Engine runs are never fitted:\n"
-        "`twin validate` predicts them. The fit is stored and used by all commands from then on: that of one device holds for\n"
-        "every node of such devices. A number that its probes do not bind keeps the hardware file's value and kind.", examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument("node", metavar="NODE", help="what to measure: host, h200 or 1xh200; it must be in this computer")
+        text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) "
+        "and is itself a plan that the twin\n"
+        "can run. Fitting makes simulated probes take as long as measured ones. Engine runs "
+        "are never fitted:\n`twin validate` predicts them. The fit is stored and used by all "
+        "commands from then on: that of one device holds for\n"
+        "every node of such devices. A number that its probes do not bind keeps the hardware "
+        "file's value and kind.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument(
+        "node",
+        metavar="NODE",
+        help="what to measure: host, h200 or 1xh200; it must be in this computer",
+    )
     parser.add_argument("--quick", action="store_true", help="every question, fewer samples")
     add_measuring(parser).add_argument(
-        "--judge", action="store_true", help="measure and fit nothing: say of the fit on file which numbers its probes bind"
+        "--judge",
+        action="store_true",
+        help="measure and fit nothing: say of the fit on file which numbers its probes bind",
     )
 
 
@@ -63,14 +85,20 @@ def run(args: argparse.Namespace) -> int:
         emit(args, measured_json(made), measured_text(made))
         return 0
     check_file(store.fit_file(node.name))
-    run = measure(node, None, quick=args.quick) if folder is None else store.adopt_run(folder, node.name, NAME)
+    run = (
+        measure(node, None, quick=args.quick)
+        if folder is None
+        else store.adopt_run(folder, node.name, NAME)
+    )
     fit = fit_and_store(node, run)
     emit(args, to_json(node, fit), text(node, fit))
     return 0
 
 
 def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
-    """Probe the device, with progress on stderr; what is known after each round lies in `folder`, else among the device's runs."""
+    """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
+    else among the device's runs.
+    """
     recipe_of(node.device)  # refuses a device that has none before a folder is made for it
     check_compiler(node)
     check_folder(folder or store.runs_folder(node.name))
@@ -98,7 +126,8 @@ def calibrate_host(*, quick: bool) -> Fit:
 
 
 def fit_and_store(node: Node, run: store.Run) -> Fit:
-    from twin.calibrate.fit import fit_node  # not above: a computer that only measures needs neither SciPy nor the simulator
+    # not above: a computer that only measures needs neither SciPy nor the simulator
+    from twin.calibrate.fit import fit_node
 
     probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
     try:
@@ -107,14 +136,25 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
         done()
     for name, said in fit.failed.items():
         say(f"the probe {name} did not run and was left out: {said}")
-    conditions = {name: value for name, value in run.meta.items() if name not in ("device", "node", "steps", "failed")}
-    found = {"run": fit.run, "binding": _rounded(fit.binding), "residuals": fit.residuals, "together": fit.together}
+    conditions = {
+        name: value
+        for name, value in run.meta.items()
+        if name not in ("device", "node", "steps", "failed")
+    }
+    found = {
+        "run": fit.run,
+        "binding": _rounded(fit.binding),
+        "residuals": fit.residuals,
+        "together": fit.together,
+    }
     store.write_fit(node.name, fit.numbers, conditions | found)
     return fit
 
 
 def judge_and_store(node: Node) -> dict[str, float]:
-    """Which numbers of the fit on file its probes bind. Their values stay, so that predictions do; the kind of the others changes."""
+    """Which numbers of the fit on file its probes bind. Their values stay, so that predictions do;
+    the kind of the others changes.
+    """
     from twin.calibrate.fit import judge  # as above
 
     found = store.read_fit(node.name)
@@ -128,7 +168,9 @@ def judge_and_store(node: Node) -> dict[str, float]:
     finally:
         done()
     kinds = {path: Kind.UNBOUND if strengths.get(path, 1.0) < 1 else Kind.FITTED for path in fit}
-    kept = {name: value for name, value in meta.items() if name not in ("device", "node", "binding")}
+    kept = {
+        name: value for name, value in meta.items() if name not in ("device", "node", "binding")
+    }
     judged = {path: dataclasses.replace(number, kind=kinds[path]) for path, number in fit.items()}
     store.write_fit(node.name, judged, kept | {"binding": _rounded(strengths)})
     return strengths
@@ -146,18 +188,35 @@ def measured_text(run: store.Run) -> str:
     rows = []
     for name, seconds in run.samples.items():
         middle = sorted(seconds)[len(seconds) // 2]
-        rows.append((name, format_quantity(middle, "s"), percent((max(seconds) - min(seconds)) / middle), len(seconds)))
+        rows.append(
+            (
+                name,
+                format_quantity(middle, "s"),
+                percent((max(seconds) - min(seconds)) / middle),
+                len(seconds),
+            )
+        )
     failed: dict[str, str] = run.meta.get("failed") or {}
     lost = "".join(f"\n{name} failed: {said.splitlines()[0]}" for name, said in failed.items())
-    return f"{table(('measured', 'seconds a step', 'spread', 'repeats'), rows)}{lost}\n\nsamples: {run.folder}"
+    return (
+        f"{table(('measured', 'seconds a step', 'spread', 'repeats'), rows)}{lost}\n\n"
+        f"samples: {run.folder}"
+    )
 
 
 def to_json(node: Node, fit: Fit) -> dict[str, Any]:
-    fitted = {path: {"value": n.value, "low": n.low, "high": n.high} for path, n in fit.numbers.items()}
+    fitted = {
+        path: {"value": n.value, "low": n.low, "high": n.high} for path, n in fit.numbers.items()
+    }
     return {
-        "node": node.name, "run": fit.run, "numbers": fitted, "binding": fit.binding, "residuals": fit.residuals, "groups": fit.groups,
+        "node": node.name,
+        "run": fit.run,
+        "numbers": fitted,
+        "binding": fit.binding,
+        "residuals": fit.residuals,
+        "groups": fit.groups,
         "failed": fit.failed,
-    }  # fmt: skip
+    }
 
 
 def text(node: Node, fit: Fit) -> str:
@@ -165,8 +224,18 @@ def text(node: Node, fit: Fit) -> str:
     rows = []
     for path, number in fit.numbers.items():
         unit = unit_of(path.rsplit(".", 1)[-1])
-        low, high = (format_quantity(end if end is not None else number.value, unit) for end in (number.low, number.high))
-        rows.append((path, format_quantity(before[path].value, unit), format_quantity(number.value, unit), f"{low} .. {high}"))
+        low, high = (
+            format_quantity(end if end is not None else number.value, unit)
+            for end in (number.low, number.high)
+        )
+        rows.append(
+            (
+                path,
+                format_quantity(before[path].value, unit),
+                format_quantity(number.value, unit),
+                f"{low} .. {high}",
+            )
+        )
     settled = recipe_of(node.device).groups
     groups = [
         (
@@ -175,7 +244,9 @@ def text(node: Node, fit: Fit) -> str:
             percent(fit.rms(group)),
             *_worst_of(fit, group),
         )
-        for group in sorted(set(fit.groups.values()), key=lambda group: (group not in settled, group))
+        for group in sorted(
+            set(fit.groups.values()), key=lambda group: (group not in settled, group)
+        )
     ]
     head = f"fit of {node.name} to {len(fit.residuals)} probes, run {fit.run}"
     fitted = table(("number", "before", "fitted", "interval"), rows)
@@ -183,19 +254,32 @@ def text(node: Node, fit: Fit) -> str:
     parts = [head, fitted, misfit]
     loose = [path for path, strength in fit.binding.items() if strength < 1]
     if as_filed := [path for path in loose if path not in fit.numbers]:
-        parts.append(f"not bound by their probes, so as the hardware file says: {', '.join(as_filed)}")
+        parts.append(
+            f"not bound by their probes, so as the hardware file says: {', '.join(as_filed)}"
+        )
     if unbound := [path for path in loose if path in fit.numbers]:
-        parts.append(f"not bound, but the probes refuse what the hardware file says: {', '.join(unbound)}")
+        parts.append(
+            f"not bound, but the probes refuse what the hardware file says: {', '.join(unbound)}"
+        )
     return "\n\n".join([*parts, f"next: twin validate {node.name}"])
 
 
 def binding_text(node: Node, strengths: dict[str, float]) -> str:
     """How many times the noise the probes' misfit changes across each number's allowed range."""
-    rows = [(path, f"{strength:.2g}", "yes" if strength >= 1 else "no") for path, strength in strengths.items()]
-    return f"fit of {node.name}\n\n{table(('number', 'change of the misfit over noise', 'bound'), rows)}"
+    rows = [
+        (path, f"{strength:.2g}", "yes" if strength >= 1 else "no")
+        for path, strength in strengths.items()
+    ]
+    return (
+        f"fit of {node.name}\n\n"
+        f"{table(('number', 'change of the misfit over noise', 'bound'), rows)}"
+    )
 
 
 def _worst_of(fit: Fit, group: str) -> tuple[str, str]:
     """Simulated against measured of the group's worst probe, and its name."""
-    name, left = max(((n, left) for n, left in fit.residuals.items() if fit.groups[n] == group), key=lambda item: abs(item[1]))
+    name, left = max(
+        ((n, left) for n, left in fit.residuals.items() if fit.groups[n] == group),
+        key=lambda item: abs(item[1]),
+    )
     return percent(left, signed=True), name

@@ -26,13 +26,23 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "hardware", run, usage="[DEVICE] [--json]", summary="list devices, or show one device's numbers with kind and source",
-        text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit whose probes "
-        "do not tell it) or assumed, in this order of trust. "
-        "Machines that hold weights on chip have a law of their own (twin/machines): they are not planned or simulated.",
+        commands,
+        "hardware",
+        run,
+        usage="[DEVICE] [--json]",
+        summary="list devices, or show one device's numbers with kind and source",
+        text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit "
+        "whose probes do not tell it) or assumed, in this order of trust. Machines that hold "
+        "weights on chip have a law of their own (twin/machines): they are not planned or "
+        "simulated.",
         examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument("device", metavar="DEVICE", nargs="?", help="a device, a node or a machine; left out: list all")
+    )
+    parser.add_argument(
+        "device",
+        metavar="DEVICE",
+        nargs="?",
+        help="a device, a node or a machine; left out: list all",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,16 +58,32 @@ def run(args: argparse.Namespace) -> int:
     for path, number in numbers(target).items():
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = interval(number)
-        span = "" if low == high else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
-        rows.append((path, format_quantity(number.value, unit), span, number.kind.value, number.source))
-        data[path] = {"value": number.value, "low": low, "high": high, "kind": number.kind.value, "source": number.source}
+        span = (
+            "" if low == high else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
+        )
+        rows.append(
+            (path, format_quantity(number.value, unit), span, number.kind.value, number.source)
+        )
+        data[path] = {
+            "value": number.value,
+            "low": low,
+            "high": high,
+            "kind": number.kind.value,
+            "source": number.source,
+        }
     head = ("number", "value", "range", "kind", "source")
-    emit(args, {"name": target.name, "numbers": data}, f"{_title(target)}\n\n{table(head, rows, text_columns=5)}")
+    emit(
+        args,
+        {"name": target.name, "numbers": data},
+        f"{_title(target)}\n\n{table(head, rows, text_columns=5)}",
+    )
     return 0
 
 
 def find(name: str) -> Device | Node:
-    """A node where the name says how many ("8xh200"), else a device; with its fit where there is one."""
+    """A node where the name says how many ("8xh200"), else a device; with its fit where there is
+    one.
+    """
     if name[:1].isdigit() and "x" in name:
         return calibrated_node(name)
     return calibrated_node(f"1x{load_device(name).name}").device
@@ -68,17 +94,29 @@ def _list(args: argparse.Namespace) -> int:
     devices = [load_device(name) for name in device_names()]
     rows = [
         (
-            d.name, d.title, d.blocks, format_quantity(d.memory.capacity_bytes.value, "B"),
-            format_quantity(ceiling(d).value, "B/s"), d.isa or "twin only",
+            d.name,
+            d.title,
+            d.blocks,
+            format_quantity(d.memory.capacity_bytes.value, "B"),
+            format_quantity(ceiling(d).value, "B/s"),
+            d.isa or "twin only",
             " ".join(n.split("x", 1)[0] for n in nodes if n.split("x", 1)[1] == d.name),
         )
         for d in devices
-    ]  # fmt: skip
-    text = table(("device", "title", "blocks", "memory", "ceiling", "engine", "GPUs a node"), rows, text_columns=2)
+    ]
+    text = table(
+        ("device", "title", "blocks", "memory", "ceiling", "engine", "GPUs a node"),
+        rows,
+        text_columns=2,
+    )
     listed = [{"name": d.name, "title": d.title, "blocks": d.blocks, "isa": d.isa} for d in devices]
     machines = [load_machine(name) for name in machine_names()]
     on_chip = table(("machine", "title"), [(m.name, m.title) for m in machines], text_columns=2)
-    data = {"devices": listed, "nodes": nodes, "machines": [{"name": m.name, "title": m.title} for m in machines]}
+    data = {
+        "devices": listed,
+        "nodes": nodes,
+        "machines": [{"name": m.name, "title": m.title} for m in machines],
+    }
     emit(args, data, f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}\n\n{on_chip}")
     return 0
 

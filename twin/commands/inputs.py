@@ -11,5 +11,7 @@ from twin.study.case import Case
 
 
 def case_of(args: argparse.Namespace) -> Case:
-    """`args.model` on `args.node` (with its device's fit, where there is one), with the engine options given."""
+    """`args.model` on `args.node` (with its device's fit, where there is one), with the engine
+    options given.
+    """
     return Case(load_model(args.model), calibrated_node(args.node), chosen_options(args))

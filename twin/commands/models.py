@@ -21,27 +21,61 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "models", run, usage="[MODEL] [--json]", summary="list models, or show the sizes of one",
-        text="Any folder with a Hugging Face config.json of a known family works as MODEL too. NAME@FORMAT stores its matrices in another "
-        f"format ({', '.join(STORED)}). The engine runs dense models in 16 or 32 bits; the others are planned and simulated.",
+        commands,
+        "models",
+        run,
+        usage="[MODEL] [--json]",
+        summary="list models, or show the sizes of one",
+        text="Any folder with a Hugging Face config.json of a known family works as MODEL too. "
+        f"NAME@FORMAT stores its matrices in another format ({', '.join(STORED)}). The "
+        "engine runs dense models in 16 or 32 bits; the others are planned and simulated.",
         examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name or a path; left out: list all")
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a name or a path; left out: list all"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.model is not None:
         spec = load_model(args.model)
         data = describe(spec)
-        emit(args, data, facts([(name.replace("_", " "), _shown(value)) for name, value in data.items()]))
+        emit(
+            args,
+            data,
+            facts([(name.replace("_", " "), _shown(value)) for name, value in data.items()]),
+        )
         return 0
     specs = [load_model(name) for name in model_names()]
     rows = [
-        (s.name, ", ".join(_kinds(s)), _count(s.parameters), _count(s.active_parameters), f"{s.streamed_bytes / 1e9:.2f} GB",
-         s.layers, s.hidden, f"{s.heads}/{s.kv_heads}", s.ffn, s.vocab, s.context)
+        (
+            s.name,
+            ", ".join(_kinds(s)),
+            _count(s.parameters),
+            _count(s.active_parameters),
+            f"{s.streamed_bytes / 1e9:.2f} GB",
+            s.layers,
+            s.hidden,
+            f"{s.heads}/{s.kv_heads}",
+            s.ffn,
+            s.vocab,
+            s.context,
+        )
         for s in specs
-    ]  # fmt: skip
-    head = ("model", "kinds", "total", "active", "bytes a token", "layers", "hidden", "heads/KV", "FFN", "vocabulary", "context")
+    ]
+    head = (
+        "model",
+        "kinds",
+        "total",
+        "active",
+        "bytes a token",
+        "layers",
+        "hidden",
+        "heads/KV",
+        "FFN",
+        "vocabulary",
+        "context",
+    )
     emit(args, {"models": [describe(s) for s in specs]}, table(head, rows, text_columns=2))
     return 0
 

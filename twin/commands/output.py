@@ -15,24 +15,40 @@ from twin.errors import ToolchainError
 Progress = Callable[[str], None]
 LONGEST_MESSAGE = 2000  # characters: a screen full
 LONGEST_PROGRESS = 150
-# Control characters, marks that turn the direction of text, line separators, and halves of characters that no terminal can show.
-_HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# Control characters, marks that turn the direction of text, line separators, and halves of
+# characters that no terminal can show.
+_HARMFUL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 BUSY = 0.5  # runnable programs per core from which a measurement suffers
 
 
 def harmless(text: str, *, allowed: str = "") -> str:
-    """`text` with everything but newlines and `allowed` escaped that could move a terminal's cursor or change what it shows."""
-    return _HARMFUL.sub(lambda found: found[0] if found[0] in allowed else found[0].encode("unicode_escape").decode(), text)
+    """`text` with everything but newlines and `allowed` escaped that could move a terminal's cursor
+    or change what it shows.
+    """
+    return _HARMFUL.sub(
+        lambda found: (
+            found[0] if found[0] in allowed else found[0].encode("unicode_escape").decode()
+        ),
+        text,
+    )
 
 
 def one_line(message: str, limit: int = LONGEST_MESSAGE) -> str:
-    """A message as it may stand on a terminal: on one line, bounded, the last character an ellipsis where something is left out."""
+    """A message as it may stand on a terminal: on one line, bounded, the last character an ellipsis
+    where something is left out.
+    """
     return _bounded(re.sub(r"\s*\n\s*", " ", message[: 8 * limit].strip()), limit)
 
 
 def error_text(error: Exception) -> str:
     """The message of an error; what a compiler said keeps its lines."""
-    return _bounded(str(error), LONGEST_MESSAGE) if isinstance(error, ToolchainError) else one_line(str(error))
+    return (
+        _bounded(str(error), LONGEST_MESSAGE)
+        if isinstance(error, ToolchainError)
+        else one_line(str(error))
+    )
 
 
 def _bounded(text: str, limit: int) -> str:
@@ -51,19 +67,31 @@ def say(message: str) -> None:
 
 
 def warn_if_busy() -> None:
-    """Other programs on these cores make a measurement slow: say so before it is taken for the truth."""
+    """Other programs on these cores make a measurement slow: say so before it is taken for the
+    truth.
+    """
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > BUSY * cores:
-        say(f"this computer is busy (load {load:.1f} on {cores} cores): what is measured now is too slow; better repeat it when it is idle")
+        say(
+            f"this computer is busy (load {load:.1f} on {cores} cores): what is measured now is "
+            "too slow; better repeat it when it is idle"
+        )
 
 
 def progress() -> Progress:
-    """Shows one step after the other: on a terminal in one line that is overwritten, else a line each."""
+    """Shows one step after the other: on a terminal in one line that is overwritten, else a line
+    each.
+    """
     if not sys.stderr.isatty():
         return say
 
     def show(message: str) -> None:
-        print(f"\r\x1b[Ktwin: {one_line(message, LONGEST_PROGRESS)}", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r\x1b[Ktwin: {one_line(message, LONGEST_PROGRESS)}",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
     return show
 

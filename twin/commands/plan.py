@@ -25,10 +25,16 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "plan", run, usage="MODEL NODE [options]", summary="show the schedule of one decode step, its budgets and its floor",
-        text="A plan says which block computes, waits for and publishes what. It is proven free of deadlock and races\n"
-        "before anything runs it; the engine and the twin walk this same plan." + words.lines(words.OF_A_PLAN), examples=EXAMPLES,
-    )  # fmt: skip
+        commands,
+        "plan",
+        run,
+        usage="MODEL NODE [options]",
+        summary="show the schedule of one decode step, its budgets and its floor",
+        text="A plan says which block computes, waits for and publishes what. It is proven free of "
+        "deadlock and races\nbefore anything runs it; the engine and the twin walk this same "
+        "plan." + words.lines(words.OF_A_PLAN),
+        examples=EXAMPLES,
+    )
     add_model(parser)
     add_node(parser)
     add_engine_options(parser, without=("gpus",))
@@ -68,7 +74,10 @@ def summary(plan: Plan, node: Node) -> dict[str, Any]:
 def options_json(plan: Plan) -> dict[str, Any]:
     """The engine options in force, as the command line spells their values."""
     options = plan.options
-    return {name: getattr(getattr(options, name), "value", getattr(options, name)) for name in type(options).__slots__}
+    return {
+        name: getattr(getattr(options, name), "value", getattr(options, name))
+        for name in type(options).__slots__
+    }
 
 
 def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
@@ -83,8 +92,12 @@ def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
 
 
 def stage_kinds(plan: Plan) -> dict[str, dict[str, int]]:
-    """Per kind of stage, over one step: how many, bytes streamed by all GPUs, and waits, publications, resets of a rank."""
-    kinds: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(("count", "bytes", "waits", "publishes", "resets"), 0))
+    """Per kind of stage, over one step: how many, bytes streamed by all GPUs, and waits,
+    publications, resets of a rank.
+    """
+    kinds: dict[str, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys(("count", "bytes", "waits", "publishes", "resets"), 0)
+    )
     for stage in plan.stages:
         row = kinds[stage.kind.value]
         row["count"] += 1
@@ -99,21 +112,41 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     options = plan.options
     head = (
         f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}\n"
-        f"{len(plan.stages)} stages a step, {plan.ranks} rank{'s' if plan.ranks > 1 else ''} of {plan.blocks} blocks, "
-        f"{options.execution.value}, hand-off {options.handoff.value}, collective {options.collective.value}"
+        f"{len(plan.stages)} stages a step, {plan.ranks} rank{'s' if plan.ranks > 1 else ''} of "
+        f"{plan.blocks} blocks, {options.execution.value}, hand-off {options.handoff.value}, "
+        f"collective {options.collective.value}"
     )
     rows = [
-        (kind, r["count"], f"{r['bytes'] / 1e6:,.1f}" if r["bytes"] else "", r["waits"], r["publishes"], r["resets"])
+        (
+            kind,
+            r["count"],
+            f"{r['bytes'] / 1e6:,.1f}" if r["bytes"] else "",
+            r["waits"],
+            r["publishes"],
+            r["resets"],
+        )
         for kind, r in data["stage_kinds"].items()
     ]
-    used = [(name, *_in_one_unit(have, limit, unit, "" if have <= limit else " (shared)")) for name, have, limit, unit in budgets(plan)]
-    ring = f"{options.ring_slots} slots of {format_quantity(options.slot_bytes, 'B')}, {options.window_slots} in flight"
+    used = [
+        (name, *_in_one_unit(have, limit, unit, "" if have <= limit else " (shared)"))
+        for name, have, limit, unit in budgets(plan)
+    ]
+    ring = (
+        f"{options.ring_slots} slots of {format_quantity(options.slot_bytes, 'B')}, "
+        f"{options.window_slots} in flight"
+    )
     floor = f"{format_quantity(data['floor_s'], 's')}, {count(data['floor_tokens_per_s'])} tokens/s"
     about = [
         ("ring of a block", ring),
         ("weights per step", format_quantity(data["weight_bytes"], "B")),
-        ("caches per step", f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions"),
-        ("floor", f"{floor}: all bytes at {format_quantity(ceiling(node.device).value, 'B/s')} per GPU"),
+        (
+            "caches per step",
+            f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions",
+        ),
+        (
+            "floor",
+            f"{floor}: all bytes at {format_quantity(ceiling(node.device).value, 'B/s')} per GPU",
+        ),
         ("kernel launches per step", f"{data['launches']}"),
         ("validated", "no deadlock, no race, every output written once, every budget kept"),
         *([("runs on", f"the twin only: {reason}")] if (reason := plan.simulation_only()) else []),
@@ -123,7 +156,9 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
 
 
 def _in_one_unit(have: int, limit: int, unit: str, remark: str) -> tuple[str, str]:
-    """Both in the limit's unit, so that they can be compared: 225 of 227 KiB, not 231 kB of 227 KiB."""
+    """Both in the limit's unit, so that they can be compared: 225 of 227 KiB, not 231 kB of 227
+    KiB.
+    """
     if not unit:
         return format_quantity(have, unit), format_quantity(limit, unit) + remark
     said = format_quantity(limit, unit)

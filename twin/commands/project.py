@@ -27,26 +27,52 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "project", run, usage="STUDY [options]", summary="run a study: models x nodes x anything, with intervals",
-        text="Simulates what the study file asks on all cores and writes report.html, result.json, tables.md and a CSV for each\n"
-        "table. Results are kept by content: what has been computed once is not computed again, and an interrupted study\n"
-        "goes on where it was.", examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument(
-        "study", metavar="STUDY", help="a folder with study.yaml, a YAML file, or the name of a study that comes with MonoTwin"
+        commands,
+        "project",
+        run,
+        usage="STUDY [options]",
+        summary="run a study: models x nodes x anything, with intervals",
+        text="Simulates what the study file asks on all cores and writes report.html, "
+        "result.json, tables.md and a CSV for each\n"
+        "table. Results are kept by content: what has been computed once is not computed "
+        "again, and an interrupted study\ngoes on where it was.",
+        examples=EXAMPLES,
     )
-    parser.add_argument("--out", metavar="FOLDER", type=folder_to_write, help="where the files go (default out/NAME)")
+    parser.add_argument(
+        "study",
+        metavar="STUDY",
+        help="a folder with study.yaml, a YAML file, or the name of a study that comes with "
+        "MonoTwin",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=folder_to_write,
+        help="where the files go (default out/NAME)",
+    )
     add_running(parser)
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Where points are computed and kept."""
     parser.add_argument(
-        "--store", metavar="FOLDER", type=folder_to_write, help="where results are kept (default: the user's cache, or MONOTWIN_POINTS)"
+        "--store",
+        metavar="FOLDER",
+        type=folder_to_write,
+        help="where results are kept (default: the user's cache, or MONOTWIN_POINTS)",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--workers", metavar="N", type=int, help="processes on this computer (default: one for each core)")
-    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster instead of this computer, such as tcp://10.0.0.1:8786")
+    where.add_argument(
+        "--workers",
+        metavar="N",
+        type=int,
+        help="processes on this computer (default: one for each core)",
+    )
+    where.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="a Dask cluster instead of this computer, such as tcp://10.0.0.1:8786",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _default_folder(name: str) -> Path:
     if name in ("", ".", ".."):
-        raise ConfigError(f"{shown(name)}: no folder below out/ can have the study's name; give one with --out FOLDER")
+        raise ConfigError(
+            f"{shown(name)}: no folder below out/ can have the study's name; give one with --out "
+            "FOLDER"
+        )
     return Path("out") / name
 
 
@@ -97,4 +126,7 @@ def place_of(name: str) -> Path:
     shipped = sorted(file.parent.name for file in studies.glob(f"*/{FILE}"))
     if name in shipped:
         return studies / name
-    raise ConfigError(f"{shown(name)} is neither a path nor a study that comes with MonoTwin; {did_you_mean(name, shipped)}")
+    raise ConfigError(
+        f"{shown(name)} is neither a path nor a study that comes with MonoTwin; "
+        f"{did_you_mean(name, shipped)}"
+    )

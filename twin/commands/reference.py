@@ -1,4 +1,4 @@
-"""docs/commands.md, generated from the commands themselves: python -m twin.commands.reference > docs/commands.md"""
+"""docs/commands.md, generated from the commands: `python -m twin.commands.reference`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ after what exists has been printed.
 
 def reference() -> str:
     """The page."""
-    return "\n".join([HEAD, *(_section(name, parser) for name, parser in subparsers(build_parser()).items())])
+    return "\n".join(
+        [HEAD, *(_section(name, parser) for name, parser in subparsers(build_parser()).items())]
+    )
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -34,7 +36,11 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 def _section(name: str, parser: argparse.ArgumentParser) -> str:
     examples = (parser.epilog or "").removeprefix("examples:\n").rstrip()
     lines = "\n".join(line.removeprefix("  ") for line in examples.splitlines())
-    return f"## twin {name}\n\n{parser.description}\n\n```\n{lines}\n```\n\n" + "\n".join(_arguments(parser)) + "\n"
+    return (
+        f"## twin {name}\n\n{parser.description}\n\n```\n{lines}\n```\n\n"
+        + "\n".join(_arguments(parser))
+        + "\n"
+    )
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -44,7 +50,11 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
         if action.dest == "help":
             continue
         names = ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar}`"
-        value = f" `{action.metavar or action.dest.upper()}`" if action.option_strings and action.nargs != 0 else ""
+        value = (
+            f" `{action.metavar or action.dest.upper()}`"
+            if action.option_strings and action.nargs != 0
+            else ""
+        )
         text = (action.help or "") % {"default": action.default} if action.help else ""
         yield f"| {names}{value} | {text} |".replace("{", "").replace("}", "")
 

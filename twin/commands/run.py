@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from twin.calibrate.node import calibrated_node
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, chosen_options, command
+from twin.commands.arguments import (
+    Subparsers,
+    add_engine_options,
+    add_model,
+    chosen_options,
+    command,
+)
 from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
 from twin.engine.opening import Source, check_runs_here, open_session, open_source, plan_run
@@ -28,7 +34,7 @@ MOST_DIGITS = 18  # of a token id
 INTERRUPTED = 130
 EXAMPLES = """\
   twin run ./my-checkpoint --prompt "Once upon a time"
-  twin run ./my-checkpoint --prompt-file question.txt --max-tokens 200 --temperature 0.8 --top-p 0.95
+  twin run ./my-checkpoint --prompt-file question.txt --temperature 0.8 --top-p 0.95
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
   twin run ./my-checkpoint --prompt Hello --node 1xh200
   twin run laneformer-2b --node 1xh200 --random 1 --prompt-tokens 1,2,3 --max-tokens 500
@@ -37,25 +43,71 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "run", run, usage="MODEL --prompt TEXT [options]", summary="generate text with the real engine on this computer",
-        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, compiles the kernel for this CPU or for\n"
-        "the GPU of --node, and generates: the whole generation is one launch. Text goes to stdout as it is made, the speed to stderr.",
+        commands,
+        "run",
+        run,
+        usage="MODEL --prompt TEXT [options]",
+        summary="generate text with the real engine on this computer",
+        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, "
+        "compiles the kernel for this CPU or for\n"
+        "the GPU of --node, and generates: the whole generation is one launch. Text goes to "
+        "stdout as it is made, the speed to stderr.",
         examples=EXAMPLES,
-    )  # fmt: skip
+    )
     add_model(parser)
     add_prompt(parser)
     group = parser.add_argument_group("generation")
-    group.add_argument("--max-tokens", type=int, default=DEFAULT_TOKENS, metavar="N", help="most tokens to generate (default %(default)s)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most probable token (default %(default)s)")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens (default: all)")
     group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample from the most probable tokens that reach P (default: all)"
+        "--max-tokens",
+        type=int,
+        default=DEFAULT_TOKENS,
+        metavar="N",
+        help="most tokens to generate (default %(default)s)",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling; the same seed gives the same text (default 0)")
-    group.add_argument("--stop", action="append", default=[], metavar="TOKEN|TEXT", help="end at this token id or text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own end token")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most probable token (default %(default)s)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K most probable tokens (default: all)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most probable tokens that reach P (default: all)",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the sampling; the same seed gives the same text (default 0)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TOKEN|TEXT",
+        help="end at this token id or text; may be repeated",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="do not end at the model's own end token"
+    )
     add_machine(parser)
-    parser.add_argument("--node", metavar="NODE", help="where to run: 1xhost (default), or 1xh200 for an NVIDIA GPU of this computer")
+    parser.add_argument(
+        "--node",
+        metavar="NODE",
+        help="where to run: 1xhost (default), or 1xh200 for an NVIDIA GPU of this computer",
+    )
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +118,19 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--random", type=int, metavar="SEED", help="random weights instead of a checkpoint: text without sense, true speed")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="emulated GPUs: 1, 2, 4 or 8 on this CPU (default %(default)s)")
+    parser.add_argument(
+        "--random",
+        type=int,
+        metavar="SEED",
+        help="random weights instead of a checkpoint: text without sense, true speed",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="emulated GPUs: 1, 2, 4 or 8 on this CPU (default %(default)s)",
+    )
     add_engine_options(parser, without=("gpus", "context", "sampling"))
 
 
@@ -78,7 +141,13 @@ def run(args: argparse.Namespace) -> int:
     node = chosen_node(args)
     source = source_of(args)
     prompt = read_prompt(args, source)
-    plan = plan_run(source.spec, node, chosen_options(args), positions=len(prompt) + args.max_tokens, greedy=sampling.greedy)
+    plan = plan_run(
+        source.spec,
+        node,
+        chosen_options(args),
+        positions=len(prompt) + args.max_tokens,
+        greedy=sampling.greedy,
+    )
     ids, texts = _stops(args, source)
     request = Request(prompt, args.max_tokens, sampling, frozenset(ids), tuple(texts))
     with _session(node, plan, source) as session:
@@ -92,7 +161,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def source_of(args: argparse.Namespace) -> Source:
-    return open_source(args.model, args.random, chosen_options(args).get("weight_dtype"), text=args.prompt_tokens is None)
+    return open_source(
+        args.model,
+        args.random,
+        chosen_options(args).get("weight_dtype"),
+        text=args.prompt_tokens is None,
+    )
 
 
 def _session(node: Node, plan: Plan, source: Source) -> Session:
@@ -108,12 +182,16 @@ def show_piece(piece: Piece) -> None:
 
 
 def chosen_node(args: argparse.Namespace) -> Node:
-    """The node of --node, which must be here; else this computer with as many emulated GPUs as --gpus says."""
+    """The node of --node, which must be here; else this computer with as many emulated GPUs as
+    --gpus says.
+    """
     if args.node is None:
         return calibrated_node(f"{args.gpus}xhost")
     node = calibrated_node(args.node)
     if args.gpus not in (1, node.gpus):
-        raise ConfigError(f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them")
+        raise ConfigError(
+            f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them"
+        )
     check_runs_here(node)
     return node
 
@@ -122,7 +200,11 @@ def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:
     """The prompt as token ids. Raises ConfigError."""
     if args.prompt_tokens is not None:
         return _token_ids(args.prompt_tokens, source.spec)
-    return source.encode(read_text(args.prompt_file, MOST_PROMPT_BYTES) if args.prompt_file is not None else args.prompt)
+    return source.encode(
+        read_text(args.prompt_file, MOST_PROMPT_BYTES)
+        if args.prompt_file is not None
+        else args.prompt
+    )
 
 
 def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
@@ -130,7 +212,11 @@ def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
     if not made.tokens:
         return f"{first}; nothing generated ({reason})"
     speed = made.tokens_per_s
-    rate = f"{count(speed)} tokens/s, streaming {plan.weight_bytes() * speed / 1e9:.3g} GB/s" if speed else "too short to time"
+    rate = (
+        f"{count(speed)} tokens/s, streaming {plan.weight_bytes() * speed / 1e9:.3g} GB/s"
+        if speed
+        else "too short to time"
+    )
     return f"{first}; {len(made.tokens)} tokens generated, {rate} (measured); ended by {reason}"
 
 
@@ -141,7 +227,10 @@ def ending(args: argparse.Namespace, ended: Completion) -> str:
             return f"the stop text {shown(ended.stop_text)}"
         case Stop.TOKEN:
             token = ended.made.tokens[-1]
-            return f"token {token}, {'of --stop' if str(token) in args.stop else 'that ends a text of this model'}"
+            return (
+                f"token {token}, "
+                f"{'of --stop' if str(token) in args.stop else 'that ends a text of this model'}"
+            )
         case Stop.LENGTH:
             return f"--max-tokens {args.max_tokens}"
         case Stop.CANCELLED:
@@ -166,17 +255,23 @@ def to_json(plan: Plan, prompt: list[int], ended: Completion) -> dict[str, Any]:
 
 def _stops(args: argparse.Namespace, source: Source) -> tuple[set[int], list[str]]:
     """(token ids, texts) that end the generation."""
-    numbers = [stop for stop in args.stop if stop.isascii() and stop.isdigit()]  # "²" is a digit, too, but no number
+    # "²" is a digit, too, but no number
+    numbers = [stop for stop in args.stop if stop.isascii() and stop.isdigit()]
     texts = [stop for stop in args.stop if stop not in numbers]
     if "" in texts:
-        raise ConfigError("--stop '': an empty text would end every generation before it begins; give a token id or a text")
+        raise ConfigError(
+            "--stop '': an empty text would end every generation before it begins; give a token "
+            "id or a text"
+        )
     if texts and source.tokenizer is None:
         raise ConfigError(f"--stop {shown(texts[0])}: a text needs a tokenizer; give a token id")
     ids = set()
     for number in numbers:
         if len(number) > MOST_DIGITS or int(number) >= source.spec.vocab:
             said = number if len(number) <= MOST_DIGITS else shown(number)
-            raise ConfigError(f"--stop {said}: {source.spec.name} knows tokens 0 to {source.spec.vocab - 1}")
+            raise ConfigError(
+                f"--stop {said}: {source.spec.name} knows tokens 0 to {source.spec.vocab - 1}"
+            )
         ids.add(int(number))
     if source.tokenizer and not args.ignore_eos:
         ids |= source.tokenizer.stop
@@ -187,10 +282,15 @@ def _token_ids(text: str, spec: ModelSpec) -> list[int]:
     try:
         tokens = [int(word) for word in text.replace(",", " ").split()]
     except ValueError as error:
-        raise ConfigError(f"--prompt-tokens {shown(text)}: write token ids such as 1,2,3") from error
+        raise ConfigError(
+            f"--prompt-tokens {shown(text)}: write token ids such as 1,2,3"
+        ) from error
     if not tokens:
         raise ConfigError("--prompt-tokens is empty: give at least one token id")
     for token in tokens:
         if not 0 <= token < spec.vocab:
-            raise ConfigError(f"--prompt-tokens: token {shown(token)} is unknown, {spec.name} knows 0 to {spec.vocab - 1}")
+            raise ConfigError(
+                f"--prompt-tokens: token {shown(token)} is unknown, {spec.name} knows 0 to "
+                f"{spec.vocab - 1}"
+            )
     return tokens

@@ -9,7 +9,14 @@ from typing import Any
 
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import fits_of
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command, file_to_write
+from twin.commands.arguments import (
+    Subparsers,
+    add_engine_options,
+    add_model,
+    add_node,
+    command,
+    file_to_write,
+)
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
@@ -20,7 +27,7 @@ from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.report import pages, words
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
@@ -49,24 +56,69 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "simulate", run, usage="MODEL NODE [options]", summary="predict tokens/s, and show where each microsecond goes",
-        text="Simulates decode steps of the plan on the node, event by event, and reports the last, steady one.\n"
-        "The same input gives the same output, byte for byte." + words.lines(words.OF_A_RESULT), examples=EXAMPLES,
-    )  # fmt: skip
+        commands,
+        "simulate",
+        run,
+        usage="MODEL NODE [options]",
+        summary="predict tokens/s, and show where each microsecond goes",
+        text="Simulates decode steps of the plan on the node, "
+        "event by event, and reports the last, steady one.\n"
+        "The same input gives the same output, byte for "
+        "byte." + words.lines(words.OF_A_RESULT),
+        examples=EXAMPLES,
+    )
     add_model(parser)
     add_node(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help=f"steps to simulate, the first is cold (default {STEPS}, or {DRAWN_STEPS} "
-                        "where steps differ by which experts they use)")  # fmt: skip
-    parser.add_argument("--routing", metavar="HOW", default="uniform", help="how tokens choose experts: uniform, zipf:EXPONENT, or a JSON "
-                        "file of recorded counts (default %(default)s)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the routing (default %(default)s)")
-    parser.add_argument("--acceptance", type=float, metavar="P", help="with --draft: how often a drafted token is accepted, 0 to 1")
-    parser.add_argument("--draft-model", metavar="MODEL", help="with --draft: what drafts, simulated on the same node")
-    parser.add_argument("--draft-time", metavar="TIME", help="with --draft, instead of a model: of one drafted token, such as 80us")
-    parser.add_argument("--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes")
-    parser.add_argument("--engines", action="store_true", help="compare four ways to run the step: stream, graph, resident")
-    parser.add_argument("--trace", metavar="FILE", type=file_to_write, help="write a trace of some blocks for ui.perfetto.dev")
-    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"steps to simulate, the first is cold (default {STEPS}, or {DRAWN_STEPS} "
+        "where steps differ by which experts they use)",
+    )
+    parser.add_argument(
+        "--routing",
+        metavar="HOW",
+        default="uniform",
+        help="how tokens choose experts: uniform, zipf:EXPONENT, or a JSON "
+        "file of recorded counts (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the routing (default %(default)s)"
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="P",
+        help="with --draft: how often a drafted token is accepted, 0 to 1",
+    )
+    parser.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="with --draft: what drafts, simulated on the same node",
+    )
+    parser.add_argument(
+        "--draft-time",
+        metavar="TIME",
+        help="with --draft, instead of a model: of one drafted token, such as 80us",
+    )
+    parser.add_argument(
+        "--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes"
+    )
+    parser.add_argument(
+        "--engines",
+        action="store_true",
+        help="compare four ways to run the step: stream, graph, resident",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=file_to_write,
+        help="write a trace of some blocks for ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page"
+    )
     add_engine_options(parser, without=("gpus",))
 
 
@@ -75,15 +127,23 @@ def run(args: argparse.Namespace) -> int:
     plan = case.plan()
     steps = args.steps if args.steps is not None else DRAWN_STEPS if steps_differ(plan) else STEPS
     if not STEPS <= steps <= MOST_STEPS:
-        raise ConfigError(f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, and at most {MOST_STEPS}")
+        raise ConfigError(
+            f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, "
+            f"and at most {MOST_STEPS}"
+        )
     check_range("seed", args.seed)
     speculation = speculation_of(args, plan, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
     result = simulate(
-        plan, case.node, steps=steps, trace=traced is not None, blocks=traced, routing=read_routing(args.routing, args.seed),
+        plan,
+        case.node,
+        steps=steps,
+        trace=traced is not None,
+        blocks=traced,
+        routing=read_routing(args.routing, args.seed),
         speculation=speculation,
-    )  # fmt: skip
+    )
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
@@ -109,16 +169,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def speculation_of(args: argparse.Namespace, plan: Plan, node: Node) -> Speculation | None:
-    """What the arguments say about drafted tokens. Raises ConfigError when they contradict each other."""
-    given = [name for name in ("acceptance", "draft_model", "draft_time") if getattr(args, name) is not None]
+    """What the arguments say about drafted tokens. Raises ConfigError when they contradict each
+    other.
+    """
+    given = [
+        name
+        for name in ("acceptance", "draft_model", "draft_time")
+        if getattr(args, name) is not None
+    ]
     if not plan.options.draft and not given:
         return None
     if not plan.options.draft or args.acceptance is None or len(given) != 2:
-        raise ConfigError("--draft N, --acceptance P and one of --draft-model or --draft-time belong together: give all three, or none")
+        raise ConfigError(
+            "--draft N, --acceptance P and one of --draft-model or --draft-time belong together: "
+            "give all three, or none"
+        )
     if args.draft_time is not None:
-        return Speculation(acceptance=args.acceptance, draft_step_s=parse_quantity(args.draft_time, "s"))
-    drafting = plan_for(load_model(args.draft_model), node, context=plan.options.context, batch=plan.options.batch)
-    validate(drafting)
+        return Speculation(
+            acceptance=args.acceptance, draft_step_s=parse_quantity(args.draft_time, "s")
+        )
+    drafting = plan_for(
+        load_model(args.draft_model), node, context=plan.options.context, batch=plan.options.batch
+    )
+    prove(drafting)
     return Speculation(acceptance=args.acceptance, draft_step_s=simulate(drafting, node).step_s)
 
 
@@ -138,7 +211,11 @@ def headline(result: Result) -> dict[str, Any]:
 
 def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
     """Everything that the same input reproduces: no clock of this computer is in it."""
-    named = {"model": plan.spec.name if plan.spec else plan.name, "node": node.name, "options": options_json(plan)}
+    named = {
+        "model": plan.spec.name if plan.spec else plan.name,
+        "node": node.name,
+        "options": options_json(plan),
+    }
     return (
         named
         | headline(result)
@@ -148,7 +225,10 @@ def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
 
 
 def text(plan: Plan, node: Node, result: Result) -> str:
-    head = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at {plan.options.context} positions"
+    head = (
+        f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at "
+        f"{plan.options.context} positions"
+    )
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
         *interval_facts(node, result),
@@ -161,13 +241,23 @@ def text(plan: Plan, node: Node, result: Result) -> str:
     ]
     causes = {spoken(cause): seconds for cause, seconds in pages.ordered_causes(result)}
     kinds = [
-        (kind, sum(s.kind == kind for s in result.stages), f"{sum(parts.values()):.1f}", spoken(max(parts, key=lambda c: parts[c])))
+        (
+            kind,
+            sum(s.kind == kind for s in result.stages),
+            f"{sum(parts.values()):.1f}",
+            spoken(max(parts, key=lambda c: parts[c])),
+        )
         for kind, parts in pages.by_kind(result).items()
     ]
-    slow = [(s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant)) for s in pages.slowest_stages(result, SLOWEST)]
+    slow = [
+        (s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant))
+        for s in pages.slowest_stages(result, SLOWEST)
+    ]
     by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
     known = hardware_numbers(node)  # kinds of work have numbers of their own
-    unbound = [path for path in result.assumed if path in known and known[path].kind is Kind.UNBOUND]
+    unbound = [
+        path for path in result.assumed if path in known and known[path].kind is Kind.UNBOUND
+    ]
     rests = _listed("assumed numbers", [path for path in result.assumed if path not in unbound])
     if unbound:
         rests += f"\n{_listed('numbers that the probes of the fit do not bind', unbound)}"
@@ -178,38 +268,48 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
-            f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\nsimulated by {by}",
+            f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\n"
+            f"simulated by {by}",
         ]
     )
 
 
 def _listed(what: str, paths: Sequence[str]) -> str:
-    return f"rests on {len(paths)} {what}: {', '.join(path.removeprefix('device.') for path in paths) or 'none'}"
+    return (
+        f"rests on {len(paths)} {what}: "
+        f"{', '.join(path.removeprefix('device.') for path in paths) or 'none'}"
+    )
 
 
 def certainty(node: Node) -> str:
-    """What is known about the error of a prediction for this node without simulating it again and again."""
+    """What is known about the error of a prediction for this node without simulating it again and
+    again.
+    """
     fits = fits_of(node)
     if not fits:
         return f"no interval: {node.name} has no fit; for one from the ranges of its numbers: {ASK}"
     known = known_error(node)
     if known is None:
         return (
-            f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for one from the ranges of its numbers: {ASK}"
+            f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
+            f"one from the ranges of its numbers: {ASK}"
         )
     said = (
-        f"held out: the fit of {known.node} ({known.fit}) missed {len(known.errors)} engine runs that it had not seen ({known.record}) by "
-        f"{percent(known.median)} in the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of them"
+        f"held out: the fit of {known.node} ({known.fit}) missed {len(known.errors)} engine runs "
+        f"that it had not seen ({known.record}) by {percent(known.median)} in the median, "
+        f"{percent(known.worst, signed=True)} at worst; the interval holds eight of ten of them"
     )
     link = (
         ""
-        if node.link is None or any(path.startswith("link.") for paths in fits.values() for path in paths)
+        if node.link is None
+        or any(path.startswith("link.") for paths in fits.values() for path in paths)
         else ", its link is not fitted"
     )
     return (
         said
         if known.node == node.name
-        else f"{said}\n{node.name} has the numbers of its devices from there{link}; for an interval of all numbers: {ASK}"
+        else f"{said}\n{node.name} has the numbers of its devices from there{link}; for an "
+        f"interval of all numbers: {ASK}"
     )
 
 
@@ -234,38 +334,72 @@ def interval_facts(node: Node, result: Result) -> list[tuple[str, str]]:
     if known is None:
         return []
     low, high = known.interval(result.tokens_per_s)
-    return [("interval", f"{count(low)} .. {count(high)} tokens/s, if it is as wrong as the held-out runs")]
+    return [
+        (
+            "interval",
+            f"{count(low)} .. {count(high)} tokens/s, if it is as wrong as the held-out runs",
+        )
+    ]
 
 
 def batch_facts(result: Result) -> list[tuple[str, str]]:
     """What several sequences and accepted drafts make of a step."""
     found = []
     if result.sequences > 1:
-        found.append(("of all sequences", f"{count(result.total_tokens_per_s)} tokens/s, {result.sequences} together"))
+        found.append(
+            (
+                "of all sequences",
+                f"{count(result.total_tokens_per_s)} tokens/s, {result.sequences} together",
+            )
+        )
     if result.tokens_per_step > 1:
-        found.append(("a step yields", f"{result.tokens_per_step:.3g} tokens, after {format_quantity(result.draft_s, 's')} of drafting"))
+        found.append(
+            (
+                "a step yields",
+                f"{result.tokens_per_step:.3g} tokens, after "
+                f"{format_quantity(result.draft_s, 's')} of drafting",
+            )
+        )
     return found
 
 
 def routing_text(result: Result) -> str:
     found = result.distribution
-    times = ", ".join(f"{name} {format_quantity(found[name], 's')}" for name in ("p10", "p50", "p90", "max"))
+    times = ", ".join(
+        f"{name} {format_quantity(found[name], 's')}" for name in ("p10", "p50", "p90", "max")
+    )
     return f"{times} of {found['steps']} steps ({result.routing}); below is the median one"
 
 
 def prompt_text(prompt: PromptTime) -> str:
     numbers = [
-        (f"prompt of {prompt.tokens}", f"{format_quantity(prompt.seconds, 's')}, then a step  (predicted)"),
-        ("passes", f"{prompt.passes} of {format_quantity(prompt.pass_s, 's')}, {format_quantity(prompt.pass_bytes, 'B')} of weights each"),
+        (
+            f"prompt of {prompt.tokens}",
+            f"{format_quantity(prompt.seconds, 's')}, then a step  (predicted)",
+        ),
+        (
+            "passes",
+            f"{prompt.passes} of {format_quantity(prompt.pass_s, 's')}, "
+            f"{format_quantity(prompt.pass_bytes, 'B')} of weights each",
+        ),
         ("floor", format_quantity(prompt.floor_s, "s")),
-        *((f"in {name}", format_quantity(seconds, "s")) for name, seconds in prompt.waits_s.items()),
+        *(
+            (f"in {name}", format_quantity(seconds, "s"))
+            for name, seconds in prompt.waits_s.items()
+        ),
     ]
     return facts(numbers)
 
 
 def engines_text(results: dict[str, Result]) -> str:
     rows = [
-        (name, count(r.tokens_per_s), f"{r.step_s * 1e6:.1f}", percent(r.stream_fraction), spoken(pages.ordered_causes(r)[0][0]))
+        (
+            name,
+            count(r.tokens_per_s),
+            f"{r.step_s * 1e6:.1f}",
+            percent(r.stream_fraction),
+            spoken(pages.ordered_causes(r)[0][0]),
+        )
         for name, r in results.items()
     ]
     return table(("engine", "tokens/s", "us a step", "stream fraction", "mostly"), rows)

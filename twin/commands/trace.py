@@ -21,19 +21,43 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "trace", run, usage="RECORDING NODE [options]", summary="compare recorded steps of the engine with simulated ones",
-        text="Simulates the plan that was recorded, and sets each kind of stage beside its measurement.\n"
-        "studies/h200-traces records steps on a GPU; neither a model nor options have to be repeated here.", examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument("recording", metavar="RECORDING", type=Path, help="an .npz file that a traced run left")
+        commands,
+        "trace",
+        run,
+        usage="RECORDING NODE [options]",
+        summary="compare recorded steps of the engine with simulated ones",
+        text="Simulates the plan that was recorded, and sets each kind of stage beside its "
+        "measurement.\nstudies/h200-traces records steps on a GPU; neither a model nor "
+        "options have to be repeated here.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument(
+        "recording", metavar="RECORDING", type=Path, help="an .npz file that a traced run left"
+    )
     add_node(parser)
-    parser.add_argument("--out", metavar="FILE", type=file_to_write, help="write both sides as one trace for ui.perfetto.dev")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="consecutive steps in that trace (default %(default)s)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=file_to_write,
+        help="write both sides as one trace for ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        metavar="N",
+        help="consecutive steps in that trace (default %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     recording = load(args.recording)
-    result = side_by_side(recording, calibrated_node(args.node), shown=pages.traced_blocks(recording.plan), steps=args.steps)
+    result = side_by_side(
+        recording,
+        calibrated_node(args.node),
+        shown=pages.traced_blocks(recording.plan),
+        steps=args.steps,
+    )
     if args.out:
         write({args.out: result.trace.to_json()})
         say(f"trace: {args.out} (open it in ui.perfetto.dev)")

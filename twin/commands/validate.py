@@ -12,7 +12,15 @@ from twin.calibrate.engine_runs import measure_held_out
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
-from twin.commands.arguments import Subparsers, add_measuring, check_compiler, command, file_to_write, measured_folder, one_device
+from twin.commands.arguments import (
+    Subparsers,
+    add_measuring,
+    check_compiler,
+    command,
+    file_to_write,
+    measured_folder,
+    one_device,
+)
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
@@ -34,15 +42,29 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "validate", run, usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--report FILE] [--json]",
+        commands,
+        "validate",
+        run,
+        usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--report FILE] "
+        "[--json]",
         summary="compare predicted and measured engine runs",
-        text="Runs the engine and lets the twin predict each run from the probes' fit alone: other shapes, block counts and mixtures\n"
-        "than any probe. Where runs were traced, each kind of stage is compared too.", examples=EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument("node", metavar="NODE", help="a node that `twin calibrate` has fitted: host, h200 or 1xh200")
-    parser.add_argument("--again", metavar="FOLDER", type=Path, help="measure the runs of this record once more, by the options in its "
-                        "meta.yaml")  # fmt: skip
-    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="also write a self-contained HTML page")
+        text="Runs the engine and lets the twin predict each run from the probes' fit alone: "
+        "other shapes, block counts and mixtures\n"
+        "than any probe. Where runs were traced, each kind of stage is compared too.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument(
+        "node", metavar="NODE", help="a node that `twin calibrate` has fitted: host, h200 or 1xh200"
+    )
+    parser.add_argument(
+        "--again",
+        metavar="FOLDER",
+        type=Path,
+        help="measure the runs of this record once more, by the options in its meta.yaml",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", type=file_to_write, help="also write a self-contained HTML page"
+    )
     add_measuring(parser)
 
 
@@ -59,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if store.read_fit(node.name) is None:  # before minutes of measuring
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
-    measured = measure(node, None, runs) if folder is None else store.adopt_run(folder, node.name, NAME)
+    measured = (
+        measure(node, None, runs) if folder is None else store.adopt_run(folder, node.name, NAME)
+    )
     validation = predict(node, measured)
     if args.report:
         from twin.report.pages import validation_page  # plotly: only for a report
@@ -70,16 +94,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def repeated(folder: Path, node: Node) -> list[HeldOut]:
-    """The runs of a record, to be measured again. Raises CalibrationError for one that does not say what they were."""
+    """The runs of a record, to be measured again. Raises CalibrationError for one that does not say
+    what they were.
+    """
     record = store.read_run(folder)
     found = recorded(folder, record.meta)
     if found is None:
-        raise CalibrationError(f"{folder}: its meta.yaml holds names of runs only; `twin validate {node.name}` measures today's")
+        raise CalibrationError(
+            f"{folder}: its meta.yaml holds names of runs only; `twin validate {node.name}` "
+            "measures today's"
+        )
     return found
 
 
 def measure(node: Node, folder: Path | None, runs: Sequence[HeldOut] | None = None) -> store.Run:
-    """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's runs."""
+    """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's
+    runs.
+    """
     check_compiler(node)
     check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
@@ -100,7 +131,9 @@ def measure(node: Node, folder: Path | None, runs: Sequence[HeldOut] | None = No
 
 def predict(node: Node, measured: store.Run) -> Validation:
     from twin.calibrate.known_error import keep as keep_error
-    from twin.calibrate.validate import compare  # neither above: a computer that only measures needs no simulator
+
+    # neither above: a computer that only measures needs no simulator
+    from twin.calibrate.validate import compare
 
     try:
         found = compare(node, measured, progress())
@@ -120,15 +153,24 @@ def text(validation: Validation) -> str:
     if validation.stages:
         parts.append(stages_text(validation))
     parts += [f"{name} was not run: {said.splitlines()[0]}" for name, said in validation.failed]
-    parts.append(f"median error {percent(validation.median_abs_error)}, worst {percent(validation.worst_abs_error)}; fit: {validation.fit}")
+    parts.append(
+        f"median error {percent(validation.median_abs_error)}, worst "
+        f"{percent(validation.worst_abs_error)}; fit: {validation.fit}"
+    )
     return "\n\n".join(parts)
 
 
 def stages_text(validation: Validation) -> str:
     """Traced runs: a step's time by kind of stage; beside it what the blocks did, on average."""
     rows = [
-        (f"{s.run} {s.stage}", *(format_quantity(t, "s") for t in (s.predicted_s, s.measured_s)), percent(s.error, signed=True),
-         *(format_quantity(t, "s") for t in (s.wait_s, s.work_s)))
+        (
+            f"{s.run} {s.stage}",
+            *(format_quantity(t, "s") for t in (s.predicted_s, s.measured_s)),
+            percent(s.error, signed=True),
+            *(format_quantity(t, "s") for t in (s.wait_s, s.work_s)),
+        )
         for s in validation.stages
-    ]  # fmt: skip
-    return table(("traced stage", "predicted", "measured", "error", "measured wait", "measured work"), rows)
+    ]
+    return table(
+        ("traced stage", "predicted", "measured", "error", "measured wait", "measured work"), rows
+    )

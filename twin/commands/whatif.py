@@ -48,21 +48,55 @@ EXAMPLES = """\
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "whatif", run, usage="MODEL NODE --set NAME=VALUE [options]", summary="change options or hardware, see the effect",
-        text="Simulates the baseline and the changed case. A name is an engine option (blocks, handoff, context ...) or the dotted path\n"
-        "of a hardware number (`twin hardware NODE` lists them; the unit may be left out). A value is a quantity with its\n"
-        "unit, or a change of the present one: x1.5, +10%. `clock` changes all that a block's clock drives, such as a power\n"
-        "cap does. Swept, every combination of the values is a row.", examples=EXAMPLES,
-    )  # fmt: skip
+        commands,
+        "whatif",
+        run,
+        usage="MODEL NODE --set NAME=VALUE [options]",
+        summary="change options or hardware, see the effect",
+        text="Simulates the baseline and the changed case. A name is an engine option (blocks, "
+        "handoff, context ...) or the dotted path\n"
+        "of a hardware number (`twin hardware NODE` lists them; the unit may be left out). A "
+        "value is a quantity with its\n"
+        "unit, or a change of the present one: x1.5, +10%. `clock` changes all that a "
+        "block's clock drives, such as a power\n"
+        "cap does. Swept, every combination of the values is a row.",
+        examples=EXAMPLES,
+    )
     add_model(parser)
     add_node(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="changes", help="one change; may be repeated")
-    parser.add_argument("--sensitivity", action="store_true", help="also raise each number by 10%% alone")
-    parser.add_argument("--sweep", action="append", default=[], metavar="NAME=VALUES", dest="sweeps",
-                        help="several values, separated by commas; may be repeated")  # fmt: skip
-    parser.add_argument("--draws", metavar="N", type=int, help="an interval from N draws of the hardware's numbers, for each row")
-    parser.add_argument("--ladder", action="store_true", help="also show the steps from launches one by one to the whole monokernel")
-    parser.add_argument("--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="one change; may be repeated",
+    )
+    parser.add_argument(
+        "--sensitivity", action="store_true", help="also raise each number by 10%% alone"
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        dest="sweeps",
+        help="several values, separated by commas; may be repeated",
+    )
+    parser.add_argument(
+        "--draws",
+        metavar="N",
+        type=int,
+        help="an interval from N draws of the hardware's numbers, for each row",
+    )
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="also show the steps from launches one by one to the whole monokernel",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page"
+    )
     add_running(parser)
     add_engine_options(parser, without=("gpus",))
 
@@ -70,7 +104,10 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     wide = bool(args.sweeps or args.draws or args.ladder)
     if not args.changes and not args.sensitivity and not wide:
-        raise ConfigError("nothing to change: give --set name=value, --sweep name=values, --draws N, --ladder or --sensitivity")
+        raise ConfigError(
+            "nothing to change: give --set name=value, --sweep name=values, --draws N, --ladder "
+            "or --sensitivity"
+        )
     base = point_of(args)
     changes = parse_changes(args.changes, base.on_node(), option_value)
     other = changed(base, changes)
@@ -80,12 +117,19 @@ def run(args: argparse.Namespace) -> int:
 def point_of(args: argparse.Namespace) -> Point:
     """`args.model` on `args.node` with the engine options given."""
     path = Path(args.model)
-    options = {name: value.value if isinstance(value, Enum) else value for name, value in chosen_options(args).items()}
-    return Point(str(path.resolve()) if path.exists() else args.model, args.node).with_options(**options)
+    options = {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in chosen_options(args).items()
+    }
+    return Point(str(path.resolve()) if path.exists() else args.model, args.node).with_options(
+        **options
+    )
 
 
 def _sweep(args: argparse.Namespace, point: Point) -> int:
-    """Every combination of the swept values; without any, the one case with its interval or ladder."""
+    """Every combination of the swept values; without any, the one case with its interval or
+    ladder.
+    """
     axes = parse_axes(args.sweeps, point.on_node(), option_value)
     if args.draws is not None and not interval.FEWEST <= args.draws <= interval.MOST:
         raise ConfigError(f"--draws {args.draws}: from {interval.FEWEST} to {interval.MOST}")
@@ -94,7 +138,14 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     draws = Draws(args.draws, seed=1) if args.draws else None
     question = Projection(grid, axes[-1].name if axes else NODE, draws, None, (), look, (), REFUSE)
     said = ", ".join(args.changes + args.sweeps) or "as it is"
-    study = Study("whatif", "projection", f"{grid.models[0].label} on {point.node}", f"What if: {said}?", "", question)
+    study = Study(
+        "whatif",
+        "projection",
+        f"{grid.models[0].label} on {point.node}",
+        f"What if: {said}?",
+        "",
+        question,
+    )
     with running(args, progress()) as runner:
         answer = question.run(runner)
     if args.report:
@@ -119,13 +170,36 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
         "effect": after.tokens_per_s / before.tokens_per_s - 1,
         "sensitivity": [asdict(effect) | {"assumed": effect.assumed} for effect in effects],
     }
-    shown = [comparison(args.changes, before, after)] if args.changes else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
+    shown = (
+        [comparison(args.changes, before, after)]
+        if args.changes
+        else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
+    )
     if args.report:
-        extra = [pages.engines({"baseline": before, ", ".join(args.changes): after}, "Baseline and change")] if args.changes else []
+        extra = (
+            [
+                pages.engines(
+                    {"baseline": before, ", ".join(args.changes): after}, "Baseline and change"
+                )
+            ]
+            if args.changes
+            else []
+        )
         extra += [pages.sensitivity(effects, STEP)] if effects else []
         effect = after.tokens_per_s / before.tokens_per_s - 1
-        cards = [(percent(effect, signed=True), f"against {count(before.tokens_per_s)} tokens/s of the baseline")] if args.changes else []
-        told = pages.simulation_page(case.plan(), case.node, after, *extra, what_if=", ".join(args.changes), cards=cards)
+        cards = (
+            [
+                (
+                    percent(effect, signed=True),
+                    f"against {count(before.tokens_per_s)} tokens/s of the baseline",
+                )
+            ]
+            if args.changes
+            else []
+        )
+        told = pages.simulation_page(
+            case.plan(), case.node, after, *extra, what_if=", ".join(args.changes), cards=cards
+        )
         say(f"report: {told.write(args.report)}")
     emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     return 0
@@ -136,13 +210,25 @@ def comparison(changes: Sequence[str], before: Result, after: Result) -> str:
     speeds = before.tokens_per_s, after.tokens_per_s
     rows = [
         ("tokens/s (predicted)", *map(count, speeds), _effect(*speeds)),
-        ("us a step", f"{before.step_s * 1e6:.1f}", f"{after.step_s * 1e6:.1f}", _effect(before.step_s, after.step_s)),
+        (
+            "us a step",
+            f"{before.step_s * 1e6:.1f}",
+            f"{after.step_s * 1e6:.1f}",
+            _effect(before.step_s, after.step_s),
+        ),
         ("stream fraction", percent(before.stream_fraction), percent(after.stream_fraction), ""),
     ]
     for cause, seconds in before.attribution.items():
         then = after.attribution[cause]
         if seconds or then:
-            rows.append((f"us of {spoken(cause)}", f"{seconds * 1e6:.1f}", f"{then * 1e6:.1f}", _effect(seconds, then)))
+            rows.append(
+                (
+                    f"us of {spoken(cause)}",
+                    f"{seconds * 1e6:.1f}",
+                    f"{then * 1e6:.1f}",
+                    _effect(seconds, then),
+                )
+            )
     return f"what if {', '.join(changes)}\n\n{table(('', 'baseline', 'changed', 'effect'), rows)}"
 
 
@@ -154,7 +240,10 @@ def effects_text(effects: Sequence[Effect]) -> str:
         effect = "not possible" if e.problem else percent(e.effect, signed=True)
         rows.append((e.label, e.kind, _value(e.name, e.before), _value(e.name, e.after), effect))
     head = ("number changed by 10%", "kind", "from", "to", "tokens/s")
-    return f"{table(head, rows, text_columns=2)}\n\n{len(effects) - len(shown)} others change less than 0.05%"
+    return (
+        f"{table(head, rows, text_columns=2)}\n\n"
+        f"{len(effects) - len(shown)} others change less than 0.05%"
+    )
 
 
 def _effect(before: float, after: float) -> str:

@@ -23,8 +23,18 @@ from twin.hardware.types import HOST, Device
 from twin.plan.shards import Weights
 from twin.plan.types import Plan
 
-ALIKE = 0.15  # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in other units
-SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
+# relative difference of memory sizes up to which a GPU is taken for the device: drivers count in
+# other units
+ALIKE = 0.15
+SMI_FIELDS = (
+    "name",
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "temperature.gpu",
+    "power.draw",
+)
 SMI_TIMEOUT_S = 20.0
 
 
@@ -38,11 +48,18 @@ class Found:
     memory_bytes: int
 
 
-def open_engine(device: Device, plan: Plan, weights: Weights | None, *, random_streams: int | None = None, trace: bool = False) -> Session:
+def open_engine(
+    device: Device,
+    plan: Plan,
+    weights: Weights | None,
+    *,
+    random_streams: int | None = None,
+    trace: bool = False,
+) -> Session:
     """An engine of `device` with the plan's weights loaded; a probe has none.
 
-    `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the embedding from `weights`.
-    Raises EngineError when the device is not here or no engine knows it.
+    `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the
+    embedding from `weights`. Raises EngineError when the device is not here or no engine knows it.
     """
     check_present(device)
     if device.nvidia:
@@ -55,7 +72,9 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
     assert plan.spec is not None, f"{plan.name} is a probe: it has no weights"
     dtype = plan.options.weight_dtype
     if device.nvidia:
-        return open_engine(device, plan, StandIn(plan.spec, seed, dtype), random_streams=seed, trace=trace)
+        return open_engine(
+            device, plan, StandIn(plan.spec, seed, dtype), random_streams=seed, trace=trace
+        )
     return open_engine(device, plan, random_weights(plan.spec, seed, dtype), trace=trace)
 
 
@@ -65,20 +84,28 @@ def check_present(device: Device) -> None:
         return
     if not device.nvidia:
         raise EngineError(
-            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA GPU (1xh200); simulate it instead"
+            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA "
+            "GPU (1xh200); simulate it instead"
         )
     found = gpu()
     wanted = device.memory.capacity_bytes.value
-    same = device.isa == found.isa and found.blocks == device.blocks and abs(found.memory_bytes / wanted - 1) < ALIKE
+    same = (
+        device.isa == found.isa
+        and found.blocks == device.blocks
+        and abs(found.memory_bytes / wanted - 1) < ALIKE
+    )
     if not same:
         raise EngineError(
-            f"{device.name} has {device.blocks} multiprocessors of {device.isa} and {wanted / 1e9:.0f} GB; here is {found.name} "
-            f"with {found.blocks} of {found.isa} and {found.memory_bytes / 1e9:.0f} GB: name that one (`twin hardware` lists them)"
+            f"{device.name} has {device.blocks} multiprocessors of {device.isa} and "
+            f"{wanted / 1e9:.0f} GB; here is {found.name} with {found.blocks} of {found.isa} and "
+            f"{found.memory_bytes / 1e9:.0f} GB: name that one (`twin hardware` lists them)"
         )
 
 
 def gpu() -> Found:
-    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is none that the engine can use."""
+    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is
+    none that the engine can use.
+    """
     driver = open_driver()
     if not driver.call("cuDeviceGetCount"):
         raise EngineError("the NVIDIA driver sees no GPU; run on a computer with one")
@@ -88,17 +115,31 @@ def gpu() -> Found:
 
 
 def gpu_conditions() -> dict[str, Any]:
-    """Name, driver, clocks, temperature and power of the GPU right now, as nvidia-smi says them; empty without it."""
+    """Name, driver, clocks, temperature and power of the GPU right now, as nvidia-smi says them;
+    empty without it.
+    """
     try:
-        command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S).stdout
+        command = [
+            "nvidia-smi",
+            "--id=0",
+            f"--query-gpu={','.join(SMI_FIELDS)}",
+            "--format=csv,noheader",
+        ]
+        said = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(SMI_FIELDS, (word.strip() for word in said.splitlines()[0].split(",")), strict=True))
+    return dict(
+        zip(SMI_FIELDS, (word.strip() for word in said.splitlines()[0].split(",")), strict=True)
+    )
 
 
-def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str], None], *, trace: bool = False) -> dict[int, str]:
-    """Compile the kernels of all plans on all cores, into the cache. The refusals, by position in `plans`.
+def compile_all(
+    device: Device, plans: Sequence[Plan], progress: Callable[[str], None], *, trace: bool = False
+) -> dict[int, str]:
+    """Compile the kernels of all plans on all cores, into the cache. The refusals, by position in
+    `plans`.
 
     The host's kernels differ by types only and compile when they are first used.
     """
@@ -106,8 +147,11 @@ def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str],
         return {}
     refused = {}
     workers = min(len(plans), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would inherit an initialised driver
-        running = {pool.submit(_compile, plan, device.isa, trace): at for at, plan in enumerate(plans)}
+    # a fork would inherit an initialised driver
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {
+            pool.submit(_compile, plan, device.isa, trace): at for at, plan in enumerate(plans)
+        }
         for done, one in enumerate(as_completed(running), start=1):
             said = one.result()
             if said:
@@ -117,7 +161,9 @@ def compile_all(device: Device, plans: Sequence[Plan], progress: Callable[[str],
 
 
 def _compile(plan: Plan, arch: str, trace: bool) -> str:
-    """In a process of its own: what the compiler refused, or nothing. The code stays in the cache."""
+    """In a process of its own: what the compiler refused, or nothing. The code stays in the
+    cache.
+    """
     try:
         compile_cubin(plan, arch, trace=trace)
     except TwinError as error:

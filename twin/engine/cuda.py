@@ -1,6 +1,7 @@
 """The engine on NVIDIA GPUs. Needs the driver and cuda-python, and no toolkit.
 
-A session's GPUs are a list. It has one entry: the kernel has no collectives between GPUs, so all ranks of the plan share it.
+A session's GPUs are a list. It has one entry: the kernel has no collectives between GPUs, so all
+ranks of the plan share it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.cuda_build import CompileReport, architecture, compile_cubin, threads
 from twin.engine.driver import open_driver
 from twin.engine.gpu import Gpu, Shape
-from twin.engine.session import Generation, Session, kv_bytes, probability_floats, probe_seconds, random_chunk
+from twin.engine.session import (
+    Generation,
+    Session,
+    kv_bytes,
+    probability_floats,
+    probe_seconds,
+    random_pattern,
+)
 from twin.errors import EngineError
 from twin.kernel import layout as plan_layout
 from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request
@@ -33,16 +41,23 @@ LEAVE_S = 5.0  # a kernel that was told to end has this long
 
 
 class _Launch(ctypes.Structure):
-    """The kernel's argument; cuda_main.cu checks its size. With the tables compiled in, the plan is empty."""
+    """The kernel's argument; cuda_main.cu checks its size. With the tables compiled in, the plan is
+    empty.
+    """
 
-    _fields_ = (("plan", ctypes.c_uint8), ("ranks", RankMemory * MAX_RANKS), ("request", Request), ("control", ctypes.c_void_p))
+    _fields_ = (
+        ("plan", ctypes.c_uint8),
+        ("ranks", RankMemory * MAX_RANKS),
+        ("request", Request),
+        ("control", ctypes.c_void_p),
+    )
 
 
 class CudaEngine(Session):
     """A plan and its weights on GPUs.
 
-    `resident`: one cooperative launch for the whole generation. `graph`: the stages of a step are the kernels of one CUDA
-    graph, launched once a step. The other executions are the host's alone.
+    `resident`: one cooperative launch for the whole generation. `graph`: the stages of a step are
+    the kernels of one CUDA graph, launched once a step. The other executions are the host's alone.
     """
 
     def __init__(
@@ -57,18 +72,24 @@ class CudaEngine(Session):
     ) -> None:
         """Without weights (probes) the streams wait for `fill_random`.
 
-        `device`: of the first GPU. `random_streams`: a seed; the matrices are filled on the device instead of packed, for runs
-        whose numbers do not matter.
+        `device`: of the first GPU. `random_streams`: a seed; the matrices are filled on the device
+        instead of packed, for runs whose numbers do not matter.
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
         if plan.options.gpus > 1:
-            raise EngineError(f"gpus={plan.options.gpus}: this engine runs a plan on one GPU; plan with gpus=1")
-        if plan.options.execution is Execution.STREAM:
-            raise EngineError("execution=stream runs on the host only; plan with execution=resident or graph")
+            raise EngineError(
+                f"gpus={plan.options.gpus}: this engine runs a plan on one GPU; plan with gpus=1"
+            )
+        if plan.options.execution is Execution.LAUNCHES:
+            raise EngineError(
+                "execution=stream runs on the host only; plan with execution=resident or graph"
+            )
         driver = open_driver()
         self._gpus = [Gpu(driver, device + n) for n in range(plan.options.gpus)]
         first = self._gpus[0]
-        self.report: CompileReport = compile_cubin(plan, architecture(first.capability, first.name), trace=trace)
+        self.report: CompileReport = compile_cubin(
+            plan, architecture(first.capability, first.name), trace=trace
+        )
         try:
             self._prepare(weights, random_streams)
         except BaseException:
@@ -77,26 +98,34 @@ class CudaEngine(Session):
 
     def _prepare(self, weights: Weights | None, random_streams: int | None) -> None:
         blocks = self.plan.ranks // len(self._gpus) * self.plan.blocks
-        shape = Shape(blocks=blocks, threads=threads(self.plan), shared_bytes=self.report.shared_bytes)
+        shape = Shape(
+            blocks=blocks, threads=threads(self.plan), shared_bytes=self.report.shared_bytes
+        )
         for gpu in self._gpus:
             gpu.hold()
             gpu.use()
             gpu.load(self.report, shape)
-            gpu.open_streams()
+            gpu.open_cuda_streams()
         self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
         self._launch = _Launch(control=ctypes.addressof(self._control))
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
 
-    # ---- memory ---------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def _gpu_of(self, rank: int) -> Gpu:
         return self._gpus[rank // (self.plan.ranks // len(self._gpus))]
 
     def _upload(self, weights: Weights | None, *, packed: bool) -> None:
-        """The memory of all ranks; packed one rank at a time, so the host holds one copy at most."""
-        table = plan_layout.embedding(self.plan, weights).reshape(-1).view(np.uint8) if weights is not None else np.zeros(1, np.uint8)
+        """The memory of all ranks; packed one rank at a time, so the host holds one copy at
+        most.
+        """
+        table = (
+            plan_layout.embedding(self.plan, weights).reshape(-1).view(np.uint8)
+            if weights is not None
+            else np.zeros(1, np.uint8)
+        )
         embeddings = {}
         for gpu in self._gpus:
             gpu.use()
@@ -116,9 +145,16 @@ class CudaEngine(Session):
         """What a rank computes in."""
         plan, sizes = self.plan, layout(self.plan).sizes
         exchange, counters = int(sizes["exchange_floats"]), int(sizes["counters"]) * LINE_FLOATS
-        state = 0 if plan.options.execution is Execution.RESIDENT else plan.blocks * int(sizes["state_floats"])
+        state = (
+            0
+            if plan.options.execution is Execution.RESIDENT
+            else plan.blocks * int(sizes["state_floats"])
+        )
         memory.exchange, memory.counters = gpu.allocate(exchange * 4), gpu.allocate(counters * 4)
-        memory.kv, memory.probabilities = gpu.allocate(kv_bytes(plan)), gpu.allocate(probability_floats(plan) * 4)
+        memory.kv, memory.probabilities = (
+            gpu.allocate(kv_bytes(plan)),
+            gpu.allocate(probability_floats(plan) * 4),
+        )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
         memory.state = gpu.allocate(state * 4) if state else None
         gpu.cleared += [(memory.exchange, exchange, SENTINEL_WORD), (memory.counters, counters, 0)]
@@ -135,12 +171,12 @@ class CudaEngine(Session):
         gpu.write(self._launch.ranks[rank].stream, host)
 
     def fill_random(self, seed: int) -> None:
-        """A chunk from the host, doubled on the device until each stream is full."""
-        chunk = random_chunk(self.plan, seed)
+        """A pattern from the host, doubled on the device until each stream is full."""
+        pattern = random_pattern(self.plan, seed)
         for rank in range(self.plan.ranks):
             gpu = self._gpu_of(rank)
             gpu.use()
-            gpu.repeat(self._launch.ranks[rank].stream, chunk, self._stream_bytes())
+            gpu.repeat(self._launch.ranks[rank].stream, pattern, self._stream_bytes())
         for gpu in self._gpus:
             gpu.use()
             gpu.synchronize()
@@ -151,7 +187,7 @@ class CudaEngine(Session):
     def _give(self, array: NDArray[Any]) -> int:
         return self._gpus[0].lent(array)
 
-    # ---- one run --------------------------------------------------------------------------------------------
+    # ---- one run ---------------------------------------------------------------------------------
 
     def _abort_address(self) -> int:
         return self._gpus[0].abort
@@ -179,7 +215,8 @@ class CudaEngine(Session):
                 continue
             if request.read:  # the passes' barriers need all blocks at once
                 gpu.launch(plan, (0, 0, 0, 0), cooperative=True)
-            gpu.capture(plan, [(0, -1, stage, stage + 1) for stage in range(stages)], request.steps)  # -1: the step it has reached
+            # -1: the step it has reached
+            gpu.capture(plan, [(0, -1, stage, stage + 1) for stage in range(stages)], request.steps)
         self._feed()
 
     def _feed(self) -> None:
@@ -209,7 +246,9 @@ class CudaEngine(Session):
             gpu.end_run()
 
     def _check_leaving(self) -> None:
-        """A kernel that was told to end and stays cannot be ended: only the end of the process frees the device."""
+        """A kernel that was told to end and stays cannot be ended: only the end of the process
+        frees the device.
+        """
         if not self._control.abort:
             return
         now = time.monotonic()
@@ -221,7 +260,8 @@ class CudaEngine(Session):
             for gpu in self._gpus:
                 gpu.usable = False
             raise EngineError(
-                f"the kernel did not end {LEAVE_S:g} s after it was told to; end this process to free the GPU, and report this"
+                f"the kernel did not end {LEAVE_S:g} s after it was told to; end this process to "
+                "free the GPU, and report this"
             )
 
     def _close(self) -> None:
@@ -232,5 +272,9 @@ class CudaEngine(Session):
 
 
 def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe on the GPU, after `warmup` steps; the slowest block counts."""
-    return probe_seconds(plan, lambda: CudaEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed)
+    """Seconds of each of `steps` steps of a probe on the GPU, after `warmup` steps; the slowest
+    block counts.
+    """
+    return probe_seconds(
+        plan, lambda: CudaEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed
+    )

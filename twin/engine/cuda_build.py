@@ -1,4 +1,6 @@
-"""Compiles the monokernel for an NVIDIA GPU: nvcc where it is installed, else NVRTC, which needs no toolkit."""
+"""Compiles the monokernel for an NVIDIA GPU: nvcc where it is installed, else NVRTC, which needs no
+toolkit.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from twin.kernel.scan import check_cache_tiles
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
-HELPER_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
+SIDE_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
-ARCHITECTURES = MappingProxyType({(9, 0): "sm_90a"})  # what the kernel is written for, by compute capability; "a": its bulk copies
+# what the kernel is written for, by compute capability; "a": its bulk copies
+ARCHITECTURES = MappingProxyType({(9, 0): "sm_90a"})
 HOPPER = ARCHITECTURES[9, 0]
 
 
@@ -41,25 +44,32 @@ class CompileReport:
 
 
 def architecture(capability: tuple[int, int], name: str) -> str:
-    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one that the kernel is not written for."""
+    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one
+    that the kernel is not written for.
+    """
     if capability in ARCHITECTURES:
         return ARCHITECTURES[capability]
     known = ", ".join(f"{major}.{minor} ({arch})" for (major, minor), arch in ARCHITECTURES.items())
     raise EngineError(
-        f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernel is written for {known}, which H100 and H200 have: "
-        "run on one of these or on the CPU (1xhost), or simulate this GPU"
+        f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernel is written "
+        f"for {known}, which H100 and H200 have: run on one of these or on the CPU (1xhost), or "
+        "simulate this GPU"
     )
 
 
 def threads(plan: Plan) -> int:
     """Threads of a block."""
-    return 32 * (int(layout(plan).sizes["consumer_warps"]) + HELPER_WARPS)
+    return 32 * (int(layout(plan).sizes["consumer_warps"]) + SIDE_WARPS)
 
 
-def compile_cubin(plan: Plan, arch: str = HOPPER, *, trace: bool = False, lines: bool = False) -> CompileReport:
-    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is found or it refuses.
+def compile_cubin(
+    plan: Plan, arch: str = HOPPER, *, trace: bool = False, lines: bool = False
+) -> CompileReport:
+    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is
+    found or it refuses.
 
-    With `lines` the same code says which source line each of its instructions is from (cuda_lines.py).
+    With `lines` the same code says which source line each of its instructions is from
+    (cuda_lines.py).
     """
     check_tensor_cores(plan)
     check_cache_tiles(plan)
@@ -67,31 +77,48 @@ def compile_cubin(plan: Plan, arch: str = HOPPER, *, trace: bool = False, lines:
     nvcc = shutil.which("nvcc")
     flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
-    target = cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"
+    target = (
+        cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"
+    )
 
     def build(folder: Path) -> Path:
         (folder / "plan.h").write_text(text, encoding="utf-8")
-        cubin, said = _by_nvcc(nvcc, arch, flags, folder) if nvcc else _by_nvrtc(arch, flags, folder)
+        cubin, said = (
+            _by_nvcc(nvcc, arch, flags, folder) if nvcc else _by_nvrtc(arch, flags, folder)
+        )
         made = folder / "made"
-        made.write_bytes(json.dumps(_read_report(said)).encode() + b"\n" + cubin)  # one file, so that one digest covers both
+        # one file, so that one digest covers both
+        made.write_bytes(json.dumps(_read_report(said)).encode() + b"\n" + cubin)
         return made
 
     kept = unsealed(cached(target, build))
     if kept is None:
-        raise ToolchainError(f"{target}: another program changed it just now; run the command again")
+        raise ToolchainError(
+            f"{target}: another program changed it just now; run the command again"
+        )
     report, _, cubin = kept.partition(b"\n")
-    return CompileReport(arch, "nvcc" if nvcc else "NVRTC", **json.loads(report), shared_bytes=shared_bytes(plan), cubin=cubin)
+    return CompileReport(
+        arch,
+        "nvcc" if nvcc else "NVRTC",
+        **json.loads(report),
+        shared_bytes=shared_bytes(plan),
+        cubin=cubin,
+    )
 
 
 def summary(report: CompileReport) -> dict[str, Any]:
     """The report without the code."""
-    return {name: value for name, value in asdict(report).items() if name != "cubin"} | {"cubin_bytes": len(report.cubin)}
+    return {name: value for name, value in asdict(report).items() if name != "cubin"} | {
+        "cubin_bytes": len(report.cubin)
+    }
 
 
 def _by_nvcc(nvcc: str, arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
     source, output = data_dir("native") / "platform" / "cuda_main.cu", folder / "kernel.cubin"
     target = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
-    said = run_compiler([nvcc, *flags, target, "-cubin", f"-I{folder}", str(source), "-o", str(output)])
+    said = run_compiler(
+        [nvcc, *flags, target, "-cubin", f"-I{folder}", str(source), "-o", str(output)]
+    )
     return output.read_bytes(), said
 
 
@@ -101,12 +128,16 @@ def _by_nvrtc(arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
     source = (platform / "cuda_main.cu").read_bytes()
     program = nvrtc.call("nvrtcCreateProgram", source, b"cuda_main.cu", 0, None, None)
     options = [f"-arch={arch}", *flags, f"-I{folder}", f"-I{platform}"]
-    compiled = nvrtc.succeeds("nvrtcCompileProgram", program, len(options), [o.encode() for o in options])
+    compiled = nvrtc.succeeds(
+        "nvrtcCompileProgram", program, len(options), [o.encode() for o in options]
+    )
     log = bytearray(nvrtc.call("nvrtcGetProgramLogSize", program))
     nvrtc.call("nvrtcGetProgramLog", program, log)
     said = log.decode(errors="replace").rstrip("\0\n")
     if not compiled:
-        raise ToolchainError(f"NVRTC refused the kernel for {arch}; report this with its output:\n{said[:2000]}")
+        raise ToolchainError(
+            f"NVRTC refused the kernel for {arch}; report this with its output:\n{said[:2000]}"
+        )
     cubin = bytearray(nvrtc.call("nvrtcGetCUBINSize", program))
     nvrtc.call("nvrtcGetCUBIN", program, cubin)
     return bytes(cubin), said
@@ -114,7 +145,9 @@ def _by_nvrtc(arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
 
 def _read_report(said: str) -> dict[str, int]:
     """Numbers from the assembler's verbose output."""
-    found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    found = re.search(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
+    )
     registers = re.search(r"Used (\d+) registers", said)
     if not found or not registers:
         raise ToolchainError(f"the assembler's report is not understood: {said[:500]!r}")

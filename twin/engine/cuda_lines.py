@@ -1,8 +1,10 @@
-"""Which source line each instruction of a compiled kernel comes from: the line table of a cubin, with what was inlined where.
+"""Which source line each instruction of a compiled kernel comes from: the line table of a cubin,
+with what was inlined where.
 
-A cubin is an ELF file. Its section .debug_line is a line-number program of DWARF 2 or 3 (dwarfstd.org, DWARF 3, section 6.2) with one
-extended opcode of NVIDIA's: it names the table's row that a function was inlined at, and the function, as an offset into
-.debug_str. That opcode is not documented; its meaning was read from what nvcc 13.0 and NVRTC 13.5 write.
+A cubin is an ELF file. Its section .debug_line is a line-number program of DWARF 2 or 3
+(dwarfstd.org, DWARF 3, section 6.2) with one extended opcode of NVIDIA's: it names the table's row
+that a function was inlined at, and the function, as an offset into .debug_str. That opcode is not
+documented; its meaning was read from what nvcc 13.0 and NVRTC 13.5 write.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from twin.errors import ToolchainError
 
 KERNEL = ".text.twin_kernel"
 VERSIONS = (2, 3)  # of DWARF: nvcc's, NVRTC's
-COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE, CONST_ADD_PC, FIXED_ADVANCE_PC = 1, 2, 3, 4, 8, 9  # standard opcodes that matter
+# standard opcodes that matter
+COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE, CONST_ADD_PC, FIXED_ADVANCE_PC = 1, 2, 3, 4, 8, 9
 SET_ADDRESS, INLINED_AT = 2, 144  # extended opcodes that do
 NO_BITS = 8  # an ELF section without contents
 FUNC = 2  # an ELF symbol of code
@@ -50,31 +53,45 @@ class Kernel:
 
     code: bytes  # 16 for each instruction
     rows: tuple[Row, ...]  # by address; none without line information
-    called: tuple[Called, ...] = ()  # the rows know nothing of the compiler's own: places() takes them for what lies before
+    # the rows know nothing of the compiler's own: places() takes them for what lies before
+    called: tuple[Called, ...] = ()
 
     def places(self, at: int) -> tuple[Place, ...]:
-        """Where the instruction at byte `at` comes from, innermost function first; empty where nobody knows."""
+        """Where the instruction at byte `at` comes from, innermost function first; empty where
+        nobody knows.
+        """
         row = bisect_right(self.rows, at, key=lambda row: row.at) if 0 <= at < len(self.code) else 0
         found = []
         while row:
             found.append(self.rows[row - 1].place)
             if self.rows[row - 1].inside >= row:
-                raise ToolchainError(f"line table: row {row} lies inside row {self.rows[row - 1].inside}, which comes later")
+                raise ToolchainError(
+                    f"line table: row {row} lies inside row {self.rows[row - 1].inside}, which "
+                    "comes later"
+                )
             row = self.rows[row - 1].inside
         return tuple(found)
 
     def opcode(self, at: int) -> int:
-        """The low twelve bits of the instruction at byte `at`: what it does, without predicate and modifiers."""
+        """The low twelve bits of the instruction at byte `at`: what it does, without predicate and
+        modifiers.
+        """
         return int.from_bytes(self.code[at : at + 2], "little") & 0xFFF
 
 
 def read_kernel(cubin: bytes) -> Kernel:
-    """The kernel of a cubin. Raises ToolchainError where it has none, or a line table that is not understood."""
+    """The kernel of a cubin. Raises ToolchainError where it has none, or a line table that is not
+    understood.
+    """
     sections = _sections(cubin)
     if KERNEL not in sections:
-        raise ToolchainError(f"the cubin has no section {KERNEL}, only {', '.join(sections) or 'none'}")
+        raise ToolchainError(
+            f"the cubin has no section {KERNEL}, only {', '.join(sections) or 'none'}"
+        )
     rows = _rows(sections.get(".debug_line", b""), sections.get(".debug_str", b""))
-    return Kernel(sections[KERNEL], rows, _called(sections.get(".symtab", b""), sections.get(".strtab", b"")))
+    return Kernel(
+        sections[KERNEL], rows, _called(sections.get(".symtab", b""), sections.get(".strtab", b""))
+    )
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:
@@ -84,7 +101,11 @@ def _sections(elf: bytes) -> dict[str, bytes]:
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
     text = headers[names][4]
-    return {_text(elf, text + name)[0]: elf[at : at + length] for name, kind, _, _, at, length in headers if kind != NO_BITS}
+    return {
+        _text(elf, text + name)[0]: elf[at : at + length]
+        for name, kind, _, _, at, length in headers
+        if kind != NO_BITS
+    }
 
 
 def _called(symbols: bytes, names: bytes) -> tuple[Called, ...]:
@@ -100,9 +121,14 @@ def _called(symbols: bytes, names: bytes) -> tuple[Called, ...]:
 def _rows(program: bytes, names: bytes) -> tuple[Row, ...]:
     if not program:
         return ()
-    length, version, header, _, _, base, line_range, opcodes = struct.unpack_from("<IHIBBbBB", program)
+    length, version, header, _, _, base, line_range, opcodes = struct.unpack_from(
+        "<IHIBBbBB", program
+    )
     if version not in VERSIONS or length != len(program) - 4:
-        raise ToolchainError(f"line table: version {version}, {length} of {len(program)} bytes; expected one table of version 2 or 3")
+        raise ToolchainError(
+            f"line table: version {version}, {length} of {len(program)} bytes; expected one table "
+            "of version 2 or 3"
+        )
     arguments = program[15 : 15 + opcodes - 1]  # of each standard opcode
     files = _files(program, 15 + len(arguments))
     at, file, line, inside, function = 0, 1, 1, 0, ""

@@ -1,4 +1,6 @@
-"""NVIDIA's libraries by cuda-python: every call is checked, and a failure names the call, the error, its code and the next step."""
+"""NVIDIA's libraries by cuda-python: every call is checked, and a failure names the call, the
+error, its code and the next step.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,27 @@ from twin.errors import EngineError, ToolchainError, TwinError
 
 HERE = "run on a computer with an NVIDIA GPU"
 LOST = "this process cannot use the GPU any more: start it again, and report this if it fails again"
-ADVICE = MappingProxyType({
-    "CUDA_ERROR_OUT_OF_MEMORY": "end other programs on this GPU, or plan with a smaller max_context or model",
-    "CUDA_ERROR_NO_DEVICE": HERE,
-    "CUDA_ERROR_INVALID_DEVICE": "name a GPU that nvidia-smi lists",
-    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another program has this GPU to itself: end that one",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the computer: the driver was updated while it ran",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "update the NVIDIA driver",
-    "CUDA_ERROR_INVALID_IMAGE": "update the NVIDIA driver, which does not know the compiler's code",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": "name the GPU of this computer as the node (`twin hardware` lists them)",
-    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "plan with fewer blocks or a smaller ring",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": LOST,
-    "CUDA_ERROR_LAUNCH_FAILED": LOST,
-    "CUDA_ERROR_LAUNCH_TIMEOUT": LOST,
-    "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory is damaged: use another one",
-})  # fmt: skip
+ADVICE = MappingProxyType(
+    {
+        "CUDA_ERROR_OUT_OF_MEMORY": "end other programs on this GPU, or plan with a smaller "
+        "max_context or model",
+        "CUDA_ERROR_NO_DEVICE": HERE,
+        "CUDA_ERROR_INVALID_DEVICE": "name a GPU that nvidia-smi lists",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE": "another program has this GPU to itself: end that one",
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the computer: the driver was updated "
+        "while it ran",
+        "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "update the NVIDIA driver",
+        "CUDA_ERROR_INVALID_IMAGE": "update the NVIDIA driver, which does not know the "
+        "compiler's code",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": "name the GPU of this computer as the node (`twin "
+        "hardware` lists them)",
+        "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "plan with fewer blocks or a smaller ring",
+        "CUDA_ERROR_ILLEGAL_ADDRESS": LOST,
+        "CUDA_ERROR_LAUNCH_FAILED": LOST,
+        "CUDA_ERROR_LAUNCH_TIMEOUT": LOST,
+        "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory is damaged: use another one",
+    }
+)
 REPORT = "report this with the command that you ran"
 
 
@@ -38,7 +46,9 @@ class Library:
     advice: Mapping[str, str]  # the next step, by an error's name; REPORT for others
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The value of a call, a tuple where there are several, None where there is none. Raises `raises`."""
+        """The value of a call, a tuple where there are several, None where there is none. Raises
+        `raises`.
+        """
         error, *values = getattr(self.module, name)(*arguments)
         if int(error):
             raise self.failure(name, error)
@@ -50,14 +60,18 @@ class Library:
 
     def failure(self, name: str, error: Any) -> TwinError:
         said = str(getattr(error, "name", "error"))
-        return self.raises(f"{name} failed: {said} (code {int(error)}); {self.advice.get(said, REPORT)}")
+        return self.raises(
+            f"{name} failed: {said} (code {int(error)}); {self.advice.get(said, REPORT)}"
+        )
 
 
 class Driver(Library):
     """The CUDA driver."""
 
     def done(self, name: str, what: Any) -> bool:
-        """Has an event or a stream ended? Raises EngineError for what failed meanwhile, such as the kernel."""
+        """Has an event or a CUDA stream ended? Raises EngineError for what failed meanwhile, such
+        as the kernel.
+        """
         error = getattr(self.module, name)(what)[0]
         if error == self.module.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -67,11 +81,16 @@ class Driver(Library):
 
 
 def open_driver() -> Driver:
-    """The driver, initialised. Raises ToolchainError without cuda-python, EngineError without a driver."""
+    """The driver, initialised. Raises ToolchainError without cuda-python, EngineError without a
+    driver.
+    """
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise ToolchainError("an NVIDIA GPU is reached through cuda-python, which is not installed: pip install cuda-python") from error
+        raise ToolchainError(
+            "an NVIDIA GPU is reached through cuda-python, which is not installed: pip install "
+            "cuda-python"
+        ) from error
     opened = Driver(driver, EngineError, ADVICE)
     try:
         opened.call("cuInit", 0)
@@ -85,7 +104,10 @@ def open_compiler() -> Library:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise ToolchainError("neither nvcc nor cuda-python is installed: pip install cuda-python, or install the CUDA toolkit") from error
+        raise ToolchainError(
+            "neither nvcc nor cuda-python is installed: pip install cuda-python, or install the "
+            "CUDA toolkit"
+        ) from error
     return Library(nvrtc, ToolchainError, MappingProxyType({}))
 
 
@@ -94,4 +116,6 @@ def compiler_version() -> str:
     try:
         return "nvrtc {}.{}".format(*open_compiler().call("nvrtcVersion"))
     except RuntimeError as error:  # cuda-python without the library it binds
-        raise ToolchainError(f"NVRTC cannot be loaded ({error}): pip install nvidia-cuda-nvrtc-cu12") from error
+        raise ToolchainError(
+            f"NVRTC cannot be loaded ({error}): pip install nvidia-cuda-nvrtc-cu12"
+        ) from error

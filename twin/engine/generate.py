@@ -1,4 +1,6 @@
-"""Text from a session: tokens become pieces of text as they are made, and stop texts end a generation. Prints and parses nothing."""
+"""Text from a session: tokens become pieces of text as they are made, and stop texts end a
+generation. Prints and parses nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from enum import Enum
 
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
-from twin.engine.tokenizer import Stream, Tokenizer
+from twin.engine.tokenizer import Detokenizer, Tokenizer
 from twin.errors import EngineError
 
 
@@ -36,7 +38,8 @@ class Request:
 class Piece:
     """What became known at once: a token, and the text that may be shown since.
 
-    The text is often empty: within a character of several tokens, or while it may be the beginning of a stop text.
+    The text is often empty: within a character of several tokens, or while it may be the beginning
+    of a stop text.
     """
 
     text: str
@@ -56,14 +59,17 @@ class Completion:
 OnPiece = Callable[[Piece], None]
 
 
-def complete(session: Session, tokenizer: Tokenizer | None, request: Request, on_piece: OnPiece | None = None) -> Completion:
-    """One request, in the caller's thread; `on_piece` gets the text as it is made. Without a tokenizer the text is token ids.
+def complete(
+    session: Session, tokenizer: Tokenizer | None, request: Request, on_piece: OnPiece | None = None
+) -> Completion:
+    """One request, in the caller's thread; `on_piece` gets the text as it is made. Without a
+    tokenizer the text is token ids.
 
     `session.cancel` ends it from another thread, or from `on_piece`. Raises EngineError.
     """
     if "" in request.stop_texts:
         raise EngineError("a stop text is empty: it would end every generation before it begins")
-    text = Text(tokenizer.stream(request.prompt) if tokenizer else None, request.stop_texts)
+    text = Text(tokenizer.detokenizer(request.prompt) if tokenizer else None, request.stop_texts)
 
     def tell(piece: Piece) -> None:
         if on_piece is not None:
@@ -77,7 +83,11 @@ def complete(session: Session, tokenizer: Tokenizer | None, request: Request, on
             session.cancel()
 
     made = session.generate(
-        request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop_tokens, on_token=take
+        request.prompt,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        stop=request.stop_tokens,
+        on_token=take,
     )
     if rest := text.finish():
         tell(Piece(rest))
@@ -87,27 +97,33 @@ def complete(session: Session, tokenizer: Tokenizer | None, request: Request, on
 def _stop(made: Generation, text: Text) -> Stop:
     if text.found is not None:
         return Stop.TEXT
-    return {"stop": Stop.TOKEN, "cancelled": Stop.CANCELLED, "length": Stop.LENGTH}[made.stop_reason]
+    return {"stop": Stop.TOKEN, "cancelled": Stop.CANCELLED, "length": Stop.LENGTH}[
+        made.stop_reason
+    ]
 
 
 class Text:
-    """Text as it grows, up to the first stop text. What may be the beginning of one is held back."""
+    """Text as it grows, up to the first stop text. What may be the beginning of one is held
+    back.
+    """
 
-    def __init__(self, stream: Stream | None, stops: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
         self.whole = ""
         self.found: str | None = None  # the stop text that ended it
-        self._stream = stream
+        self._detokenizer = detokenizer
         self._stops = tuple(stops)
         self._given = 0  # characters
 
     def push(self, token: int) -> str:
         """What may be shown since the last call."""
-        return self.add(self._stream.push(token) if self._stream else f"{token} ")
+        return self.add(self._detokenizer.push(token) if self._detokenizer else f"{token} ")
 
     def add(self, piece: str) -> str:
         """The same, of text."""
         self.whole += piece
-        found = [(at, stop) for stop in self._stops if (at := self.whole.find(stop, self._given)) >= 0]
+        found = [
+            (at, stop) for stop in self._stops if (at := self.whole.find(stop, self._given)) >= 0
+        ]
         if found:
             first, self.found = min(found)
             self.whole = self.whole[:first]
@@ -118,7 +134,7 @@ class Text:
         """What was held back, and what is left of a character that never became whole (U+FFFD)."""
         if self.found is not None:
             return ""
-        shown = self.add(self._stream.finish()) if self._stream else ""
+        shown = self.add(self._detokenizer.finish()) if self._detokenizer else ""
         return shown + self._give(len(self.whole))
 
     def _give(self, end: int) -> str:
@@ -127,5 +143,14 @@ class Text:
 
     def _held(self) -> int:
         """Characters at the end that a stop text begins with."""
-        longest = min(max((len(stop) - 1 for stop in self._stops), default=0), len(self.whole) - self._given)
-        return next((n for n in range(longest, 0, -1) if any(stop.startswith(self.whole[-n:]) for stop in self._stops)), 0)
+        longest = min(
+            max((len(stop) - 1 for stop in self._stops), default=0), len(self.whole) - self._given
+        )
+        return next(
+            (
+                n
+                for n in range(longest, 0, -1)
+                if any(stop.startswith(self.whole[-n:]) for stop in self._stops)
+            ),
+            0,
+        )

@@ -1,4 +1,6 @@
-"""One GPU of a session: its context, the kernel's module, its streams, and the memory that the session has there."""
+"""One GPU of a session: its context, the kernel's module, its CUDA streams, and the memory that the
+session has there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from twin.engine.driver import Driver
 from twin.engine.session import address
 from twin.errors import EngineError
 
-STEPS_AHEAD = 16  # graph launches queued beyond the oldest that has not ended: the device never waits for the host
+# graph launches queued beyond the oldest that has not ended: the device never waits for the host
+STEPS_AHEAD = 16
 LEAST_BYTES = 16  # of an allocation: the driver has none of zero
 
 
@@ -31,7 +34,8 @@ class Shape:
 class Gpu:
     """Memory is the session's, or the present run's and gone with the next.
 
-    `usable` ends with `close` and with the first failure of the kernel: every later call would fail alike and hide that one.
+    `usable` ends with `close` and with the first failure of the kernel: every later call would fail
+    alike and hide that one.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:
@@ -40,15 +44,17 @@ class Gpu:
         self._driver = driver
         self._names = driver.module
         self._device = driver.call("cuDeviceGet", index)
-        self._pinned: dict[int, list[int]] = {0: [], 1: []}  # host memory that the device sees: of the session, of the present run
+        # host memory that the device sees: of the session, of the present run
+        self._pinned: dict[int, list[int]] = {0: [], 1: []}
         self._scratch: list[int] = []  # device memory of the present run
         self._allocated: list[int] = []
-        self._streams: list[Any] = []
+        self._cuda_streams: list[Any] = []
         self._module: Any = None
         self._graph: Any = None
         self._ends: list[Any] = []
         self._steps_left = 0
-        self.cleared: list[tuple[int, int, int]] = []  # (address, words, value) that a run starts from
+        # (address, words, value) that a run starts from
+        self.cleared: list[tuple[int, int, int]] = []
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -80,31 +86,41 @@ class Gpu:
         self._call("cuCtxSetCurrent", self._context)
 
     def load(self, report: CompileReport, shape: Shape) -> None:
-        """The kernel. All its blocks must run at once: one that waits for an unstarted one would wait forever."""
+        """The kernel. All its blocks must run at once: one that waits for an unstarted one would
+        wait forever.
+        """
         self._shape = shape
         self._module = self._call("cuModuleLoadData", report.cubin)
         self._kernel = self._call("cuModuleGetFunction", self._module, b"twin_kernel")
         attribute = self._names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", self._kernel, attribute, shape.shared_bytes)
-        fit = self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._kernel, shape.threads, shape.shared_bytes)
+        fit = self._call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            self._kernel,
+            shape.threads,
+            shape.shared_bytes,
+        )
         count = self.multiprocessors
         if fit * count < shape.blocks:
             raise EngineError(
-                f"{shape.blocks} blocks of {shape.threads} threads and {shape.shared_bytes} bytes of shared memory cannot be "
-                f"resident: {count} multiprocessors hold {fit} each; plan with blocks={fit * count} or a smaller ring"
+                f"{shape.blocks} blocks of {shape.threads} threads and {shape.shared_bytes} bytes "
+                f"of shared memory cannot be resident: {count} multiprocessors hold {fit} each; "
+                f"plan with blocks={fit * count} or a smaller ring"
             )
 
-    def open_streams(self) -> None:
+    def open_cuda_streams(self) -> None:
         """One for the kernel, one for words that must reach it while it runs."""
-        self._stream = self._new_stream()
-        self._side = self._new_stream()
+        self._cuda_stream = self._new_cuda_stream()
+        self._side = self._new_cuda_stream()
         self._one = self.pin(4, run=0)
         ctypes.c_int.from_address(self._one).value = 1
         self.abort = self.allocate(4)
         self.cleared.append((self.abort, 1, 0))
 
     def close(self) -> None:
-        """Give everything back; the words that the kernel left in page-locked memory must have been read."""
+        """Give everything back; the words that the kernel left in page-locked memory must have been
+        read.
+        """
         if not self.usable:
             return
         self.use()
@@ -113,15 +129,15 @@ class Gpu:
         for at in self._allocated:
             self._call("cuMemFree", at)
         self._allocated = []
-        for stream in self._streams:
-            self._call("cuStreamDestroy", stream)
+        for cuda_stream in self._cuda_streams:
+            self._call("cuStreamDestroy", cuda_stream)
         if self._module is not None:
             self._call("cuModuleUnload", self._module)
         for at in self._pinned[0]:
             self._call("cuMemFreeHost", at)
         self._call("cuDevicePrimaryCtxRelease", self._device)
 
-    # ---- memory ---------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def allocate(self, size: int) -> int:
         """Device memory of zeros, of the session."""
@@ -144,10 +160,12 @@ class Gpu:
         self._scratch.append(self.copied(array))
         return self._scratch[-1]
 
-    def repeat(self, at: int, chunk: NDArray[np.uint8], size: int) -> None:
-        """Fill `size` bytes with a chunk from the host, doubled on the device until they are full."""
-        made = min(size, chunk.nbytes)
-        self.write(at, chunk, made)
+    def repeat(self, at: int, pattern: NDArray[np.uint8], size: int) -> None:
+        """Fill `size` bytes with a pattern from the host, doubled on the device until they are
+        full.
+        """
+        made = min(size, pattern.nbytes)
+        self.write(at, pattern, made)
         while made < size:
             more = min(made, size - made)
             self._call("cuMemcpyDtoD", at + made, at, more)
@@ -161,13 +179,18 @@ class Gpu:
         return found
 
     def pin(self, size: int, *, run: int) -> int:
-        """Page-locked host memory, at the same address on the device: of the session (0) or of the present run (1)."""
+        """Page-locked host memory, at the same address on the device: of the session (0) or of the
+        present run (1).
+        """
         flags = self._names.CU_MEMHOSTALLOC_DEVICEMAP | self._names.CU_MEMHOSTALLOC_PORTABLE
         made = int(self._call("cuMemHostAlloc", max(LEAST_BYTES, size), flags))
         self._pinned[run].append(made)
         seen = int(self._call("cuMemHostGetDevicePointer", made, 0))
         if seen != made:
-            raise EngineError(f"page-locked memory lies at {made:#x} on the host and {seen:#x} on the device: unified addressing is needed")
+            raise EngineError(
+                f"page-locked memory lies at {made:#x} on the host and {seen:#x} on the device: "
+                "unified addressing is needed"
+            )
         ctypes.memset(made, 0, max(LEAST_BYTES, size))
         return made
 
@@ -186,21 +209,25 @@ class Gpu:
             self._call("cuMemFree", at)
         self._pinned[1], self._scratch = [], []
 
-    # ---- launches -------------------------------------------------------------------------------------------
+    # ---- launches --------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """What a run starts from, before its first launch."""
         for at, words, value in self.cleared:
-            self._call("cuMemsetD32Async", at, value, words, self._stream)
+            self._call("cuMemsetD32Async", at, value, words, self._cuda_stream)
 
     def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
-        """The kernel: the address of its plan, then its other arguments, all of them 32-bit integers."""
+        """The kernel: the address of its plan, then its other arguments, all of them 32-bit
+        integers.
+        """
         words = [ctypes.c_int(n) for n in numbers]
-        arguments = (ctypes.c_void_p * (1 + len(words)))(plan, *(ctypes.addressof(word) for word in words))
+        arguments = (ctypes.c_void_p * (1 + len(words)))(
+            plan, *(ctypes.addressof(word) for word in words)
+        )
         config = self._names.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self._shape.blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._shape.threads, 1, 1
-        config.sharedMemBytes, config.hStream = self._shape.shared_bytes, self._stream
+        config.sharedMemBytes, config.hStream = self._shape.shared_bytes, self._cuda_stream
         if cooperative:
             attribute = self._names.CUlaunchAttribute()
             attribute.id = self._names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -211,10 +238,10 @@ class Gpu:
     def capture(self, plan: int, numbers: Sequence[Sequence[int]], steps: int) -> None:
         """One step as a graph, kernel after kernel; `feed` launches it once for each of `steps`."""
         mode = self._names.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._call("cuStreamBeginCapture", self._stream, mode)
+        self._call("cuStreamBeginCapture", self._cuda_stream, mode)
         for one in numbers:
             self.launch(plan, one, cooperative=False)
-        captured = self._call("cuStreamEndCapture", self._stream)
+        captured = self._call("cuStreamEndCapture", self._cuda_stream)
         self._graph = self._call("cuGraphInstantiate", captured, 0)
         self._call("cuGraphDestroy", captured)
         self._steps_left = steps
@@ -228,15 +255,15 @@ class Gpu:
         while self._ends and self._done("cuEventQuery", self._ends[0]):
             self._call("cuEventDestroy", self._ends.pop(0))
         while self._steps_left and len(self._ends) < STEPS_AHEAD:
-            self._call("cuGraphLaunch", self._graph, self._stream)
+            self._call("cuGraphLaunch", self._graph, self._cuda_stream)
             flags = self._names.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._ends.append(self._call("cuEventCreate", flags))
-            self._call("cuEventRecord", self._ends[-1], self._stream)
+            self._call("cuEventRecord", self._ends[-1], self._cuda_stream)
             self._steps_left -= 1
 
     def idle(self) -> bool:
         """Has it ended all that it was given, and is nothing left to give?"""
-        return not self._steps_left and self._done("cuStreamQuery", self._stream)
+        return not self._steps_left and self._done("cuStreamQuery", self._cuda_stream)
 
     def drop_steps(self) -> None:
         """What `feed` has not launched stays so."""
@@ -259,11 +286,11 @@ class Gpu:
     def synchronize(self) -> None:
         self._call("cuCtxSynchronize")
 
-    # ---- the driver -----------------------------------------------------------------------------------------
+    # ---- the driver ------------------------------------------------------------------------------
 
-    def _new_stream(self) -> Any:
+    def _new_cuda_stream(self) -> Any:
         made = self._call("cuStreamCreate", self._names.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self._streams.append(made)
+        self._cuda_streams.append(made)
         return made
 
     def _attribute(self, name: str) -> int:

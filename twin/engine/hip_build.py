@@ -1,4 +1,6 @@
-"""Compiles the monokernel for an AMD GPU with clang alone, without ROCm. The result has never run on a device."""
+"""Compiles the monokernel for an AMD GPU with clang alone, without ROCm. The result has never run
+on a device.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,20 @@ from twin.toolchain import run_compiler
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
 OLDEST = 17  # the first that knows gfx942
 FLAGS = (
-    "-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-nostdinc", "--no-gpu-bundle-output", "-mcode-object-version=5",
-    "-O3", "-std=c++17", "-Wall", "-Wextra", "-Rpass-analysis=kernel-resource-usage",
-)  # fmt: skip
+    "-x",
+    "hip",
+    "--cuda-device-only",
+    "-nogpulib",
+    "-nogpuinc",
+    "-nostdinc",
+    "--no-gpu-bundle-output",
+    "-mcode-object-version=5",
+    "-O3",
+    "-std=c++17",
+    "-Wall",
+    "-Wextra",
+    "-Rpass-analysis=kernel-resource-usage",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,7 @@ class HipReport:
     """What the compiler said, and the code object."""
 
     arch: str
-    vgprs: int  # per lane
+    vgprs: int  # per thread
     vgpr_spills: int
     lds_bytes: int  # per block
     code_object: bytes
@@ -40,8 +53,8 @@ def clang() -> str:
         if found and _version(found) >= OLDEST:
             return found
     raise ToolchainError(
-        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and lld-19 "
-        "(Debian: apt-get install clang-19 lld-19)"
+        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and "
+        "lld-19 (Debian: apt-get install clang-19 lld-19)"
     )
 
 
@@ -54,18 +67,35 @@ def _version(compiler: str) -> int:
 def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
     """Code object of a resident plan, with its tables compiled in."""
     if plan.options.prompt_chunk > 1:
-        raise ToolchainError(f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan with prompt_chunk=1")
+        raise ToolchainError(
+            f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan "
+            "with prompt_chunk=1"
+        )
     source = data_dir("native") / "platform" / "hip_main.hip"
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "plan.h").write_text(header(plan), encoding="utf-8")
         output = folder / "kernel.hsaco"
-        said = run_compiler([clang(), *FLAGS, f"--offload-arch={arch}", f"-I{folder}", str(source), "-o", str(output)])
+        said = run_compiler(
+            [
+                clang(),
+                *FLAGS,
+                f"--offload-arch={arch}",
+                f"-I{folder}",
+                str(source),
+                "-o",
+                str(output),
+            ]
+        )
         warnings = [line for line in said.splitlines() if "warning:" in line]
         if warnings:
             raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")
-        vgprs, spills, lds = (_number(said, field) for field in ("VGPRs", "VGPRs Spill", r"LDS Size \[bytes/block\]"))
-        return HipReport(arch, vgprs=vgprs, vgpr_spills=spills, lds_bytes=lds, code_object=output.read_bytes())
+        vgprs, spills, lds = (
+            _number(said, field) for field in ("VGPRs", "VGPRs Spill", r"LDS Size \[bytes/block\]")
+        )
+        return HipReport(
+            arch, vgprs=vgprs, vgpr_spills=spills, lds_bytes=lds, code_object=output.read_bytes()
+        )
 
 
 def _number(said: str, field: str) -> int:

@@ -1,4 +1,6 @@
-"""The engine on this computer's CPU: the monokernel with one OS thread per block, all ranks in one process."""
+"""The engine on this computer's CPU: the monokernel with one OS thread per block, all ranks in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from twin.engine.session import Generation, Session, address, kv_bytes, probability_floats, probe_seconds, random_chunk
+from twin.engine.session import (
+    Generation,
+    Session,
+    address,
+    kv_bytes,
+    probability_floats,
+    probe_seconds,
+    random_pattern,
+)
 from twin.errors import EngineError
 from twin.kernel import layout as plan_layout
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
@@ -32,31 +42,51 @@ class HostEngine(Session):
     """A plan and its weights on this computer's cores."""
 
     def __init__(
-        self, plan: Plan, weights: Weights | None, *, sanitize: str | None = None, trace: bool = False, watchdog_s: float = WATCHDOG_S
+        self,
+        plan: Plan,
+        weights: Weights | None,
+        *,
+        sanitize: str | None = None,
+        trace: bool = False,
+        watchdog_s: float = WATCHDOG_S,
     ) -> None:
         """Without weights (probes), the streams are filled with random numbers."""
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
-        self._library = _load(build_host(header(plan, embedded=False, trace=trace), sanitize=sanitize))
+        self._library = _load(
+            build_host(header(plan, embedded=False, trace=trace), sanitize=sanitize)
+        )
         self._image = plan_layout.image(plan)
         self._control = Control()
         self._workers = plan.ranks * plan.blocks
         self._memory = _Arenas(plan, weights)
         self._progress = np.zeros(self._workers * self._library.twin_progress_bytes(), np.uint8)
-        self._blocks = _arena(self._workers * self._library.twin_block_floats(address(self._image)) * 4).view(np.float32)
-        self._cores = np.array(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [], np.int32)
-        self._launches = np.array([_launches(plan, stage.operations) for stage in plan.stages], np.int32)
+        self._blocks = _arena(
+            self._workers * self._library.twin_block_floats(address(self._image)) * 4
+        ).view(np.float32)
+        self._cores = np.array(
+            sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [], np.int32
+        )
+        self._launches = np.array(
+            [_launches(plan, stage.operations) for stage in plan.stages], np.int32
+        )
         self._kept: list[Any] = []  # arrays of the present run, which the device holds pointers to
         self._engine: int | None = self._library.twin_open(
-            address(self._image), self._memory.ranks, ctypes.byref(self._control), address(self._progress), address(self._blocks),
-            address(self._cores), len(self._cores), address(self._launches),
-        )  # fmt: skip
+            address(self._image),
+            self._memory.ranks,
+            ctypes.byref(self._control),
+            address(self._progress),
+            address(self._blocks),
+            address(self._cores),
+            len(self._cores),
+            address(self._launches),
+        )
 
     def _close(self) -> None:
         if self._engine is not None:
             self._library.twin_close(self._engine)
             self._engine = None
 
-    # ---- one run --------------------------------------------------------------------------------------------
+    # ---- one run ---------------------------------------------------------------------------------
 
     def _zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         made = np.zeros(shape, dtype)
@@ -80,7 +110,10 @@ class HostEngine(Session):
         self._forget()
         error = self._library.twin_start(self._engine, ctypes.byref(request))
         if error:
-            raise EngineError(f"{self._workers} threads cannot be started ({os.strerror(error)}): use fewer blocks")
+            raise EngineError(
+                f"{self._workers} threads cannot be started ({os.strerror(error)}): use fewer "
+                "blocks"
+            )
 
     def _wait(self, told: int) -> bool:
         return bool(self._library.twin_wait(self._engine, told, WAIT_US))
@@ -90,10 +123,15 @@ class HostEngine(Session):
         worker = self._library.twin_overrun(self._engine)
         if worker >= 0:
             rank, block = divmod(worker, self.plan.blocks)
-            raise EngineError(f"Rank[{rank}].Block[{block}] wrote beyond its memory, so no result of this run counts; report this plan")
+            raise EngineError(
+                f"Rank[{rank}].Block[{block}] wrote beyond its memory, so no result of this run "
+                "counts; report this plan"
+            )
 
     def _forget(self) -> None:
-        """Everything that a run leaves behind: hand-offs, counters, progress. Old cache positions are never read."""
+        """Everything that a run leaves behind: hand-offs, counters, progress. Old cache positions
+        are never read.
+        """
         self._memory.clear()
         ctypes.memset(ctypes.byref(self._control), 0, ctypes.sizeof(Control))
         self._progress[:] = 0
@@ -101,8 +139,12 @@ class HostEngine(Session):
 
 
 def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block counts."""
-    return probe_seconds(plan, lambda: HostEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed)
+    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block
+    counts.
+    """
+    return probe_seconds(
+        plan, lambda: HostEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed
+    )
 
 
 class _Arenas:
@@ -111,10 +153,15 @@ class _Arenas:
     def __init__(self, plan: Plan, weights: Weights | None) -> None:
         made = layout(plan)
         self.plan = plan
-        self._exchange_floats, self._counters = int(made.sizes["exchange_floats"]), int(made.sizes["counters"])
+        self._exchange_floats, self._counters = (
+            int(made.sizes["exchange_floats"]),
+            int(made.sizes["counters"]),
+        )
         self.ranks = (RankMemory * plan.ranks)()
         self._streams, self._exchange, self._counts, self._kept = [], [], [], []
-        table = plan_layout.embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
+        table = (
+            plan_layout.embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
+        )
         self._kept.append(table)
         for rank, memory in enumerate(self.ranks):
             stream = _arena(int(made.sizes["stream_pages"]) * PAGE_BYTES)
@@ -131,7 +178,11 @@ class _Arenas:
             prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
             self._kept += [constants, kv, probabilities, prompt]
             memory.prompt = address(prompt)
-            memory.stream, memory.embedding, memory.constants = address(stream), address(table), address(constants)
+            memory.stream, memory.embedding, memory.constants = (
+                address(stream),
+                address(table),
+                address(constants),
+            )
             memory.exchange, memory.counters = address(exchange), address(counters)
             memory.kv, memory.probabilities = address(kv), address(probabilities)
 
@@ -141,26 +192,29 @@ class _Arenas:
             counters[:] = 0
 
     def fill(self, seed: int) -> None:
-        chunk = random_chunk(self.plan, seed)
+        pattern = random_pattern(self.plan, seed)
         for stream in self._streams:
-            for lo in range(0, len(stream), len(chunk)):
-                stream[lo : lo + len(chunk)] = chunk[: len(stream) - lo]
+            for lo in range(0, len(stream), len(pattern)):
+                stream[lo : lo + len(pattern)] = pattern[: len(stream) - lo]
 
 
 def _launches(plan: Plan, operations: tuple[str, ...]) -> int:
     """Kernels launched for a stage."""
-    return len(operations) if plan.options.execution is Execution.STREAM else 1
+    return len(operations) if plan.options.execution is Execution.LAUNCHES else 1
 
 
 def _arena(size: int) -> NDArray[np.uint8]:
     """Zeroed memory on a huge page's border, on huge pages where the system has them."""
     try:
-        # Private: shared anonymous memory, Python's default, gets no huge pages, and a stream of small ones lost a third
-        # of the bandwidth on two cores.
-        region = mmap.mmap(-1, max(1, size) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Private: shared anonymous memory, Python's default, gets no huge pages, and a stream of
+        # small ones lost a third of the bandwidth on two cores.
+        region = mmap.mmap(
+            -1, max(1, size) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
     except OSError as error:
         raise EngineError(
-            f"{size / 1e9:.1f} GB of memory cannot be had ({error.strerror}): choose a smaller model or max_context"
+            f"{size / 1e9:.1f} GB of memory cannot be had ({error.strerror}): choose a smaller "
+            "model or max_context"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE_PAGE_BYTES:
         with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -181,7 +235,16 @@ def _load(path: os.PathLike[str]) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     library.twin_block_floats.argtypes, library.twin_block_floats.restype = [pointer], ctypes.c_long
     library.twin_progress_bytes.argtypes, library.twin_progress_bytes.restype = [], ctypes.c_long
-    library.twin_open.argtypes = [pointer, pointer, pointer, pointer, pointer, pointer, number, pointer]
+    library.twin_open.argtypes = [
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        number,
+        pointer,
+    ]
     library.twin_open.restype = pointer
     library.twin_start.argtypes, library.twin_start.restype = [pointer, pointer], number
     library.twin_wait.argtypes, library.twin_wait.restype = [pointer, number, number], number

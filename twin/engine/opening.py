@@ -1,4 +1,6 @@
-"""From a model that somebody names to a session that runs it: weights and words, a proven plan that fits, the engine."""
+"""From a model that somebody names to a session that runs it: weights and words, a proven plan that
+fits, the engine.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from twin.models.load import load_model, model_names, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1
 Show = Callable[[str], None]
 
 
-# ---- weights and words --------------------------------------------------------------------------------------
+# ---- weights and words ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ class Source:
     seed: int | None = None  # of random weights
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt. Raises ConfigError where there are none, and for one that the model does not know."""
+        """The tokens of a prompt. Raises ConfigError where there are none, and for one that the
+        model does not know.
+        """
         if self.tokenizer is None:
             raise ConfigError(f"{self.spec.name} has no tokenizer: give token ids instead of text")
         tokens = self.tokenizer.encode(text)
@@ -49,20 +53,29 @@ class Source:
             raise ConfigError("the prompt is empty: give at least one character")
         worst = max(tokens)
         if worst >= self.spec.vocab:
-            raise ConfigError(f"the tokenizer gives token {worst}, but {self.spec.name} knows {self.spec.vocab}: use --prompt-tokens")
+            raise ConfigError(
+                f"the tokenizer gives token {worst}, but {self.spec.name} knows "
+                f"{self.spec.vocab}: use --prompt-tokens"
+            )
         return tokens
 
 
-def open_source(model: str, seed: int | None = None, dtype: DType | None = None, *, text: bool = True) -> Source:
+def open_source(
+    model: str, seed: int | None = None, dtype: DType | None = None, *, text: bool = True
+) -> Source:
     """A checkpoint, or with a seed random weights of a model's shape, stored as `dtype`.
 
-    `text`: prompts will be text, so a checkpoint must have a tokenizer, and a shape without one takes bytes. Raises ConfigError,
-    CheckpointError.
+    `text`: prompts will be text, so a checkpoint must have a tokenizer, and a shape without one
+    takes bytes. Raises ConfigError, CheckpointError.
     """
     folder = Path(model)
     if seed is None:
         checkpoint = named_checkpoint(model)
-        return Source(checkpoint.spec, checkpoint.weights, open_tokenizer(folder) if text else _tokenizer_if_any(folder))
+        return Source(
+            checkpoint.spec,
+            checkpoint.weights,
+            open_tokenizer(folder) if text else _tokenizer_if_any(folder),
+        )
     if not 0 <= seed <= MOST_SEED:
         raise ConfigError(f"--random {shown(seed)}: a seed is at least 0 and at most {MOST_SEED}")
     spec = load_model(model, runs=True)
@@ -73,10 +86,15 @@ def open_source(model: str, seed: int | None = None, dtype: DType | None = None,
 
 
 def named_checkpoint(model: str) -> Checkpoint:
-    """The checkpoint at a path. Raises ConfigError for the name of a shape, CheckpointError for what is no checkpoint."""
+    """The checkpoint at a path. Raises ConfigError for the name of a shape, CheckpointError for
+    what is no checkpoint.
+    """
     folder = Path(model)
     if model in model_names() and not folder.exists():
-        raise ConfigError(f"{shown(model)} names a shape without weights: give a checkpoint's folder, or --random SEED to run its shape")
+        raise ConfigError(
+            f"{shown(model)} names a shape without weights: give a checkpoint's folder, or "
+            "--random SEED to run its shape"
+        )
     return open_checkpoint(folder)
 
 
@@ -90,19 +108,22 @@ def _byte_tokenizer() -> Tokenizer:
         return open_tokenizer(folder)
 
 
-# ---- a plan -------------------------------------------------------------------------------------------------
+# ---- a plan --------------------------------------------------------------------------------------
 
 
 def check_runs_here(node: Node) -> None:
     """Raises ConfigError or EngineError unless the engine can use the node here and now."""
     if node.device.nvidia and node.gpus > 1:
         raise ConfigError(
-            f"--node {node.name}: the engine runs on one GPU; use 1x{node.device.name}, `twin simulate` predicts more of them"
+            f"--node {node.name}: the engine runs on one GPU; use 1x{node.device.name}, `twin "
+            "simulate` predicts more of them"
         )
     check_present(node.device)
 
 
-def plan_run(spec: ModelSpec, node: Node, chosen: Mapping[str, Any], *, positions: int, greedy: bool) -> Plan:
+def plan_run(
+    spec: ModelSpec, node: Node, chosen: Mapping[str, Any], *, positions: int, greedy: bool
+) -> Plan:
     """A proven plan that holds `positions` and fits the node's memory, on a CPU what is free of it.
 
     `chosen`: values of Options fields. Raises ConfigError, PlanError or InvalidPlan.
@@ -110,26 +131,44 @@ def plan_run(spec: ModelSpec, node: Node, chosen: Mapping[str, Any], *, position
     limit = chosen.get("max_context", spec.context)
     if positions - 1 > limit:
         what = "max_context" if "max_context" in chosen else f"{spec.name}'s context"
-        raise ConfigError(f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten one of them")
-    options = {"max_context": min(limit, positions), **chosen, "sampling": Sampling.GREEDY if greedy else Sampling.FULL}
+        raise ConfigError(
+            f"prompt and --max-tokens need {positions - 1} positions, {what} is {limit}: shorten "
+            "one of them"
+        )
+    options = {
+        "max_context": min(limit, positions),
+        **chosen,
+        "sampling": Sampling.GREEDY if greedy else Sampling.FULL,
+    }
     options["context"] = min(positions, options["max_context"])
     plan = plan_for(spec, node, **options)
-    check_fits(plan, node, options)  # before the proof, whose budget knows one GPU and no other programs
-    validate(plan)
+    # before the proof, whose budget knows one GPU and no other programs
+    check_fits(plan, node, options)
+    prove(plan)
     return plan
 
 
 def check_fits(plan: Plan, node: Node, chosen: Mapping[str, Any]) -> None:
-    """Raises PlanError for a plan that the node's memory, or what is free of this computer's, does not hold."""
-    check_room(plan, node, chosen, free_bytes=None if node.device.sharing is None else free_bytes(), advice=TO_RUN)
+    """Raises PlanError for a plan that the node's memory, or what is free of this computer's, does
+    not hold.
+    """
+    check_room(
+        plan,
+        node,
+        chosen,
+        free_bytes=None if node.device.sharing is None else free_bytes(),
+        advice=TO_RUN,
+    )
 
 
-# ---- a session ----------------------------------------------------------------------------------------------
+# ---- a session -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Watched:
-    """Weights that say how far they are: billions of random ones, or a large file on a slow disk, take minutes."""
+    """Weights that say how far they are: billions of random ones, or a large file on a slow disk,
+    take minutes.
+    """
 
     weights: Weights
     show: Show
@@ -154,7 +193,9 @@ class Watched:
 
 
 def open_session(node: Node, plan: Plan, source: Source, show: Show) -> Session:
-    """An engine of the node with the source's weights. `show` hears how far compiling and loading are."""
+    """An engine of the node with the source's weights. `show` hears how far compiling and loading
+    are.
+    """
     if node.device.nvidia:
         compile_all(node.device, [plan], show)
         if source.seed is not None:

@@ -1,7 +1,7 @@
 """The safetensors file format, checked in full before any tensor is touched.
 
-A file is 8 bytes (header length, little endian), a JSON header {name: {dtype, shape, data_offsets}}, then the
-data, gapless. Source: https://huggingface.co/docs/safetensors (format).
+A file is 8 bytes (header length, little endian), a JSON header {name: {dtype, shape,
+data_offsets}}, then the data, gapless. Source: https://huggingface.co/docs/safetensors (format).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Array = NDArray[Any]
 
 LENGTH_BYTES = 8
 MOST_DIMENSIONS = 8
-LARGEST_NUMBER = 2**63 - 1  # of a shape and of an offset: more would not fit the format's own 64-bit arithmetic
+# of a shape and of an offset: more would not fit the format's own 64-bit arithmetic
+LARGEST_NUMBER = 2**63 - 1
 LONGEST_NAME = 512  # characters of a tensor's name
 NUMPY: dict[DType, np.dtype[Any]] = {
     DType.FP16: np.dtype(np.float16),
@@ -39,11 +40,31 @@ NUMPY: dict[DType, np.dtype[Any]] = {
 STORED = {"F16": DType.FP16, "BF16": DType.BF16, "F32": DType.FP32}
 # Bits of an element of every type. Source: the enumeration Dtype of the format's own library, 0.6.
 _BITS = {
-    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
     "U64": 64,
-}  # fmt: skip
-_INFINITY = {DType.FP16: 0x7C00, DType.BF16: 0x7F80, DType.FP32: 0x7F800000}  # bits; NaNs lie above it
+}
+# bits; NaNs lie above it
+_INFINITY = {DType.FP16: 0x7C00, DType.BF16: 0x7F80, DType.FP32: 0x7F800000}
 _BLOCK_BYTES = 1 << 19  # looked through at once: the second pass finds it in the cache of its core
 
 
@@ -60,22 +81,28 @@ class Entry:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Every tensor of a file. Raises CheckpointError unless the data is exactly what the header says."""
+    """Every tensor of a file. Raises CheckpointError unless the data is exactly what the header
+    says.
+    """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if size < LENGTH_BYTES or length > size - LENGTH_BYTES:
                 raise CheckpointError(
-                    f"{path}: its header claims {length} bytes and the file has {size}: truncated or not safetensors; download it again"
+                    f"{path}: its header claims {length} bytes and the file has {size}: truncated "
+                    "or not safetensors; download it again"
                 )
             if length > MOST_JSON_BYTES:
                 raise CheckpointError(
-                    f"{path}: its header has {length} bytes; allowed: up to {MOST_JSON_BYTES}, some 100,000 tensors; save it in more files"
+                    f"{path}: its header has {length} bytes; allowed: up to {MOST_JSON_BYTES}, "
+                    "some 100,000 tensors; save it in more files"
                 )
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({error.strerror}); check its permissions"
+        ) from error
     start = LENGTH_BYTES + length
     header = parse_json(path, text)
     header.pop("__metadata__", None)
@@ -86,13 +113,18 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 def view(entry: Entry, file: Array) -> Array:
     """The tensor without a copy; `file` is the whole file as mapped bytes."""
-    return np.asarray(file[entry.begin : entry.end]).view(NUMPY[STORED[entry.dtype]]).reshape(entry.shape)
+    return (
+        np.asarray(file[entry.begin : entry.end])
+        .view(NUMPY[STORED[entry.dtype]])
+        .reshape(entry.shape)
+    )
 
 
 def check_finite(name: str, array: Array, dtype: DType) -> None:
     """Raises CheckpointError where an element is infinite or not a number.
 
-    The bits are compared as integers, positive values as signed and negative ones as unsigned: two reductions and no copy.
+    The bits are compared as integers, positive values as signed and negative ones as unsigned: two
+    reductions and no copy.
     """
     infinity, sign = _INFINITY[dtype], 1 << (8 * dtype.bytes - 1)
     bits = array.reshape(-1).view(f"u{dtype.bytes}")
@@ -104,22 +136,34 @@ def check_finite(name: str, array: Array, dtype: DType) -> None:
         where = at + int(np.argmax((part & (sign - 1)) >= infinity))
         position = [int(i) for i in np.unravel_index(where, array.shape)]
         what = "infinite" if int(bits[where]) & (sign - 1) == infinity else "not a number"
-        raise CheckpointError(f"{name} is {what} at {position}: no token could be computed from it; download the file again")
+        raise CheckpointError(
+            f"{name} is {what} at {position}: no token could be computed from it; download the "
+            "file again"
+        )
 
 
 def write(path: Path, tensors: Mapping[str, Array]) -> None:
-    """A file of tensors of the three stored types, in the order given: whole, or not there. Raises OutputError."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # Hugging Face's loader insists on it
+    """A file of tensors of the three stored types, in the order given: whole, or not there. Raises
+    OutputError.
+    """
+    # Hugging Face's loader insists on it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     names = {NUMPY[dtype]: name for name, dtype in STORED.items()}
     offset = 0
     for name, array in tensors.items():
         end = offset + array.nbytes
-        header[name] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
+        header[name] = {
+            "dtype": names[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (offset, end),
+        }
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
     head = len(text).to_bytes(LENGTH_BYTES, "little") + text
-    files.write({path: chain([head], (np.ascontiguousarray(array).tobytes() for array in tensors.values()))})
+    files.write(
+        {path: chain([head], (np.ascontiguousarray(array).tobytes() for array in tensors.values()))}
+    )
 
 
 def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
@@ -127,21 +171,32 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
         sane = isinstance(dtype, str) and len(shape) <= MOST_DIMENSIONS
-        sane = sane and all(type(n) is int and 0 <= n <= LARGEST_NUMBER for n in (*shape, begin, end))
+        sane = sane and all(
+            type(n) is int and 0 <= n <= LARGEST_NUMBER for n in (*shape, begin, end)
+        )
     except (TypeError, KeyError, ValueError):
         sane = False
     if not sane:
         raise CheckpointError(
-            f"{path}: the header's entry of {shown(name)} is not a dtype, a shape of at most {MOST_DIMENSIONS} numbers "
-            f"and two data_offsets, below 2^63 each; download it again"
+            f"{path}: the header's entry of {shown(name)} is not a dtype, a shape of at most "
+            f"{MOST_DIMENSIONS} numbers and two data_offsets, below 2^63 each; download it again"
         )
     if len(name) > LONGEST_NAME:
-        raise CheckpointError(f"{path}: the tensor {shown(name)} has a name of {len(name)} characters; allowed: up to {LONGEST_NAME}")
+        raise CheckpointError(
+            f"{path}: the tensor {shown(name)} has a name of {len(name)} characters; allowed: up "
+            f"to {LONGEST_NAME}"
+        )
     if dtype not in _BITS:
-        raise CheckpointError(f"{path}: {shown(name)} has the unknown dtype {shown(dtype)}; expected {', '.join(STORED)}")
+        raise CheckpointError(
+            f"{path}: {shown(name)} has the unknown dtype {shown(dtype)}; expected "
+            f"{', '.join(STORED)}"
+        )
     bits = math.prod(shape) * _BITS[dtype]
     if 8 * (end - begin) != bits:
-        raise CheckpointError(f"{path}: {shown(name)} {list(shape)} of {dtype} needs {bits // 8} bytes, it has {end - begin}")
+        raise CheckpointError(
+            f"{path}: {shown(name)} {list(shape)} of {dtype} needs {bits // 8} bytes, it has "
+            f"{end - begin}"
+        )
     return Entry(path, name, dtype, shape, start + begin, start + end)
 
 
@@ -151,8 +206,12 @@ def _check_gapless(path: Path, entries: list[Entry], start: int, size: int) -> N
         if entry.begin != at:
             what = "overlaps" if entry.begin < at else "leaves a gap after"
             raise CheckpointError(
-                f"{path}: {shown(entry.name)} at byte {entry.begin} {what} {before}, which ends at {at}; download it again"
+                f"{path}: {shown(entry.name)} at byte {entry.begin} {what} {before}, which ends "
+                f"at {at}; download it again"
             )
         at, before = entry.end, shown(entry.name)
     if at != size:
-        raise CheckpointError(f"{path}: its tensors end at byte {at} and the file at {size}: truncated or overwritten; download it again")
+        raise CheckpointError(
+            f"{path}: its tensors end at byte {at} and the file at {size}: truncated or "
+            "overwritten; download it again"
+        )

@@ -1,6 +1,7 @@
 """The next token from logits: the reference that the kernel's sampler must match.
 
-Temperature, then top-k, then top-p on the probabilities that top-k left, renormalised, as Hugging Face and vLLM do.
+Temperature, then top-k, then top-p on the probabilities that top-k left, renormalised, as Hugging
+Face and vLLM do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, splitmix64's increment
 MASK = 2**64 - 1
 DRAW_BITS = 24  # what an FP32 holds exactly
 LARGEST_TOP_K = 2**31 - 1  # a 32-bit integer in the kernel
-SMALLEST_TOP_P = 2.0**-64  # the likeliest of 2^24 tokens has more: smaller ones select no other tokens
+# the likeliest of 2^24 tokens has more: smaller ones select no other tokens
+SMALLEST_TOP_P = 2.0**-64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,32 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        limits = f"0 (greedy), or from {FP32_SMALLEST:.3g} to {FP32_LARGEST:.3g}, the numbers that FP32 holds in full"
-        if not _real(self.temperature) or (self.temperature != 0 and not FP32_SMALLEST <= self.temperature <= FP32_LARGEST):
-            raise ConfigError(f"temperature={shown(self.temperature)}: must be finite and at least 0: {limits}; choose 0.7, for example")
+        limits = (
+            f"0 (greedy), or from {FP32_SMALLEST:.3g} to {FP32_LARGEST:.3g}, the numbers that FP32 "
+            "holds in full"
+        )
+        if not _real(self.temperature) or (
+            self.temperature != 0 and not FP32_SMALLEST <= self.temperature <= FP32_LARGEST
+        ):
+            raise ConfigError(
+                f"temperature={shown(self.temperature)}: must be finite and at least 0: {limits}; "
+                "choose 0.7, for example"
+            )
         if not whole(self.top_k) or not 0 <= self.top_k <= LARGEST_TOP_K:
-            raise ConfigError(f"top_k={shown(self.top_k)}: must be a whole number, at least 0 (keeps every token) and at most 2^31 - 1")
+            raise ConfigError(
+                f"top_k={shown(self.top_k)}: must be a whole number, at least 0 (keeps every "
+                "token) and at most 2^31 - 1"
+            )
         if not _real(self.top_p) or not SMALLEST_TOP_P <= self.top_p <= 1:
             limits = f"above 0 (from {SMALLEST_TOP_P:.3g}) and at most 1 (1 keeps every token)"
-            raise ConfigError(f"top_p={shown(self.top_p)}: must lie {limits}; for the likeliest token alone use temperature 0")
+            raise ConfigError(
+                f"top_p={shown(self.top_p)}: must lie {limits}; for the likeliest token alone use "
+                "temperature 0"
+            )
         if not whole(self.seed) or not 0 <= self.seed <= MASK:
-            raise ConfigError(f"seed={shown(self.seed)}: must be a whole number between 0 and 2**64 - 1")
+            raise ConfigError(
+                f"seed={shown(self.seed)}: must be a whole number between 0 and 2**64 - 1"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -55,18 +73,24 @@ def _real(value: object) -> bool:
 def sample(logits: NDArray[Any], params: SamplingParams, step: int) -> int:
     """The token of generated position `step` (0, 1, ...) from logits [vocab].
 
-    Greedy ties go to the lower index. Raises EngineError when no token has a finite logit or one is NaN.
+    Greedy ties go to the lower index. Raises EngineError when no token has a finite logit or one is
+    NaN.
     """
     logits = np.asarray(logits, np.float32)
     best = int(np.argmax(logits))  # the first NaN, if there is one
     if not np.isfinite(logits[best]):
-        raise EngineError(f"step {step}: the largest logit is {logits[best]}, no token can be chosen; check the weights")
+        raise EngineError(
+            f"step {step}: the largest logit is {logits[best]}, no token can be chosen; check the "
+            "weights"
+        )
     if params.greedy:
         return best
     probabilities = _softmax(logits, params.temperature)
     kept = np.where(_kept(logits, probabilities, params), probabilities, np.float32(0))
     cumulative = np.cumsum(kept, dtype=np.float64)
-    return int(np.searchsorted(cumulative, uniform(params.seed, step) * cumulative[-1], side="right"))
+    return int(
+        np.searchsorted(cumulative, uniform(params.seed, step) * cumulative[-1], side="right")
+    )
 
 
 def uniform(seed: int, step: int) -> float:
@@ -89,15 +113,22 @@ def _softmax(logits: NDArray[np.float32], temperature: float) -> NDArray[np.floa
     return scaled * np.float32(1 / scaled.sum(dtype=np.float64))
 
 
-def _kept(logits: NDArray[np.float32], probabilities: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
-    """[vocab] tokens that survive top-k and top-p; among equal logits the lower index ranks first."""
+def _kept(
+    logits: NDArray[np.float32], probabilities: NDArray[np.float32], params: SamplingParams
+) -> NDArray[np.bool_]:
+    """[vocab] tokens that survive top-k and top-p; among equal logits the lower index ranks
+    first.
+    """
     count = len(logits)
     if params.top_p == 1 and (params.top_k == 0 or params.top_k >= count):
         return np.ones(count, np.bool_)
     order = np.argsort(-logits, kind="stable")[: params.top_k or count]
     if params.top_p < 1:
         cumulative = np.cumsum(probabilities[order], dtype=np.float64)
-        order = order[: int(np.searchsorted(cumulative, params.top_p * cumulative[-1], side="left")) + 1]  # the crossing one included
+        # the crossing one included
+        order = order[
+            : int(np.searchsorted(cumulative, params.top_p * cumulative[-1], side="left")) + 1
+        ]
     kept = np.zeros(count, np.bool_)
     kept[order] = True
     return kept

@@ -1,4 +1,6 @@
-"""Writes a model as a Hugging Face directory that this engine and transformers both open: for tests and the demo."""
+"""Writes a model as a Hugging Face directory that this engine and transformers both open: for tests
+and the demo.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,22 @@ from twin.plan.shards import Weights
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {DType.FP16: "float16", DType.BF16: "bfloat16", DType.FP32: "float32"}
-_CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
-def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype: DType | None = None) -> None:
-    """config.json and the tensors, in `shards` files, stored as `dtype` (the weights' own unless given). Raises OutputError.
+def save_checkpoint(
+    directory: Path, weights: Weights, *, shards: int = 1, dtype: DType | None = None
+) -> None:
+    """config.json and the tensors, in `shards` files, stored as `dtype` (the weights' own unless
+    given). Raises OutputError.
 
-    No file has its name before it is whole, and the configuration comes last: a folder without it is no checkpoint.
+    No file has its name before it is whole, and the configuration comes last: a folder without it
+    is no checkpoint.
     """
     spec, dtype = weights.spec, dtype or weights.dtype
     texts = {CONFIG: hf_config(spec, dtype)}
@@ -33,7 +44,10 @@ def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype
     total = 0
     for shard in range(shards):
         file = SINGLE if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        part = {t.name: _in_shape(stored(spec, names, weights), t.shape).astype(NUMPY[dtype]) for t, names in table[shard::shards]}
+        part = {
+            t.name: _in_shape(stored(spec, names, weights), t.shape).astype(NUMPY[dtype])
+            for t, names in table[shard::shards]
+        }
         safetensors.write(directory / file, part)
         where |= dict.fromkeys(part, file)
         total += sum(array.nbytes for array in part.values())
@@ -43,7 +57,9 @@ def save_checkpoint(directory: Path, weights: Weights, *, shards: int = 1, dtype
 
 
 def hf_config(spec: ModelSpec, dtype: DType) -> dict[str, Any]:
-    """The config.json of a model: what `twin.models.load.from_config` reads back as the same spec."""
+    """The config.json of a model: what `twin.models.load.from_config` reads back as the same
+    spec.
+    """
     config: dict[str, Any] = {
         "model_type": spec.family,
         "hidden_size": spec.hidden,
@@ -68,19 +84,31 @@ def hf_config(spec: ModelSpec, dtype: DType) -> dict[str, Any]:
 def _dense(spec: ModelSpec) -> dict[str, Any]:
     if spec.family not in _CLASSES:
         known = ", ".join((*_CLASSES, "laneformer"))
-        raise ConfigError(f"{spec.name}: a {spec.family} configuration cannot be written; allowed: {known}; use the model's own folder")
+        raise ConfigError(
+            f"{spec.name}: a {spec.family} configuration cannot be written; allowed: {known}; use "
+            "the model's own folder"
+        )
     found = set(spec.windows) - {0}
     if len(found) > 1 or (found and spec.family == "llama"):
-        raise ConfigError(f"{spec.name}: windows {sorted(found)} cannot be written in a {spec.family} configuration")
+        raise ConfigError(
+            f"{spec.name}: windows {sorted(found)} cannot be written in a {spec.family} "
+            "configuration"
+        )
     window = max(found, default=None)
-    config: dict[str, Any] = {"architectures": [_CLASSES[spec.family]], "rms_norm_eps": spec.norm_eps, "head_dim": spec.head_dim}
+    config: dict[str, Any] = {
+        "architectures": [_CLASSES[spec.family]],
+        "rms_norm_eps": spec.norm_eps,
+        "head_dim": spec.head_dim,
+    }
     if spec.family != "llama":
         config["sliding_window"] = window
     if spec.family.startswith("qwen"):
         config["use_sliding_window"] = window is not None
         config["max_window_layers"] = 0
     if 0 < spec.windows.count(0) < spec.layers:
-        config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in spec.windows]
+        config["layer_types"] = [
+            "sliding_attention" if w else "full_attention" for w in spec.windows
+        ]
     return config
 
 
@@ -114,7 +142,9 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
 
 
 def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """A canonical array in a checkpoint's shape: as it is, or with its rows or its columns divided over lanes."""
+    """A canonical array in a checkpoint's shape: as it is, or with its rows or its columns divided
+    over lanes.
+    """
     if len(shape) == 3 and shape[1] == len(array):  # [lanes, out, in / lanes]
         return np.moveaxis(array.reshape(len(array), shape[0], shape[2]), 1, 0)
     return array.reshape(shape)

@@ -1,4 +1,6 @@
-"""What every engine does alike: checks a request, starts the kernel, passes tokens on, explains a failure."""
+"""What every engine does alike: checks a request, starts the kernel, passes tokens on, explains a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from twin.kernel.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights
-PROBE_CHUNK = 1 << 20  # random values made; the rest repeats them
+PROBE_VALUES = 1 << 20  # random values made; the rest repeats them
 MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits
 
 
@@ -34,8 +36,10 @@ class Generation:
     step_ns: NDArray[np.int64]  # [tokens] duration of the step that generated each
     prompt_ns: int  # from the start to the step of the first token
     stop_reason: str  # "length", "stop" or "cancelled"
-    trace: NDArray[np.int64] | None = None  # [steps after the passes][ranks][blocks][stages][inputs ready, finished] ns since the start
-    pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [passes] duration of each prompt pass
+    # [steps after the passes][ranks][blocks][stages][inputs ready, finished] ns since the start
+    trace: NDArray[np.int64] | None = None
+    # [passes] duration of each prompt pass
+    pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def tokens_per_s(self) -> float:
@@ -47,7 +51,8 @@ class Generation:
 class Session(ABC):
     """A plan and its weights, ready to generate. A context manager.
 
-    One request runs at a time: a second one, from another thread or from within `on_token`, raises EngineError.
+    One request runs at a time: a second one, from another thread or from within `on_token`, raises
+    EngineError.
     """
 
     plan: Plan
@@ -59,9 +64,14 @@ class Session(ABC):
         if reason := plan.simulation_only():
             raise EngineError(reason)
         if plan.ranks > MAX_RANKS:
-            raise EngineError(f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or lanes")
+            raise EngineError(
+                f"{plan.ranks} ranks: the kernel addresses at most {MAX_RANKS}; use fewer GPUs or "
+                "lanes"
+            )
         if not 0 < watchdog_s <= MOST_WATCHDOG_S:
-            raise EngineError(f"watchdog_s={watchdog_s}: must lie above 0 and at most {MOST_WATCHDOG_S:g}")
+            raise EngineError(
+                f"watchdog_s={watchdog_s}: must lie above 0 and at most {MOST_WATCHDOG_S:g}"
+            )
         self.plan = plan
         self._trace = trace
         self._watchdog_ns = int(watchdog_s * 1e9)
@@ -71,27 +81,41 @@ class Session(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Release the device's state; the engine cannot run afterwards. Raises EngineError while a request runs."""
+        """Release the device's state; the engine cannot run afterwards. Raises EngineError while a
+        request runs.
+        """
         with self._alone("close"):
             self._close()
 
     def cancel(self) -> None:
-        """End the present request at once, keeping what it generated. May be called from a signal handler or another thread.
+        """End the present request at once, keeping what it generated. May be called from a signal
+        handler or another thread.
 
-        From the moment at which `generate` was called: what comes before the kernel's start counts as well.
+        From the moment at which `generate` was called: what comes before the kernel's start counts
+        as well.
         """
         self._cancelled = True  # before the word that a start clears
         self._control.abort = 1
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """The engine belongs to one request at a time: its memory, its threads and its control words are there once."""
+        """The engine belongs to one request at a time: its memory, its threads and its control
+        words are there once.
+        """
         if not self._in_use.acquire(blocking=False):
-            raise EngineError(f"{what}: the engine runs a request already; wait until it ends or cancel it, or make another engine")
+            raise EngineError(
+                f"{what}: the engine runs a request already; wait until it ends or cancel it, or "
+                "make another engine"
+            )
         self._cancelled = False
         try:
             yield
@@ -109,15 +133,20 @@ class Session(ABC):
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
-        Raises EngineError for a wrong request, for one while another runs, and when the kernel hangs or finds no token to choose.
+        Raises EngineError for a wrong request, for one while another runs, and when the kernel
+        hangs or finds no token to choose.
         """
         with self._alone("generate"):
             return self._generate(prompt, max_tokens, sampling, frozenset(stop), on_token)
 
     def _generate(
-        self, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams, stop: frozenset[int],
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams,
+        stop: frozenset[int],
         on_token: Callable[[int], None] | None,
-    ) -> Generation:  # fmt: skip
+    ) -> Generation:
         self._check(prompt, max_tokens, stop)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise EngineError(
@@ -133,21 +162,30 @@ class Session(ABC):
         trace = self._trace_memory(request, steps)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
-        times = np.concatenate([[self._control.started], pass_stamps, stamps[: ordinary + made]]).astype(np.int64)
+        times = np.concatenate(
+            [[self._control.started], pass_stamps, stamps[: ordinary + made]]
+        ).astype(np.int64)
         first = len(pass_stamps) + ordinary
         if trace is not None:
-            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[: ordinary + made]
+            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[
+                : ordinary + made
+            ]
         return Generation(
             tokens=[int(t) for t in tokens[:made]],
             step_ns=np.diff(times)[first:],
             prompt_ns=int(times[first] - times[0]) if made else 0,
             pass_ns=np.diff(times)[: len(pass_stamps)] if made else np.zeros(0, np.int64),
-            stop_reason="stop" if self._status() is Status.STOP else "cancelled" if cancelled and made < max_tokens else "length",
+            stop_reason="stop"
+            if self._status() is Status.STOP
+            else "cancelled"
+            if cancelled and made < max_tokens
+            else "length",
             trace=trace,
         )
 
     def logits(self, tokens: Sequence[int], *, after: Sequence[int] = ()) -> NDArray[np.float32]:
-        """[len(tokens), vocab]: the logits after each of the given tokens, which follow the tokens `after`.
+        """[len(tokens), vocab]: the logits after each of the given tokens, which follow the tokens
+        `after`.
 
         `after` is read like a prompt; the tokens themselves are always read one a step.
         """
@@ -170,7 +208,9 @@ class Session(ABC):
         return out[-len(tokens) :].copy()
 
     def run_steps(self, steps: int) -> NDArray[np.int64]:
-        """Probes: run, and return when the slowest block ended each step, [steps] in ns since the start."""
+        """Probes: run, and return when the slowest block ended each step, [steps] in ns since the
+        start.
+        """
         if self.plan.spec is not None:
             raise EngineError(f"{self.plan.name} is a model's plan, not a probe: use generate")
         if not 1 <= steps < 2**31:
@@ -199,7 +239,7 @@ class Session(ABC):
         seconds: NDArray[np.float64] = np.diff(np.concatenate([[0], ends]))[warmup:] / 1e9
         return seconds
 
-    # ---- one run --------------------------------------------------------------------------------------------
+    # ---- one run ---------------------------------------------------------------------------------
 
     def _check(self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int] = ()) -> None:
         if self.plan.spec is None:
@@ -215,36 +255,56 @@ class Session(ABC):
         limit = self.plan.options.max_context
         if len(prompt) + max_tokens > limit + 1:  # the last token is never read
             raise EngineError(
-                f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed max_context={limit}: "
-                "shorten them, or plan a larger max_context"
+                f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed "
+                f"max_context={limit}: shorten them, or plan a larger max_context"
             )
 
     def _read_request(
         self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int], most: int | None = None
     ) -> tuple[Request, NDArray[Any]]:
-        """A request whose prompt is read in passes but for its last token, or up to `most` tokens; and the passes' time stamps."""
+        """A request whose prompt is read in passes but for its last token, or up to `most` tokens;
+        and the passes' time stamps.
+        """
         chunk = self.plan.options.prompt_chunk
         read = (len(prompt) - 1 if most is None else most) if chunk > 1 else 0
         request = self._request(prompt[read:], len(prompt) - read + max_tokens - 1, stop)
         stamps = self._zeros(-(-read // chunk), np.uint64)
         if read:
-            request.read, request.chunks, request.pass_stamps = read, self._give(np.array(prompt[:read], np.int32)), address(stamps)
+            request.read, request.chunks, request.pass_stamps = (
+                read,
+                self._give(np.array(prompt[:read], np.int32)),
+                address(stamps),
+            )
         return request, stamps
 
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         forced, stops = np.array(prompt, np.int32), np.array(sorted(stop), np.int32)
-        request = Request(forced=len(forced), steps=steps, stop_count=len(stops), watchdog_ns=self._watchdog_ns, top_p=1.0)
-        request.prompt, request.stop, request.abort = self._give(forced), self._give(stops), self._abort_address()
+        request = Request(
+            forced=len(forced),
+            steps=steps,
+            stop_count=len(stops),
+            watchdog_ns=self._watchdog_ns,
+            top_p=1.0,
+        )
+        request.prompt, request.stop, request.abort = (
+            self._give(forced),
+            self._give(stops),
+            self._abort_address(),
+        )
         return request
 
     def _trace_memory(self, request: Request, steps: int) -> NDArray[Any] | None:
         if not self._trace:
             return None
-        trace = self._zeros((steps, self.plan.ranks, self.plan.blocks, len(self.plan.stages), 2), np.uint64)
+        trace = self._zeros(
+            (steps, self.plan.ranks, self.plan.blocks, len(self.plan.stages), 2), np.uint64
+        )
         request.trace = address(trace)
         return trace
 
-    def _run(self, request: Request, tokens: NDArray[np.int32], on_token: Callable[[int], None] | None) -> bool:
+    def _run(
+        self, request: Request, tokens: NDArray[np.int32], on_token: Callable[[int], None] | None
+    ) -> bool:
         """Start all blocks and stay until they have left. True when the run was cancelled."""
         self._start(request)
         if self._cancelled:  # the start cleared the word
@@ -279,7 +339,9 @@ class Session(ABC):
     def _raise_failure(self, request: Request) -> None:
         control = self._control
         if self._status() is Status.NO_TOKEN:
-            raise EngineError("the largest logit is not finite, no token can be chosen; check the weights")
+            raise EngineError(
+                "the largest logit is not finite, no token can be chosen; check the weights"
+            )
         if self._status() is not Status.HUNG:
             return
         stage = self.plan.stages[control.hung_stage].name
@@ -289,13 +351,18 @@ class Session(ABC):
             what = "the grid barrier"
         else:
             what = f"{self.plan.values[control.hung_value].name}, part {control.hung_part}"
-            what += f", element {control.hung_element}" if control.hung_element >= 0 else ", its counter"
+            what += (
+                f", element {control.hung_element}"
+                if control.hung_element >= 0
+                else ", its counter"
+            )
         raise EngineError(
-            f"watchdog: Rank[{control.hung_rank}].Block[{control.hung_block}] waited {request.watchdog_ns / 1e9:g} s in {stage} "
-            f"at step {control.hung_step} for {what}; validate the plan, or raise watchdog_s on a slow computer"
+            f"watchdog: Rank[{control.hung_rank}].Block[{control.hung_block}] waited "
+            f"{request.watchdog_ns / 1e9:g} s in {stage} at step {control.hung_step} for {what}; "
+            "validate the plan, or raise watchdog_s on a slow computer"
         )
 
-    # ---- what an engine has to say --------------------------------------------------------------------------
+    # ---- what an engine has to say ---------------------------------------------------------------
 
     @abstractmethod
     def _close(self) -> None:
@@ -323,15 +390,21 @@ class Session(ABC):
 
     @abstractmethod
     def _wait(self, told: int) -> bool:
-        """Sleep a little, or until more than `told` tokens are there. True: all blocks have left."""
+        """Sleep a little, or until more than `told` tokens are there. True: all blocks have
+        left.
+        """
 
     @abstractmethod
     def _join(self) -> None:
         """Stay until all blocks have left."""
 
 
-def probe_seconds(plan: Plan, make: Callable[[], Session], *, steps: int, warmup: int, weights_seed: int) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block counts."""
+def probe_seconds(
+    plan: Plan, make: Callable[[], Session], *, steps: int, warmup: int, weights_seed: int
+) -> NDArray[np.float64]:
+    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block
+    counts.
+    """
     if plan.spec is not None:
         raise EngineError(f"{plan.name} is a model's plan, not a probe: use generate")
     if steps < 1 or warmup < 0:
@@ -367,8 +440,10 @@ def probability_floats(plan: Plan) -> int:
     return 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
 
 
-def random_chunk(plan: Plan, seed: int) -> NDArray[np.uint8]:
+def random_pattern(plan: Plan, seed: int) -> NDArray[np.uint8]:
     """Random weights to repeat over a stream: the values do not matter, but denormals would."""
-    values = np.random.default_rng(seed).standard_normal(PROBE_CHUNK, np.float32) * np.float32(PROBE_SCALE)
-    chunk: NDArray[np.uint8] = values.astype(STORAGE[plan.options.weight_dtype]).view(np.uint8)
-    return chunk
+    values = np.random.default_rng(seed).standard_normal(PROBE_VALUES, np.float32) * np.float32(
+        PROBE_SCALE
+    )
+    pattern: NDArray[np.uint8] = values.astype(STORAGE[plan.options.weight_dtype]).view(np.uint8)
+    return pattern

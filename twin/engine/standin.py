@@ -1,4 +1,6 @@
-"""Weights for runs whose numbers do not matter: the engine fills the matrices on the device, and asks only for the rest."""
+"""Weights for runs whose numbers do not matter: the engine fills the matrices on the device, and
+asks only for the rest.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,7 @@ class StandIn:
         shape = canonical_shape(self.spec, name)
         if len(shape) == 1:
             return np.ones(shape, NUMPY[self.dtype])
-        rows = np.random.default_rng(self.seed).standard_normal((min(ROWS, shape[0]), *shape[1:]), np.float32)
+        rows = np.random.default_rng(self.seed).standard_normal(
+            (min(ROWS, shape[0]), *shape[1:]), np.float32
+        )
         return np.resize(rows.astype(NUMPY[self.dtype]), shape)

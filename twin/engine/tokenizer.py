@@ -23,22 +23,27 @@ from twin.text import shown
 
 TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 MOST_STOPS = 64  # tokens that end a generation; every block compares each of them in every step
-MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22  # of tokenizer.json: twice to three times the largest published
-CHARACTER_MAP, TRIE_LENGTH = "precompiled_charsmap", 4  # of SentencePiece; it begins with the trie's bytes as 32 bits
-ESCAPED = re.compile(rb"\\u00[2-7][0-9a-fA-F]")  # a letter written so that a search does not find it
+# of tokenizer.json: twice to three times the largest published
+MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22
+# of SentencePiece; it begins with the trie's bytes as 32 bits
+CHARACTER_MAP, TRIE_LENGTH = "precompiled_charsmap", 4
+# a letter written so that a search does not find it
+ESCAPED = re.compile(rb"\\u00[2-7][0-9a-fA-F]")
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
-CONTEXT_TOKENS = 8  # of the prompt, decoded again before its continuation: more than one character or word needs
+# of the prompt, decoded again before its continuation: more than one character or word needs
+CONTEXT_TOKENS = 8
 _QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
 
 
 @dataclass(slots=True)
-class Stream:
+class Detokenizer:
     """Text of a token sequence as it grows; a character appears once all of its bytes are there."""
 
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
-    context: int = 0  # first token decoded again: some decoders treat the start of a text differently
+    # first token decoded again: some decoders treat the start of a text differently
+    context: int = 0
     shown: int = 0  # tokens whose text is out
 
     def push(self, token: int) -> str:
@@ -64,24 +69,33 @@ class Stream:
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
     backend: Any
-    bos: int | None  # put before every prompt, None: the checkpoint asks for none beyond what tokenizer.json adds
+    # put before every prompt, None: the checkpoint asks for none beyond what tokenizer.json adds
+    bos: int | None
     stop: frozenset[int]  # tokens that end a generation
 
     def encode(self, text: str) -> list[int]:
-        with _refused("this text cannot be encoded", "give token ids with --prompt-tokens", ConfigError):
+        with _refused(
+            "this text cannot be encoded", "give token ids with --prompt-tokens", ConfigError
+        ):
             tokens: list[int] = self.backend.encode(text).ids
         return tokens if self.bos is None or tokens[:1] == [self.bos] else [self.bos, *tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; padding rows of the vocabulary have none."""
-        with _refused("the generated tokens cannot be decoded", "use a checkpoint's own tokenizer", CheckpointError):
+        with _refused(
+            "the generated tokens cannot be decoded",
+            "use a checkpoint's own tokenizer",
+            CheckpointError,
+        ):
             text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def stream(self, prompt: Sequence[int] = ()) -> Stream:
-        """Text that follows a prompt: without it the first word would lose the space before it in some tokenizers."""
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """Text that follows a prompt: without it the first word would lose the space before it in
+        some tokenizers.
+        """
         tokens = list(prompt)[-CONTEXT_TOKENS:]
-        return Stream(self, tokens, shown=len(tokens))
+        return Detokenizer(self, tokens, shown=len(tokens))
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:
@@ -89,13 +103,26 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     file = find(path, TOKENIZER)
     if file is None:
-        raise CheckpointError(f"{path}: has no {TOKENIZER}; give token ids with --prompt-tokens, or add the file from the model's page")
+        raise CheckpointError(
+            f"{path}: has no {TOKENIZER}; give token ids with --prompt-tokens, or add the file "
+            "from the model's page"
+        )
     content = read(file, MOST_BYTES)
-    if content.count(b":") > MOST_COLONS or content.count(b",") > MOST_COMMAS:  # its library took 65 s and 1.3 GB for 4 million tokens
-        limit = f"{MOST_COLONS} colons and {MOST_COMMAS} commas, several times what the largest published vocabularies need"
-        raise CheckpointError(f"{file}: has too many parts; allowed: up to {limit}; download it again")
+    # its library took 65 s and 1.3 GB for 4 million tokens
+    if content.count(b":") > MOST_COLONS or content.count(b",") > MOST_COMMAS:
+        limit = (
+            f"{MOST_COLONS} colons and {MOST_COMMAS} commas, several times what the largest "
+            "published vocabularies need"
+        )
+        raise CheckpointError(
+            f"{file}: has too many parts; allowed: up to {limit}; download it again"
+        )
     _check_tries(file, content)
-    with _refused(f"{file}: cannot be used", "download it again, or give token ids with --prompt-tokens", CheckpointError):
+    with _refused(
+        f"{file}: cannot be used",
+        "download it again, or give token ids with --prompt-tokens",
+        CheckpointError,
+    ):
         backend = tokenizers.Tokenizer.from_buffer(content)
         # What was set when the file was saved would cut or fill up every prompt in silence.
         backend.no_truncation()
@@ -104,13 +131,19 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
             raise ValueError("its dropout would encode the same text in many ways")
     config, model = _optional_json(path, TOKENIZER_CONFIG), _optional_json(path, CONFIG)
     vocabulary = _vocabulary(model)
-    bos = _named(path, backend, config.get("bos_token"), vocabulary) if config.get("add_bos_token") is True else None
+    bos = (
+        _named(path, backend, config.get("bos_token"), vocabulary)
+        if config.get("add_bos_token") is True
+        else None
+    )
     return Tokenizer(backend, bos, _stop_tokens(path, backend, config, vocabulary))
 
 
 def _check_tries(file: Path, content: bytes) -> None:
-    """The library takes memory for as many bytes as a character map says that its trie has, before it looks whether they are there: up to
-    8 GB, and where they cannot be had it ends the process. Raises CheckpointError."""
+    """The library takes memory for as many bytes as a character map says that its trie has, before
+    it looks whether they are there: up to 8 GB, and where they cannot be had it ends the process.
+    Raises CheckpointError.
+    """
     if CHARACTER_MAP.encode() not in content and not ESCAPED.search(content):
         return
     for text in _values_of(CHARACTER_MAP, _parsed(content)):
@@ -121,7 +154,10 @@ def _check_tries(file: Path, content: bytes) -> None:
         said = int.from_bytes(trie[:TRIE_LENGTH], "little")
         if said > len(trie) - TRIE_LENGTH:
             limit = f"it has {max(0, len(trie) - TRIE_LENGTH)}"
-            raise CheckpointError(f"{file}: a character map says that its trie has {said} bytes; {limit}; download it again")
+            raise CheckpointError(
+                f"{file}: a character map says that its trie has {said} bytes; {limit}; download "
+                "it again"
+            )
 
 
 def _parsed(content: bytes) -> Any:
@@ -145,24 +181,49 @@ def _values_of(key: str, data: Any) -> Iterator[Any]:
 
 
 def make_byte_tokenizer(path: Path) -> None:
-    """Writes a tokenizer whose token i is byte i, then <bos> and <eos> (258 tokens): for tests and the demo."""
+    """Writes a tokenizer whose token i is byte i, then <bos> and <eos> (258 tokens): for tests and
+    the demo.
+    """
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([BOS, EOS])
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS, "add_bos_token": True}
-    write({path / TOKENIZER: backend.to_str(pretty=True), path / TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n"})
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "add_bos_token": True,
+    }
+    write(
+        {
+            path / TOKENIZER: backend.to_str(pretty=True),
+            path / TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n",
+        }
+    )
 
 
-def _stop_tokens(path: Path, backend: Any, config: dict[str, Any], vocabulary: int) -> frozenset[int]:
-    """The first that says: generation_config.json, config.json, then the tokenizer's own end token."""
+def _stop_tokens(
+    path: Path, backend: Any, config: dict[str, Any], vocabulary: int
+) -> frozenset[int]:
+    """The first that says: generation_config.json, config.json, then the tokenizer's own end
+    token.
+    """
     for name in ("generation_config.json", CONFIG):
         found = _optional_json(path, name).get("eos_token_id")
         tokens = found if isinstance(found, list) else [] if found is None else [found]
-        if len(tokens) > MOST_STOPS or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
-            limit = f"a token id below {vocabulary}, the size of the vocabulary, or a list of up to {MOST_STOPS} of them"
-            raise CheckpointError(f"{path / name}: eos_token_id is {shown(found)}; expected {limit}; correct it")
+        if len(tokens) > MOST_STOPS or not all(
+            type(t) is int and 0 <= t < vocabulary for t in tokens
+        ):
+            limit = (
+                f"a token id below {vocabulary}, the size of the vocabulary, or a list of up to "
+                f"{MOST_STOPS} of them"
+            )
+            raise CheckpointError(
+                f"{path / name}: eos_token_id is {shown(found)}; expected {limit}; correct it"
+            )
         if tokens:
             return frozenset(tokens)
     own = _named(path, backend, config.get("eos_token"), vocabulary)
@@ -175,13 +236,23 @@ def _named(path: Path, backend: Any, token: Any, vocabulary: int) -> int | None:
     if text is None:
         return None
     file = path / TOKENIZER_CONFIG
-    with _refused(f"{file}: the special token {shown(text)} cannot be looked up", "download it again", CheckpointError):
+    with _refused(
+        f"{file}: the special token {shown(text)} cannot be looked up",
+        "download it again",
+        CheckpointError,
+    ):
         found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
     if found is None:
-        raise CheckpointError(f"{file}: names the special token {shown(text)}, which {TOKENIZER} does not have; download both again")
+        raise CheckpointError(
+            f"{file}: names the special token {shown(text)}, which {TOKENIZER} does not have; "
+            "download both again"
+        )
     if found >= vocabulary:
         limit = f"below {vocabulary}, the size of the model's vocabulary"
-        raise CheckpointError(f"{file}: the special token {shown(text)} is number {found}; allowed: {limit}; use the model's own tokenizer")
+        raise CheckpointError(
+            f"{file}: the special token {shown(text)} is number {found}; allowed: {limit}; use "
+            "the model's own tokenizer"
+        )
     return found
 
 
@@ -198,7 +269,9 @@ def _optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 @contextmanager
 def _refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
-    """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no Exception at all."""
+    """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no
+    Exception at all.
+    """
     try:
         with _QUIET, _without_stderr():
             yield
@@ -210,7 +283,9 @@ def _refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[No
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """A panic writes its own lines, file contents among them, straight to descriptor 2; what it says is in the exception, too."""
+    """A panic writes its own lines, file contents among them, straight to descriptor 2; what it
+    says is in the exception, too.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # there is none
@@ -227,7 +302,13 @@ def _without_stderr() -> Iterator[None]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that byte-level BPE writes for each byte: itself, or the next free one from 256 on."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    """The printable character that byte-level BPE writes for each byte: itself, or the next free
+    one from 256 on.
+    """
+    plain = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     hidden = iter(range(256, 512))
     return [chr(byte if byte in plain else next(hidden)) for byte in range(256)]

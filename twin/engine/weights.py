@@ -1,6 +1,7 @@
 """Where weights come from: a Hugging Face directory, mapped without a copy, or a seed.
 
-A checkpoint is checked in full when it is opened; after that a tensor is only a view of the mapped file.
+A checkpoint is checked in full when it is opened; after that a tensor is only a view of the mapped
+file.
 """
 
 from __future__ import annotations
@@ -22,23 +23,41 @@ from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
-from twin.models.foreign import INSTEAD, format_of_dtype, format_of_folder, format_of_tensors, is_quantized
+from twin.models.foreign import (
+    INSTEAD,
+    format_of_dtype,
+    format_of_folder,
+    format_of_tensors,
+    is_quantized,
+)
 from twin.models.load import beside, canonical, load_model, refuse_foreign, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
 
-__all__ = ["Checkpoint", "RandomWeights", "Weights", "open_checkpoint", "random_weights", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "RandomWeights",
+    "Weights",
+    "open_checkpoint",
+    "random_weights",
+    "save_checkpoint",
+]
 
 LARGEST_SEED = 2**64 - 1
-KEPT_TENSORS = 16  # generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same ones
+# generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same
+# ones
+KEPT_TENSORS = 16
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_HARMLESS = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)\Z")  # constants that old versions stored
+# constants that old versions stored
+_HARMLESS = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Views of mapped files, by canonical name. Raises CheckpointError for a tensor with an infinity or a NaN."""
+    """Views of mapped files, by canonical name. Raises CheckpointError for a tensor with an
+    infinity or a NaN.
+    """
 
     spec: ModelSpec
     dtype: DType
@@ -46,7 +65,8 @@ class StoredWeights:
     files: dict[Path, Array]
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
-    _whole: dict[str, str] = field(init=False, repr=False, compare=False)  # of a tensor that several names are parts of, the first
+    # of a tensor that several names are parts of, the first
+    _whole: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         first: dict[str, str] = {}
@@ -70,10 +90,12 @@ class StoredWeights:
 
 
 class _Looked:
-    """Which tensors were looked through. Once the first is asked for, another core goes ahead through all of them.
+    """Which tensors were looked through. Once the first is asked for, another core goes ahead
+    through all of them.
 
-    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with looking beside it 0.30 to 0.33 s
-    (measured on two cores of a Xeon, best and median of five). From a disk it reads ahead besides.
+    For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with
+    looking beside it 0.30 to 0.33 s (measured on two cores of a Xeon, best and median of five).
+    From a disk it reads ahead besides.
     """
 
     def __init__(self, names: list[str], look: Callable[[str], None]) -> None:
@@ -86,7 +108,8 @@ class _Looked:
         """Returns when this one is known to be good. Raises what looking at it raises."""
         if self._ahead is None:
             self._ahead = threading.Thread(target=self._go_ahead, daemon=True)
-            with suppress(RuntimeError):  # no thread can be had: each tensor is looked through when it is asked for
+            # no thread can be had: each tensor is looked through when it is asked for
+            with suppress(RuntimeError):
                 self._ahead.start()
         with self._locks[name]:
             if name not in self._done:
@@ -112,13 +135,19 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError or ConfigError."""
+    """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError
+    or ConfigError.
+    """
     path = Path(path)
     refuse_foreign(path)
     if not is_there(path, Path.is_dir):
-        raise CheckpointError(f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint")
+        raise CheckpointError(
+            f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint"
+        )
     if find(path, CONFIG) is None:
-        raise CheckpointError(f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint")
+        raise CheckpointError(
+            f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint"
+        )
     spec = load_model(path, runs=True)
     found = _entries(path)
     _refuse_suspicious(path, spec, found)
@@ -126,7 +155,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     dtype = _common_dtype(path, entries.values())
     spec = replace(spec, dtype=dtype)
     files: dict[Path, Array] = {
-        entry.path: np.memmap(entry.path, np.uint8, "r") for entry in {e.path: e for e in entries.values()}.values()
+        entry.path: np.memmap(entry.path, np.uint8, "r")
+        for entry in {e.path: e for e in entries.values()}.values()
     }
     return Checkpoint(path, spec, dtype, StoredWeights(spec, dtype, entries, files))
 
@@ -138,14 +168,23 @@ def _entries(path: Path) -> dict[str, Entry]:
     if index := find(path, INDEX):
         return _sharded(path, index)
     if format := format_of_folder(path):
-        raise CheckpointError(f"{path}: has only weights in {format}, a format that is not read; {INSTEAD}")
+        raise CheckpointError(
+            f"{path}: has only weights in {format}, a format that is not read; {INSTEAD}"
+        )
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
-        raise CheckpointError(f"{path}: has only pickled weights, which can run code; load and save_pretrained them to get safetensors")
-    raise CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; download the weights in safetensors format")
+        raise CheckpointError(
+            f"{path}: has only pickled weights, which can run code; load and save_pretrained them "
+            "to get safetensors"
+        )
+    raise CheckpointError(
+        f"{path}: has neither {SINGLE} nor {INDEX}; download the weights in safetensors format"
+    )
 
 
 def _sharded(path: Path, index: Path) -> dict[str, Entry]:
-    """Tensors of all files that the index names, each where the index places it and nowhere else."""
+    """Tensors of all files that the index names, each where the index places it and nowhere
+    else.
+    """
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise CheckpointError(f"{index}: weight_map must map tensors to files; download it again")
@@ -154,19 +193,30 @@ def _sharded(path: Path, index: Path) -> dict[str, Entry]:
     for file in sorted(set(where.values())):
         for name, entry in read_header(_shard(path, index, file)).items():
             if name in found:
-                raise CheckpointError(f"{path}: {shown(name)} is in {shown(holder[name])} and in {shown(file)}; download both again")
+                raise CheckpointError(
+                    f"{path}: {shown(name)} is in {shown(holder[name])} and in {shown(file)}; "
+                    "download both again"
+                )
             found[name], holder[name] = entry, file
     for name, file in where.items():
         if holder.get(name) != file:
-            raise CheckpointError(f"{index}: places {shown(name)} in {shown(file)}, which does not hold it; download both again")
+            raise CheckpointError(
+                f"{index}: places {shown(name)} in {shown(file)}, which does not hold it; "
+                "download both again"
+            )
     for name in sorted(found.keys() - where.keys()):
-        raise CheckpointError(f"{index}: {shown(name)} is missing, which {shown(holder[name])} holds; download both again")
+        raise CheckpointError(
+            f"{index}: {shown(name)} is missing, which {shown(holder[name])} holds; download both "
+            "again"
+        )
     return found
 
 
 def _shard(path: Path, index: Path, file: str) -> Path:
     if file in ("", ".", "..") or "/" in file or os.sep in file:
-        raise CheckpointError(f"{index}: names {shown(file)}, which is not a file of this folder; download it again")
+        raise CheckpointError(
+            f"{index}: names {shown(file)}, which is not a file of this folder; download it again"
+        )
     found = find(path, file)
     if found is None:
         raise CheckpointError(f"{index}: names {shown(file)}, which is missing; download it")
@@ -174,25 +224,34 @@ def _shard(path: Path, index: Path, file: str) -> Path:
 
 
 def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> None:
-    """Tensors that the model does not use are ignored, except where leaving them out would change its output."""
+    """Tensors that the model does not use are ignored, except where leaving them out would change
+    its output.
+    """
     known = {tensor.name for tensor in tensors(spec).values()}
     for name in sorted(found.keys() - known):
         if is_quantized(name):
-            raise CheckpointError(f"{path}: {shown(name)} belongs to a quantized checkpoint, {format_of_tensors(found)}; {INSTEAD}")
+            raise CheckpointError(
+                f"{path}: {shown(name)} belongs to a quantized checkpoint, "
+                f"{format_of_tensors(found)}; {INSTEAD}"
+            )
         layer = None if name.startswith(beside(spec)) else _LAYER.search(name)
         if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
             raise CheckpointError(
-                f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} describes it; use a matching {CONFIG}"
+                f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} "
+                f"describes it; use a matching {CONFIG}"
             )
 
 
 def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:
     if tensor.name not in found:
-        raise CheckpointError(f"{path}: tensor {shown(tensor.name)} is missing; is {CONFIG} that of these weights?")
+        raise CheckpointError(
+            f"{path}: tensor {shown(tensor.name)} is missing; is {CONFIG} that of these weights?"
+        )
     entry = found[tensor.name]
     if entry.shape != tensor.shape:
         raise CheckpointError(
-            f"{entry.path}: {shown(entry.name)} has shape {list(entry.shape)}, expected {list(tensor.shape)} from {CONFIG}"
+            f"{entry.path}: {shown(entry.name)} has shape {list(entry.shape)}, expected "
+            f"{list(tensor.shape)} from {CONFIG}"
         )
     if entry.dtype not in STORED:
         format = format_of_dtype(entry.dtype)
@@ -206,7 +265,9 @@ def _common_dtype(path: Path, entries: Iterable[Entry]) -> DType:
     examples = {entry.dtype: entry.name for entry in entries}
     if len(examples) > 1:
         kinds = ", ".join(f"{dtype} ({shown(name)})" for dtype, name in sorted(examples.items()))
-        raise CheckpointError(f"{path}: mixes types: {kinds}; convert it to one with save_pretrained")
+        raise CheckpointError(
+            f"{path}: mixes types: {kinds}; convert it to one with save_pretrained"
+        )
     return STORED[next(iter(examples))]
 
 
@@ -239,14 +300,18 @@ class RandomWeights:
 
 
 def random_weights(spec: ModelSpec, seed: int, dtype: DType | None = None) -> RandomWeights:
-    """Weights of the right shapes and of sizes that keep activations near one; `dtype`: the model's own unless given."""
+    """Weights of the right shapes and of sizes that keep activations near one; `dtype`: the model's
+    own unless given.
+    """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"seed {shown(seed)}: allowed: 0 to 2^64 - 1; choose another")
     return RandomWeights(replace(spec, dtype=dtype or spec.dtype), seed, dtype or spec.dtype)
 
 
 def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
-    """(mean, standard deviation) of a tensor: unit outputs, residual additions small against the stream."""
+    """(mean, standard deviation) of a tensor: unit outputs, additions small against the
+    residual.
+    """
     leaf = name.rpartition(".")[2]
     shape = canonical_shape(spec, name)
     if leaf.endswith("norm"):
@@ -254,7 +319,8 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
     if leaf.endswith("_bias"):
         return 0.0, 0.1
     if leaf == "embed":
-        # A tied table is also the LM head: rows of length 2 keep its logits within reach of sampling.
+        # A tied table is also the LM head: rows of length 2 keep its logits within reach of
+        # sampling.
         return 0.0, 2 * spec.hidden**-0.5 if spec.tied else 1.0
     if leaf in ("o", "down"):
         return 0.0, float((2 * spec.layers * shape[1]) ** -0.5)

@@ -1,8 +1,10 @@
-"""Numbers of a part that nobody measured there: those of a part that somebody did, by one rule each.
+"""Numbers of a part that nobody measured there: those of a part that somebody did, by one rule
+each.
 
-A device file that says `like` may leave out any number of FOLLOWS. A rule compares what is published of both parts (their files, so a
-pointer chase with a pointer chase) and is applied to the other part's number as it is best known, which may be a fit: `follow` is asked
-again with the fitted part (twin.calibrate.node), so a new fit needs no change of any file.
+A device file that says `like` may leave out any number of FOLLOWS. A rule compares what is
+published of both parts (their files, so a pointer chase with a pointer chase) and is applied to the
+other part's number as it is best known, which may be a fit: `follow` is asked again with the fitted
+part (twin.calibrate.node), so a new fit needs no change of any file.
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ def _memory(here: Device, there: Device) -> float:
 
 
 CYCLES, EXCHANGE, SHARE, MEMORY, QUEUE = "cycles", "exchange", "share", "memory", "queue"
-COSTS: dict[str, Callable[[Device, Device], float]] = {  # of a time here, or of one over a rate, over that there
-    CYCLES: _cycles, EXCHANGE: _exchange, SHARE: _share, MEMORY: _memory,
-}  # fmt: skip
+# of a time here, or of one over a rate, over that there
+COSTS: dict[str, Callable[[Device, Device], float]] = {
+    CYCLES: _cycles,
+    EXCHANGE: _exchange,
+    SHARE: _share,
+    MEMORY: _memory,
+}
 MEANING = {
     CYCLES: "the same cycles at this clock",
     EXCHANGE: "as many loads under way, by the latency of the cache where blocks exchange",
@@ -56,18 +62,37 @@ MEANING = {
 FOLLOWS = {
     **dict.fromkeys(
         (
-            "block.fp16_bytes_per_s", "block.bf16_bytes_per_s", "block.fp32_bytes_per_s", "block.row_s", "block.element_s", "block.stage_s",
-            "block.kv_bytes_per_s", "warps.slice_s", "warps.reduction_s", "warps.item_s", "warps.vector_s", "warps.tile_s", "warps.heads_s",
-            "warps.round_s", "warps.unit_s", "warps.leave_s",
-            "l2.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.fence_s",
-        ), CYCLES,
+            "block.fp16_bytes_per_s",
+            "block.bf16_bytes_per_s",
+            "block.fp32_bytes_per_s",
+            "block.row_s",
+            "block.element_s",
+            "block.stage_s",
+            "block.kv_bytes_per_s",
+            "warps.slice_s",
+            "warps.reduction_s",
+            "warps.item_s",
+            "warps.vector_s",
+            "warps.tile_s",
+            "warps.heads_s",
+            "warps.round_s",
+            "warps.unit_s",
+            "warps.leave_s",
+            "l2.latency_s",
+            "handoff.hop_s",
+            "handoff.atomic_s",
+            "handoff.fence_s",
+        ),
+        CYCLES,
     ),
-    **dict.fromkeys(("block.sample_element_s", "warps.gather_bytes_per_s", "warps.crowd_s"), EXCHANGE),
+    **dict.fromkeys(
+        ("block.sample_element_s", "warps.gather_bytes_per_s", "warps.crowd_s"), EXCHANGE
+    ),
     **dict.fromkeys(("warps.copy_s", "warps.watch_s"), SHARE),
     **dict.fromkeys(("launch.state_s", "warps.jitter_s"), MEMORY),
     "l2.loaded_latency_s": QUEUE,
     "handoff.loaded_hop_s": QUEUE,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +102,42 @@ class Kinship:
     device: str
     low: float
     high: float
-    without: tuple[str, ...]  # numbers that the part has no need of: what is measured on it holds them already
+    # numbers that the part has no need of: what is measured on it holds them already
+    without: tuple[str, ...]
 
 
 def read_kinship(data: object, file: Path) -> Kinship:
     """Raises HardwareError with the key and the limit."""
-    like = check_keys(data, file, "like", required=["device", "low", "high"], allowed=["device", "low", "high", "without"])
+    like = check_keys(
+        data,
+        file,
+        "like",
+        required=["device", "low", "high"],
+        allowed=["device", "low", "high", "without"],
+    )
     without = like.get("without", [])
-    unknown = [path for path in without if not isinstance(path, str) or path not in FOLLOWS] if isinstance(without, list) else [without]
+    unknown = (
+        [path for path in without if not isinstance(path, str) or path not in FOLLOWS]
+        if isinstance(without, list)
+        else [without]
+    )
     if unknown:
-        raise HardwareError(f"{file}: like.without: {shown(unknown[0])} follows nothing; name some of {', '.join(FOLLOWS)}")
+        raise HardwareError(
+            f"{file}: like.without: {shown(unknown[0])} follows nothing; name some of "
+            f"{', '.join(FOLLOWS)}"
+        )
     low, high = (_factor(like[end], file, f"like.{end}") for end in ("low", "high"))
     if not 0 < low <= 1 <= high:
-        raise HardwareError(f"{file}: like: low x{low:g} and high x{high:g} are factors of a cost: 0 < low <= 1 <= high")
+        raise HardwareError(
+            f"{file}: like: low x{low:g} and high x{high:g} are factors of a cost: 0 < low <= 1 "
+            "<= high"
+        )
     return Kinship(text(like["device"], file, "like.device"), low, high, tuple(without))
 
 
 def with_followers(data: Mapping[str, Any], kinship: Kinship, reference: Device) -> dict[str, Any]:
-    """A device file's content, with the reference's own numbers in the places left out; `follow` makes them this part's.
+    """A device file's content, with the reference's own numbers in the places left out; `follow`
+    makes them this part's.
 
     Raises HardwareError where the reference has none.
     """
@@ -106,24 +149,43 @@ def with_followers(data: Mapping[str, Any], kinship: Kinship, reference: Device)
         if path in kinship.without or not isinstance(inner, Mapping) or leaf in inner:
             continue
         if path not in known:
-            raise HardwareError(f"{reference.name} has no {path}: a part can only be like one whose warps are on file, such as h200-sxm")
+            raise HardwareError(
+                f"{reference.name} has no {path}: a part can only be like one whose warps are on "
+                "file, such as h200-sxm"
+            )
         like = Like(reference.name, rule, kinship.low, kinship.high)
-        filled[section] = {**inner, leaf: Number(known[path].value, Kind.ASSUMED, known[path].source, like=like)}
+        filled[section] = {
+            **inner,
+            leaf: Number(known[path].value, Kind.ASSUMED, known[path].source, like=like),
+        }
     return filled
 
 
 def follow(device: Device, reference: Device, on_file: Device) -> Device:
-    """The device with every number that is like the reference's made from what the reference has now.
+    """The device with every number that is like the reference's made from what the reference has
+    now.
 
     `on_file`: the reference as published, with which the device is compared.
     """
     known = numbers(reference)
-    likes = {path: n.like for path, n in numbers(device).items() if n.like and n.like.device == reference.name}
+    likes = {
+        path: n.like
+        for path, n in numbers(device).items()
+        if n.like and n.like.device == reference.name
+    }
     waits = {path: like for path, like in likes.items() if like.rule == QUEUE}
-    costs = {path: COSTS[like.rule](device, on_file) for path, like in likes.items() if path not in waits}
-    device = apply_fit(device, {path: _scaled(path, known[path], likes[path], cost) for path, cost in costs.items()})
+    costs = {
+        path: COSTS[like.rule](device, on_file) for path, like in likes.items() if path not in waits
+    }
+    device = apply_fit(
+        device,
+        {path: _scaled(path, known[path], likes[path], cost) for path, cost in costs.items()},
+    )
     own = numbers(device)
-    return apply_fit(device, {path: _behind_queue(path, known, like, own[IDLE[path]]) for path, like in waits.items()})
+    return apply_fit(
+        device,
+        {path: _behind_queue(path, known, like, own[IDLE[path]]) for path, like in waits.items()},
+    )
 
 
 def followed(device: Device) -> list[str]:
@@ -142,12 +204,25 @@ def _scaled(path: str, number: Number, like: Like, cost: float) -> Number:
 
 def _behind_queue(path: str, known: Mapping[str, Number], like: Like, idle: Number) -> Number:
     wait = max(0.0, known[path].value - known[IDLE[path]].value)
-    return _assumed(idle.value + wait, idle.value + wait * like.low, idle.value + wait * like.high, known[path], like)
+    return _assumed(
+        idle.value + wait,
+        idle.value + wait * like.low,
+        idle.value + wait * like.high,
+        known[path],
+        like,
+    )
 
 
 def _assumed(value: float, low: float, high: float, number: Number, like: Like) -> Number:
     like = dataclasses.replace(like, fitted=number.kind in (Kind.FITTED, Kind.UNBOUND))
-    return Number(value, Kind.ASSUMED, f"derived: as {like.device} ({number.source}), {MEANING[like.rule]}", low, high, like)
+    return Number(
+        value,
+        Kind.ASSUMED,
+        f"derived: as {like.device} ({number.source}), {MEANING[like.rule]}",
+        low,
+        high,
+        like,
+    )
 
 
 def _factor(data: object, file: Path, path: str) -> float:

@@ -1,8 +1,10 @@
-"""The read ceiling of a device, and the floor that follows from it: every floor, stream fraction and share is taken from here.
+"""The read ceiling of a device, and the floor that follows from it: every floor, stream fraction
+and share is taken from here.
 
-Two rates are told apart. `memory.ceiling_bytes_per_s` is what plain reads were measured to reach, the denominator of a stream fraction.
-`memory.stream_bytes_per_s` is the rate of the pipe by which the twin serves a stream: it is fitted together with latencies and windows,
-so it is a number of the model and not of the memory. On an H200 they are 2 % apart.
+Two rates are told apart. `memory.ceiling_bytes_per_s` is what plain reads were measured to reach,
+the denominator of a stream fraction. `memory.stream_bytes_per_s` is the rate of the pipe by which
+the twin serves a stream: it is fitted together with latencies and windows, so it is a number of the
+model and not of the memory. On an H200 they are 2 % apart.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from twin.hardware.types import Device, Number
 def ceiling(device: Device) -> Number:
     """The rate at which the device's memory is read at most.
 
-    A file without a measured ceiling means the rate of the pipe. So does a pipe that is faster, such as a what-if's: a step that the
-    twin serves by it would else take less time than its floor.
+    A file without a measured ceiling means the rate of the pipe. So does a pipe that is faster,
+    such as a what-if's: a step that the twin serves by it would else take less time than its floor.
     """
     measured, pipe = device.memory.ceiling_bytes_per_s, device.memory.stream_bytes_per_s
     return pipe if measured is None or pipe.value > measured.value else measured

@@ -1,4 +1,6 @@
-"""This computer's CPU as a device: a core stands in for an SM, the operating system says what it has."""
+"""This computer's CPU as a device: a core stands in for an SM, the operating system says what it
+has.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twin.hardware.types import (
-    BlockUnit,
+    BlockCosts,
     Cache,
     Device,
     HandOff,
@@ -25,7 +27,8 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def detect_host(root: Path = Path("/"), cpus: Sequence[int] | None = None) -> Device:
-    """The host device. What the system does not tell (a container, ARM) is assumed, and its source says so.
+    """The host device. What the system does not tell (a container, ARM) is assumed, and its source
+    says so.
 
     `root` is where /proc and /sys are looked for; `cpus` replaces the scheduler's affinity.
     """
@@ -50,14 +53,19 @@ def detect_host(root: Path = Path("/"), cpus: Sequence[int] | None = None) -> De
 
 
 def _structure(cores: int, affinity: int) -> Structure:
-    source = f"operating system: {affinity} CPUs in the affinity mask, {cores} after the control group's quota"
+    source = (
+        f"operating system: {affinity} CPUs in the affinity mask, {cores} after the control "
+        "group's quota"
+    )
     one = Number(1, Kind.DATASHEET, "a CPU is treated as one die")
     channels = _assumed(1, 1, 16, "memory channels are not visible; only their sum matters")
-    return Structure(dies=one, blocks_per_die=Number(cores, Kind.DATASHEET, source), io_dies=one, stacks=channels)
+    return Structure(
+        dies=one, blocks_per_die=Number(cores, Kind.DATASHEET, source), io_dies=one, stacks=channels
+    )
 
 
-def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockUnit:
-    return BlockUnit(
+def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockCosts:
+    return BlockCosts(
         clock_hz=_clock(root, cpu),
         on_chip_bytes=_on_chip(l2),
         load_bytes_per_s=_assumed(10e9, 2e9, 40e9, "one core's stream"),
@@ -79,14 +87,23 @@ def _clock(root: Path, cpu: int) -> Number:
         return Number(int(khz) * 1e3, Kind.DATASHEET, "operating system: cpufreq maximum")
     mhz = _positive(_cpuinfo(root, "cpu MHz"))
     if mhz:
-        return _assumed(mhz * 1e6, mhz * 0.5e6, mhz * 2e6, "/proc/cpuinfo's present clock; the maximum is not visible")
+        return _assumed(
+            mhz * 1e6,
+            mhz * 0.5e6,
+            mhz * 2e6,
+            "/proc/cpuinfo's present clock; the maximum is not visible",
+        )
     return _assumed(2.5e9, 1e9, 5e9, "clock not visible")
 
 
 def _on_chip(l2: list[tuple[int, int]]) -> Number:
     if l2:
         size, sharers = l2[0]
-        return Number(size // sharers, Kind.DATASHEET, f"operating system: L2 of {size} bytes, {sharers} usable CPUs share it")
+        return Number(
+            size // sharers,
+            Kind.DATASHEET,
+            f"operating system: L2 of {size} bytes, {sharers} usable CPUs share it",
+        )
     return _assumed(512 * 2**10, 128 * 2**10, 4 * 2**20, "L2 not visible")
 
 
@@ -94,18 +111,30 @@ def _memory(root: Path, cores: int) -> Memory:
     stream = min(cores * 10e9, 100e9)
     return Memory(
         capacity_bytes=_capacity(root),
-        peak_bytes_per_s=_assumed(stream * 1.5, stream * 0.5, 900e9, "memory channels are not visible"),
-        stream_bytes_per_s=_assumed(stream, stream * 0.2, 600e9, "10 GB/s a core, at most 100 GB/s"),
+        peak_bytes_per_s=_assumed(
+            stream * 1.5, stream * 0.5, 900e9, "memory channels are not visible"
+        ),
+        stream_bytes_per_s=_assumed(
+            stream, stream * 0.2, 600e9, "10 GB/s a core, at most 100 GB/s"
+        ),
         latency_s=_assumed(100e-9, 60e-9, 300e-9),
     )
 
 
 def _capacity(root: Path) -> Number:
     total = _positive((_field(root / "proc/meminfo", "MemTotal") or "").removesuffix("kB").strip())
-    limits = [int(text) for text in _cgroup(root, "memory.max", "memory/memory.limit_in_bytes") if text.isdigit() and int(text) > 0]
+    limits = [
+        int(text)
+        for text in _cgroup(root, "memory.max", "memory/memory.limit_in_bytes")
+        if text.isdigit() and int(text) > 0
+    ]
     if total:
         capacity = min([int(total) * 2**10, *limits])
-        return Number(capacity, Kind.DATASHEET, "operating system: MemTotal and the control group's limit, the smaller")
+        return Number(
+            capacity,
+            Kind.DATASHEET,
+            "operating system: MemTotal and the control group's limit, the smaller",
+        )
     return _assumed(8e9, 1e9, 1e12, "memory size not visible")
 
 
@@ -116,12 +145,21 @@ def _l2(l2: list[tuple[int, int]], cores: int) -> Cache:
         if size
         else _assumed(cores * 512 * 2**10, cores * 128 * 2**10, cores * 4 * 2**20, "L2 not visible")
     )
-    return Cache(capacity, _assumed(cores * 40e9, cores * 10e9, cores * 200e9), _assumed(5e-9, 2e-9, 15e-9))
+    return Cache(
+        capacity, _assumed(cores * 40e9, cores * 10e9, cores * 200e9), _assumed(5e-9, 2e-9, 15e-9)
+    )
 
 
 def _llc(size: int, cores: int) -> Cache:
-    capacity = Number(size, Kind.DATASHEET, "operating system: L3 caches of the usable CPUs together")
-    return Cache(capacity, _assumed(cores * 20e9, cores * 5e9, cores * 60e9), _assumed(20e-9, 8e-9, 80e-9), retention="random")
+    capacity = Number(
+        size, Kind.DATASHEET, "operating system: L3 caches of the usable CPUs together"
+    )
+    return Cache(
+        capacity,
+        _assumed(cores * 20e9, cores * 5e9, cores * 60e9),
+        _assumed(20e-9, 8e-9, 80e-9),
+        retention="random",
+    )
 
 
 def _handoff() -> HandOff:
@@ -164,7 +202,14 @@ def _quota_cores(root: Path) -> int | None:
 def _cgroup(root: Path, v2: str, v1: str) -> list[str]:
     """The texts of a control file in this process's group and in each of its parents."""
     top = root / "sys/fs/cgroup"
-    own = next((line[3:] for line in (_read(root / "proc/self/cgroup") or "").splitlines() if line.startswith("0::")), "/")
+    own = next(
+        (
+            line[3:]
+            for line in (_read(root / "proc/self/cgroup") or "").splitlines()
+            if line.startswith("0::")
+        ),
+        "/",
+    )
     group = top / own.strip().lstrip("/")
     folders = [group, *(p for p in group.parents if p == top or top in p.parents)]
     texts = [_read(folder / v2) for folder in folders] + [_read(top / v1)]
@@ -177,7 +222,11 @@ def _caches(root: Path, cpus: Sequence[int], *, level: int) -> list[tuple[int, i
     for cpu in cpus:
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")):
             size = _size(_read(index / "size"))
-            if _read(index / "level") != str(level) or _read(index / "type") == "Instruction" or not size:
+            if (
+                _read(index / "level") != str(level)
+                or _read(index / "type") == "Instruction"
+                or not size
+            ):
                 continue
             shared = _cpu_list(_read(index / "shared_cpu_list")) | {cpu}
             found[frozenset(shared & set(cpus))] = size
@@ -203,7 +252,9 @@ def _cpu_list(text: str | None) -> set[int]:
 
 
 def _title(root: Path) -> str:
-    name = next((n for key in ("model name", "Hardware", "CPU part") if (n := _cpuinfo(root, key))), None)
+    name = next(
+        (n for key in ("model name", "Hardware", "CPU part") if (n := _cpuinfo(root, key))), None
+    )
     return f"This computer ({name})" if name else "This computer"
 
 

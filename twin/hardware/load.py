@@ -48,14 +48,18 @@ def load_device(name: str) -> Device:
     known = _aliases()
     canonical = name if name in device_names() else known.get(name)
     if canonical is None:
-        raise HardwareError(f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}")
+        raise HardwareError(
+            f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}"
+        )
     if canonical == HOST:
         return detect_host()
     return read_device(data_dir("hwmodels") / "devices" / f"{canonical}.yaml")
 
 
 def load_node(name: str) -> Node:
-    """The node `name`: "8xh200-sxm", an alias such as "8xh200", or a device's name for one of it."""
+    """The node `name`: "8xh200-sxm", an alias such as "8xh200", or a device's name for one of
+    it.
+    """
     match = _NODE.match(name)
     count, device = (match[1], match[2]) if match else (None, name)
     canonical = _aliases().get(device, device)
@@ -64,9 +68,13 @@ def load_node(name: str) -> Node:
     if family is None or gpus not in family.links:
         if family is None and canonical in device_names():
             raise HardwareError(
-                f"device {canonical} has no node: say how many a node has, and how they are linked, in hwmodels/nodes/{canonical}.yaml"
+                f"device {canonical} has no node: say how many a node has, and how they are "
+                f"linked, in hwmodels/nodes/{canonical}.yaml"
             )
-        close = [*node_names(), *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links)]
+        close = [
+            *node_names(),
+            *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links),
+        ]
         raise HardwareError(f"unknown node {shown(name)}; {did_you_mean(name, close)}")
     return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])
 
@@ -83,16 +91,23 @@ def read_device(path: Path) -> Device:
         device = build(Device, data, path)
     else:
         reference = _reference(kinship.device, path)
-        device = follow(build(Device, with_followers(data, kinship, reference), path), reference, reference)
+        device = follow(
+            build(Device, with_followers(data, kinship, reference), path), reference, reference
+        )
     if device.name != path.stem:
-        raise HardwareError(f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}")
+        raise HardwareError(
+            f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}"
+        )
     check_blocks(device)
     _check_words(device, path)
     memory = device.memory
     for name in ("stream_bytes_per_s", "ceiling_bytes_per_s"):
         rate: Number | None = getattr(memory, name)
         if rate is not None and rate.value > memory.peak_bytes_per_s.value:
-            raise HardwareError(f"{path}: memory.{name}: exceeds memory.peak_bytes_per_s; a stream cannot beat the datasheet")
+            raise HardwareError(
+                f"{path}: memory.{name}: exceeds memory.peak_bytes_per_s; a stream cannot beat "
+                "the datasheet"
+            )
     known = numbers(device)
     for loaded, idle in IDLE.items():
         if loaded in known:
@@ -101,7 +116,9 @@ def read_device(path: Path) -> Device:
 
 
 def _check_words(device: Device, path: Path) -> None:
-    """Capabilities are words, and a word that nobody looks for would be a capability left out in silence."""
+    """Capabilities are words, and a word that nobody looks for would be a capability left out in
+    silence.
+    """
     words = {
         "block.loading": (device.block.loading, LOADING),
         "block.inputs": (device.block.inputs, INPUTS),
@@ -111,14 +128,19 @@ def _check_words(device: Device, path: Path) -> None:
         words["llc.retention"] = (device.llc.retention, RETENTION)
     for name, (word, known) in words.items():
         if word not in known:
-            raise HardwareError(f"{path}: {name}: {shown(word)} is unknown; {did_you_mean(word, known)}")
+            raise HardwareError(
+                f"{path}: {name}: {shown(word)} is unknown; {did_you_mean(word, known)}"
+            )
 
 
 def _check_queue(loaded: str, behind_stream: Number, idle: str, alone: Number, path: Path) -> None:
     """What waits behind the stream is not there sooner than what does not."""
     if behind_stream.value < alone.value:
         times = [format_quantity(number.value, "s") for number in (behind_stream, alone)]
-        raise HardwareError(f"{path}: {loaded}: {times[0]} is less than {idle}, {times[1]}; give at least the idle time")
+        raise HardwareError(
+            f"{path}: {loaded}: {times[0]} is less than {idle}, {times[1]}; give at least the "
+            "idle time"
+        )
 
 
 def read_family(path: Path) -> Family:
@@ -127,8 +149,14 @@ def read_family(path: Path) -> Family:
     data = check_keys(_yaml(path), path, "", required=keys, allowed=[*keys, "aliases"])
     gpus, aliases, device = data["gpus"], data.get("aliases", []), data["device"]
     if device != path.stem:
-        raise HardwareError(f"{path}: device: {shown(device)} must be the file's name {path.stem!r}")
-    if not isinstance(gpus, list) or not gpus or any(type(g) is not int or g not in (1, 2, 4, 8) for g in gpus):
+        raise HardwareError(
+            f"{path}: device: {shown(device)} must be the file's name {path.stem!r}"
+        )
+    if (
+        not isinstance(gpus, list)
+        or not gpus
+        or any(type(g) is not int or g not in (1, 2, 4, 8) for g in gpus)
+    ):
         raise HardwareError(f"{path}: gpus: {shown(gpus)} must be a list out of 1, 2, 4, 8")
     if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
         raise HardwareError(f"{path}: aliases: {shown(aliases)} must be a list of names")
@@ -142,9 +170,15 @@ def _link(data: object, gpus: int, path: Path) -> Link:
     link = check_keys(data, path, "link", required=names, allowed=names)
     reduce = link["library_allreduce_s"]
     if not isinstance(reduce, dict) or gpus not in reduce:
-        raise HardwareError(f"{path}: link.library_allreduce_s: needs one number per count of GPUs, {gpus} is missing")
+        raise HardwareError(
+            f"{path}: link.library_allreduce_s: needs one number per count of GPUs, {gpus} is "
+            "missing"
+        )
     if link["topology"] not in TOPOLOGIES:
-        raise HardwareError(f"{path}: link.topology: {shown(link['topology'])}; {did_you_mean(link['topology'], TOPOLOGIES)}")
+        raise HardwareError(
+            f"{path}: link.topology: {shown(link['topology'])}; "
+            f"{did_you_mean(link['topology'], TOPOLOGIES)}"
+        )
     made = build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
     _check_queue("link.loaded_hop_s", made.loaded_hop_s, "link.hop_s", made.hop_s, path)
     return made
@@ -154,10 +188,15 @@ def _reference(name: str, path: Path) -> Device:
     """The part that a file's numbers are like, as published."""
     canonical = _aliases().get(name, name)
     if canonical not in device_names()[1:]:
-        raise HardwareError(f"{path}: like.device: unknown device {shown(name)}; {did_you_mean(name, device_names()[1:])}")
+        raise HardwareError(
+            f"{path}: like.device: unknown device {shown(name)}; "
+            f"{did_you_mean(name, device_names()[1:])}"
+        )
     file = data_dir("hwmodels") / "devices" / f"{canonical}.yaml"
     if "like" in _yaml(file):
-        raise HardwareError(f"{path}: like.device: {shown(name)} is itself like another part; name that one")
+        raise HardwareError(
+            f"{path}: like.device: {shown(name)} is itself like another part; name that one"
+        )
     return read_device(file)
 
 

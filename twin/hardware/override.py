@@ -21,7 +21,8 @@ _PERCENT = re.compile(rf"\s*([+-])\s*({UNSIGNED})\s*%\s*\Z")
 _A_FACTOR = re.compile(r"\s*[x*]|.*%\s*\Z", re.DOTALL)  # meant as one
 
 PIPE, CEILING = "memory.stream_bytes_per_s", "memory.ceiling_bytes_per_s"
-IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}  # what a wait in the queue is added to
+# what a wait in the queue is added to
+IDLE = {"l2.loaded_latency_s": "l2.latency_s", "handoff.loaded_hop_s": "handoff.hop_s"}
 
 # Half-width of the interval of a number that states none, relative to its value.
 SPREAD = {
@@ -36,13 +37,19 @@ SPREAD = {
 
 
 def numbers(target: Device | Node) -> dict[str, Number]:
-    """Every number with its dotted path ("memory.stream_bytes_per_s"; a node's device under "device.")."""
+    """Every number with its dotted path ("memory.stream_bytes_per_s"; a node's device under
+    "device.").
+    """
     return dict(_walk(target, ""))
 
 
 def assumed(target: Device | Node) -> list[str]:
     """Paths of the numbers that nobody measured: what a report must list."""
-    return [path for path, number in numbers(target).items() if number.kind in (Kind.UNBOUND, Kind.ASSUMED)]
+    return [
+        path
+        for path, number in numbers(target).items()
+        if number.kind in (Kind.UNBOUND, Kind.ASSUMED)
+    ]
 
 
 def interval(number: Number) -> tuple[float, float]:
@@ -53,44 +60,74 @@ def interval(number: Number) -> tuple[float, float]:
     return low, high
 
 
-def with_number(target: T, path: str, value: str | float, kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
+def with_number(
+    target: T,
+    path: str,
+    value: str | float,
+    kind: Kind | str = Kind.ASSUMED,
+    source: str = "what-if",
+) -> T:
     """A copy with one number replaced, and what would otherwise change against it.
 
-    The wait behind the stream stays the same when an idle time changes (IDLE), and so do the bytes that a block keeps in flight when
-    memory's latency does. The read ceiling changes by the same factor as the pipe: another memory is meant.
-    `path` may omit the unit ("memory.stream") and a node's "device."; `value` is a quantity ("5 TB/s"), a number in
-    base units, or a factor of the present value ("x1.1", "+10%"), which scales the range too.
+    The wait behind the stream stays the same when an idle time changes (IDLE), and so do the bytes
+    that a block keeps in flight when memory's latency does. The read ceiling changes by the same
+    factor as the pipe: another memory is meant. `path` may omit the unit ("memory.stream") and a
+    node's "device."; `value` is a quantity ("5 TB/s"), a number in base units, or a factor of the
+    present value ("x1.1", "+10%"), which scales the range too.
     """
     return with_numbers(target, [(path, value)], kind, source)
 
 
-def with_numbers(target: T, changes: Iterable[tuple[str, str | float]], kind: Kind | str = Kind.ASSUMED, source: str = "what-if") -> T:
-    """A copy with several numbers replaced, in order. A loaded time that is named itself is what it is said to be."""
+def with_numbers(
+    target: T,
+    changes: Iterable[tuple[str, str | float]],
+    kind: Kind | str = Kind.ASSUMED,
+    source: str = "what-if",
+) -> T:
+    """A copy with several numbers replaced, in order. A loaded time that is named itself is what it
+    is said to be.
+    """
     before, kind = numbers(target), _kind(kind)
     known, named = dict(before), set()
     for path, value in changes:
         full = _resolved(target.name, known, path)
         known[full] = _changed(known[full], value, full, kind, source)
-        check_number(full, known[full])  # by the name that was given, before anything follows from it
+        # by the name that was given, before anything follows from it
+        check_number(full, known[full])
         named.add(full)
     for loaded, idle in _pairs(before):
         if idle in named and loaded not in named:
-            known[loaded] = _behind_the_stream(before[loaded], before[idle].value, known[idle].value, kind, source)
+            known[loaded] = _behind_the_stream(
+                before[loaded], before[idle].value, known[idle].value, kind, source
+            )
     for pipe, ceiling in ((f"{prefix}{PIPE}", f"{prefix}{CEILING}") for prefix in ("", "device.")):
         if pipe in named and ceiling in known and ceiling not in named:
-            known[ceiling] = scaled(before[ceiling], known[pipe].value / before[pipe].value, kind, f"{source}: as the pipe")
-    target = apply_fit(target, {path: number for path, number in known.items() if number is not before[path]})
+            known[ceiling] = scaled(
+                before[ceiling],
+                known[pipe].value / before[pipe].value,
+                kind,
+                f"{source}: as the pipe",
+            )
+    target = apply_fit(
+        target, {path: number for path, number in known.items() if number is not before[path]}
+    )
     return _in_flight(target, before, named)
 
 
 def _in_flight(target: T, before: Mapping[str, Number], named: Collection[str]) -> T:
-    """The same bytes in flight to each block behind another latency: with fewer behind a better one, what lies in a cache came slower."""
+    """The same bytes in flight to each block behind another latency: with fewer behind a better
+    one, what lies in a cache came slower.
+    """
     for prefix in ("", "device."):
         latency, behind = f"{prefix}memory.latency_s", f"{prefix}block.load_latency_s"
         if latency in named and behind not in before:
             old = before[latency]
             target = _replace(
-                target, behind.split("."), Number(old.value, old.kind, f"memory.latency_s: {old.source}", old.value, old.value)
+                target,
+                behind.split("."),
+                Number(
+                    old.value, old.kind, f"memory.latency_s: {old.source}", old.value, old.value
+                ),
             )
     return target
 
@@ -131,7 +168,9 @@ def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
 
 
 def _near(known: Iterable[str], path: str) -> list[str]:
-    """The numbers whose own name holds that of `path` ("hop": handoff.hop_s, link.hop_s), else those of the group that it names."""
+    """The numbers whose own name holds that of `path` ("hop": handoff.hop_s, link.hop_s), else
+    those of the group that it names.
+    """
     *group, last = path.lower().split(".")
     by_name = [p for p in known if len(last) >= _SHORTEST and last in p.rpartition(".")[2]]
     return by_name or [p for p in known if group and p.split(".")[-2] == group[-1]]
@@ -154,24 +193,44 @@ def _replace(item: Any, keys: list[str], number: Number) -> Any:
 
 def _changed(old: Number, value: str | float, path: str, kind: Kind, source: str) -> Number:
     factor = _factor(value, path)
-    return Number(_value(value, path), kind, source) if factor is None else scaled(old, factor, kind, source)
+    return (
+        Number(_value(value, path), kind, source)
+        if factor is None
+        else scaled(old, factor, kind, source)
+    )
 
 
 def _pairs(known: Mapping[str, Number]) -> Iterator[tuple[str, str]]:
     """Paths of each loaded time and its idle one."""
     for prefix in ("", "device."):
-        yield from ((prefix + loaded, prefix + idle) for loaded, idle in IDLE.items() if prefix + loaded in known)
+        yield from (
+            (prefix + loaded, prefix + idle)
+            for loaded, idle in IDLE.items()
+            if prefix + loaded in known
+        )
 
 
-def _behind_the_stream(loaded: Number, before_s: float, after_s: float, kind: Kind, source: str) -> Number:
-    """The same wait behind the same queue after the idle time has changed: bytes in flight do not know what comes behind them.
+def _behind_the_stream(
+    loaded: Number, before_s: float, after_s: float, kind: Kind, source: str
+) -> Number:
+    """The same wait behind the same queue after the idle time has changed: bytes in flight do not
+    know what comes behind them.
 
-    A loaded time that stayed would mean a longer wait after each improvement of the idle one, and behind a queue longer than QUEUE_S a
-    slower hand-off: 12 % of a step were lost so.
+    A loaded time that stayed would mean a longer wait after each improvement of the idle one, and
+    behind a queue longer than QUEUE_S a slower hand-off: 12 % of a step were lost so.
     """
     change = after_s - min(before_s, loaded.value)
-    low, high = (None if end is None else max(0.0, end + change) for end in (loaded.low, loaded.high))
-    return Number(loaded.value + change, kind, f"{source}: the same wait behind the stream", low, high, loaded.like)
+    low, high = (
+        None if end is None else max(0.0, end + change) for end in (loaded.low, loaded.high)
+    )
+    return Number(
+        loaded.value + change,
+        kind,
+        f"{source}: the same wait behind the stream",
+        low,
+        high,
+        loaded.like,
+    )
 
 
 def _factor(value: str | float, path: str) -> float | None:
@@ -193,7 +252,9 @@ def _value(value: str | float, path: str) -> float:
         return parse_quantity(value, unit_of(path.rsplit(".", 1)[-1]))
     except ConfigError as error:
         unit = unit_of(path.rsplit(".", 1)[-1])
-        raise HardwareError(f"{path}: {error} (or a factor: 'x1.1', '+10%'; example {example(unit)!r})") from error
+        raise HardwareError(
+            f"{path}: {error} (or a factor: 'x1.1', '+10%'; example {example(unit)!r})"
+        ) from error
 
 
 def _kind(kind: Kind | str) -> Kind:

@@ -1,4 +1,6 @@
-"""Hardware YAML into the frozen dataclasses: the nesting is the dataclasses', every leaf is a Number."""
+"""Hardware YAML into the frozen dataclasses: the nesting is the dataclasses', every leaf is a
+Number.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,17 @@ from twin.units import example, format_quantity, parse_quantity, unit_of
 T = TypeVar("T")
 _LEAF = ("value", "kind", "source", "low", "high")
 
-# What a number may be: far beyond any part that was or will be built, and still so that sums of times fit the simulator's clock
-# (twin.sim.clock) and that the structures made of counts and sizes are made in seconds. By unit, then by name where that says more.
-RANGES = {"B/s": (1e6, 1e18), "B": (1.0, 1e18), "Hz": (1e6, 1e12), "s": (0.0, 1.0), "W": (1e-3, 1e9), "": (1.0, 1e6)}
+# What a number may be: far beyond any part that was or will be built, and still so that sums of
+# times fit the simulator's clock (twin.sim.clock) and that the structures made of counts and sizes
+# are made in seconds. By unit, then by name where that says more.
+RANGES = {
+    "B/s": (1e6, 1e18),
+    "B": (1.0, 1e18),
+    "Hz": (1e6, 1e12),
+    "s": (0.0, 1.0),
+    "W": (1e-3, 1e9),
+    "": (1.0, 1e6),
+}
 _OF_ONE_ELEMENT = (0.0, 1e-3)
 RANGES_BY_NAME = {
     "on_chip_bytes": (1.0, 1e9),
@@ -38,9 +48,18 @@ MOST_BLOCKS = 8192  # of a device
 def build(cls: type[T], data: object, file: Path, path: str = "") -> T:
     """`data` as the dataclass `cls`. Raises HardwareError naming the file and the dotted key."""
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    mapping = check_keys(data, file, path, required=[n for n, f in fields.items() if _required(f)], allowed=list(fields))
+    mapping = check_keys(
+        data,
+        file,
+        path,
+        required=[n for n, f in fields.items() if _required(f)],
+        allowed=list(fields),
+    )
     hints = get_type_hints(cls)
-    values = {key: _field(_plain(hints[key]), item, file, _join(path, key)) for key, item in mapping.items()}
+    values = {
+        key: _field(_plain(hints[key]), item, file, _join(path, key))
+        for key, item in mapping.items()
+    }
     return cls(**values)
 
 
@@ -51,9 +70,14 @@ def number(data: object, file: Path, path: str) -> Number:
     kind = _kind(leaf["kind"], file, path)
     source = text(leaf["source"], file, f"{path}.source")
     value = _quantity(leaf["value"], unit, file, path)
-    low, high = (_quantity(leaf[end], unit, file, f"{path}.{end}") if end in leaf else None for end in ("low", "high"))
+    low, high = (
+        _quantity(leaf[end], unit, file, f"{path}.{end}") if end in leaf else None
+        for end in ("low", "high")
+    )
     if kind is Kind.ASSUMED and (low is None or high is None):
-        raise HardwareError(f"{file}: {path}: an assumed number needs low and high; add the range you believe in")
+        raise HardwareError(
+            f"{file}: {path}: an assumed number needs low and high; add the range you believe in"
+        )
     result = Number(value, kind, source, low, high)
     try:
         check_number(path, result)
@@ -63,18 +87,25 @@ def number(data: object, file: Path, path: str) -> Number:
 
 
 def check_number(path: str, number: Number) -> None:
-    """The laws of a single number: finite, in order, and zero only where zero makes sense (a time)."""
+    """The laws of a single number: finite, in order, and zero only where zero makes sense (a
+    time).
+    """
     unit = unit_of(path.rsplit(".", 1)[-1])
     for name, value in (("value", number.value), ("low", number.low), ("high", number.high)):
         if value is None:
             continue
         if not math.isfinite(value) or value < 0 or (value == 0 and unit != "s"):
             limit = "finite and not negative" if unit == "s" else "finite and greater than zero"
-            raise HardwareError(f"{path}: {name} {value:g} must be {limit}, such as {example(unit)!r}")
+            raise HardwareError(
+                f"{path}: {name} {value:g} must be {limit}, such as {example(unit)!r}"
+            )
         least, most = limits(path)
         if not least <= value <= most:
             allowed = " to ".join(format_quantity(end, unit) for end in (least, most))
-            raise HardwareError(f"{path}: {name} {_said(value, unit)} is out of range; give {allowed}, such as {example(unit)!r}")
+            raise HardwareError(
+                f"{path}: {name} {_said(value, unit)} is out of range; give {allowed}, such as "
+                f"{example(unit)!r}"
+            )
         if not unit and value != int(value):
             raise HardwareError(f"{path}: {name} {value:g} is a count and must be whole")
     low, high = (number.value if end is None else end for end in (number.low, number.high))
@@ -92,21 +123,34 @@ def limits(path: str) -> tuple[float, float]:
 def check_blocks(device: Device) -> None:
     """Counts that may be large by themselves are refused together."""
     if device.blocks > MOST_BLOCKS:
-        dies, blocks = (int(number.value) for number in (device.structure.dies, device.structure.blocks_per_die))
-        raise HardwareError(f"structure: {dies} dies of {blocks} blocks are {device.blocks}, more than {MOST_BLOCKS}; give fewer of either")
+        dies, blocks = (
+            int(number.value) for number in (device.structure.dies, device.structure.blocks_per_die)
+        )
+        raise HardwareError(
+            f"structure: {dies} dies of {blocks} blocks are {device.blocks}, more than "
+            f"{MOST_BLOCKS}; give fewer of either"
+        )
 
 
-def check_keys(data: object, file: Path, path: str, *, required: list[str], allowed: list[str]) -> Mapping[str, Any]:
+def check_keys(
+    data: object, file: Path, path: str, *, required: list[str], allowed: list[str]
+) -> Mapping[str, Any]:
     """`data` as a mapping that has all required keys and no unknown one."""
     where = path or "top level"
     if not isinstance(data, Mapping):
-        raise HardwareError(f"{file}: {where}: must be a mapping with {', '.join(allowed)}, not {shown(data)}")
+        raise HardwareError(
+            f"{file}: {where}: must be a mapping with {', '.join(allowed)}, not {shown(data)}"
+        )
     for key in data:
         if key not in allowed:
-            raise HardwareError(f"{file}: {_join(path, _named(key))}: unknown key; {did_you_mean(key, allowed)}")
+            raise HardwareError(
+                f"{file}: {_join(path, _named(key))}: unknown key; {did_you_mean(key, allowed)}"
+            )
     for key in required:
         if key not in data:
-            raise HardwareError(f"{file}: {_join(path, key)}: missing; {where} needs {', '.join(required)}")
+            raise HardwareError(
+                f"{file}: {_join(path, key)}: missing; {where} needs {', '.join(required)}"
+            )
     return data
 
 
@@ -122,7 +166,9 @@ def _quantity(data: object, unit: str, file: Path, path: str) -> float:
     if not unit and isinstance(data, int) and not isinstance(data, bool):
         return float(data)  # of at most 63 bits (twin.data)
     if not isinstance(data, str):
-        raise HardwareError(f"{file}: {path}: {shown(data)} must be text with its unit, such as {example(unit)!r}")
+        raise HardwareError(
+            f"{file}: {path}: {shown(data)} must be text with its unit, such as {example(unit)!r}"
+        )
     try:
         return parse_quantity(data, unit)
     except ConfigError as error:
@@ -132,7 +178,9 @@ def _quantity(data: object, unit: str, file: Path, path: str) -> float:
 def _kind(data: object, file: Path, path: str) -> Kind:
     kinds = [k.value for k in Kind]
     if not isinstance(data, str) or data not in kinds:
-        raise HardwareError(f"{file}: {path}.kind: {shown(data)} is not a kind; {did_you_mean(data, kinds)}")
+        raise HardwareError(
+            f"{file}: {path}.kind: {shown(data)} is not a kind; {did_you_mean(data, kinds)}"
+        )
     return Kind(data)
 
 
@@ -144,8 +192,14 @@ def text(data: object, file: Path, path: str) -> str:
 
 
 def _said(value: float, unit: str) -> str:
-    """A value of any size: what people read within a thousand units of the scale, else in base units."""
-    return f"{value:g} {unit}".rstrip() if value and not 1e-15 <= value < 1e18 else format_quantity(value, unit)
+    """A value of any size: what people read within a thousand units of the scale, else in base
+    units.
+    """
+    return (
+        f"{value:g} {unit}".rstrip()
+        if value and not 1e-15 <= value < 1e18
+        else format_quantity(value, unit)
+    )
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -161,7 +215,11 @@ def _plain(hint: Any) -> Any:
 
 def _named(key: object) -> str:
     """A key as a part of a path; what is no short name comes in quotes."""
-    return key if isinstance(key, str) and key.isprintable() and len(key) <= LONGEST_NAME else shown(key)
+    return (
+        key
+        if isinstance(key, str) and key.isprintable() and len(key) <= LONGEST_NAME
+        else shown(key)
+    )
 
 
 def _join(path: str, key: str) -> str:

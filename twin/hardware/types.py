@@ -19,16 +19,22 @@ class Kind(Enum):
 
 
 HOST = "host"  # the instruction set of this computer's CPU, and the name of the device
-QUEUE_S = 1e-6  # of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less the latency
+# of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less
+# the latency
+QUEUE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """Where a number comes from that nobody measured on its part: the same number of another part, and a rule (twin.hardware.derive)."""
+    """Where a number comes from that nobody measured on its part: the same number of another part,
+    and a rule (twin.hardware.derive).
+    """
 
     device: str
     rule: str
-    low: float  # how much less, and more, it may cost than the rule says: factors on a time, or on one over a rate
+    # how much less, and more, it may cost than the rule says: factors on a time, or on one over a
+    # rate
+    low: float
     high: float
     fitted: bool = False  # the other number is fitted, and drawn together with the rest of its fit
 
@@ -40,9 +46,12 @@ class Number:
     value: float
     kind: Kind
     source: str
-    low: float | None = None  # the range that the source or the kind allows; None: take it from the kind
+    # the range that the source or the kind allows; None: take it from the kind
+    low: float | None = None
     high: float | None = None
-    like: Like | None = None  # then low and high are what the rule leaves open; what the other number leaves open comes on top
+    # then low and high are what the rule leaves open; what the other number leaves open comes on
+    # top
+    like: Like | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +65,14 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockUnit:
+class BlockCosts:
     """One SM, CU or core, as the engine uses it.
 
-    `loading` says when weights move: "ahead" by a loader that fills the ring while the block waits, or "on-demand" by the
-    core itself while it computes (a CPU), so that every hand-off drains the stream.
-    `inputs` says where a stage's input lies while a block multiplies with it: in the "registers" of its warps, teams of which
-    share the rows of a matrix, or in "on-chip" memory.
+    `loading` says when weights move: "ahead" by a loader that fills the ring while the block waits,
+    or "on-demand" by the core itself while it computes (a CPU), so that every hand-off drains the
+    stream.
+    `inputs` says where a stage's input lies while a block multiplies with it: in the "registers" of
+    its warps, teams of which share the rows of a matrix, or in "on-chip" memory.
     """
 
     clock_hz: Number
@@ -78,7 +88,8 @@ class BlockUnit:
     sample_element_s: Number  # one logit examined by the sampling block
     loading: str = "ahead"
     inputs: str = "on-chip"
-    load_latency_s: Number | None = None  # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
+    # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
+    load_latency_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +98,28 @@ class Memory:
 
     capacity_bytes: Number
     peak_bytes_per_s: Number  # datasheet: the denominator of MBU
-    stream_bytes_per_s: Number  # of the pipe by which the twin serves a stream; a fit makes it agree with probes
+    # of the pipe by which the twin serves a stream; a fit makes it agree with probes
+    stream_bytes_per_s: Number
     latency_s: Number
-    ceiling_bytes_per_s: Number | None = None  # best plain read that was measured: twin/hardware/floor.py; None: as the pipe
+    # best plain read that was measured: twin/hardware/floor.py; None: as the pipe
+    ceiling_bytes_per_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The last cache before memory that all blocks of a die (L2) or of the package (LLC) share.
 
-    `retention` says what a stream larger than the cache leaves in it: with "whole" nothing (streaming loads are evicted
-    first or bypass it), with "random" a share that falls smoothly with the stream's size (a CPU's hashed, adaptive L3).
+    `retention` says what a stream larger than the cache leaves in it: with "whole" nothing
+    (streaming loads are evicted first or bypass it), with "random" a share that falls smoothly with
+    the stream's size (a CPU's hashed, adaptive L3).
     """
 
     capacity_bytes: Number  # per die for L2, in all for LLC
     bytes_per_s: Number  # likewise
     latency_s: Number
     retention: str = "whole"
-    loaded_latency_s: Number | None = None  # of a hit behind QUEUE_S of the stream, or latency_s if that is more; None: it does not grow
+    # of a hit behind QUEUE_S of the stream, or latency_s if that is more; None: it does not grow
+    loaded_latency_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +139,10 @@ class HandOff:
     cross_die_s: Number  # added one way between dies
     atomic_s: Number  # service time of one arrival at a counter: arrivals at one counter queue
     poll_s: Number  # period of a poll, paid half on average
-    loaded_hop_s: Number | None = None  # the hop behind QUEUE_S of the stream, or hop_s if that is more; None: it does not grow
-    fence_s: Number | None = None  # before an arrival at a counter: what the block has written must be visible; None: nothing
+    # the hop behind QUEUE_S of the stream, or hop_s if that is more; None: it does not grow
+    loaded_hop_s: Number | None = None
+    # before an arrival at a counter: what the block has written must be visible; None: nothing
+    fence_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +152,48 @@ class Launch:
     stream_s: Number  # kernel after kernel in a stream
     graph_edge_s: Number  # kernel after kernel in a graph
     restart_s: Number  # memory pipeline refill at the start of a kernel
-    state_s: Number | None = None  # between kernels of a model: what a block knows goes through memory; None: nothing
+    # between kernels of a model: what a block knows goes through memory; None: nothing
+    state_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Warps:
-    """A block of warps: teams of them share the tiles that a loader thread copies, and each scans cached positions."""
+    """A block of warps: teams of them share the tiles that a loader thread copies, and each scans
+    cached positions.
+    """
 
     copy_s: Number  # from one bulk copy of a loader to its next
-    watch_s: Number  # added where it waits for one of those under way before the next: a window smaller than the ring
-    jitter_s: Number  # by which memory answers a block's copy later or sooner than the mean one, at most
-    leave_s: Number  # a warp's fence between weights that it takes ahead of a stage's inputs and the slots that it then leaves
+    # added where it waits for one of those under way before the next: a window smaller than the
+    # ring
+    watch_s: Number
+    # by which memory answers a block's copy later or sooner than the mean one, at most
+    jitter_s: Number
+    # a warp's fence between weights that it takes ahead of a stage's inputs and the slots that it
+    # then leaves
+    leave_s: Number
     pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
-    slice_s: Number  # a warp waits for its rows of a column slice and loads them, before it multiplies
-    reduction_s: Number  # a warp ends the dot products of a few rows: sums over its lanes
+    # a warp waits for its rows of a column slice and loads them, before it multiplies
+    slice_s: Number
+    reduction_s: Number  # a warp ends the dot products of a few rows: sums over its threads
     item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
-    gather_bytes_per_s: Number  # what the loads of one block bring of exchanged elements, whole sectors counted, while all blocks gather
-    crowd_s: Number  # attention's partial outputs in few lines: each further time that all blocks ask for the same words at once
+    # what the loads of one block bring of exchanged elements, whole sectors counted, while all
+    # blocks gather
+    gather_bytes_per_s: Number
+    # attention's partial outputs in few lines: each further time that all blocks ask for the same
+    # words at once
+    crowd_s: Number
     vector_s: Number  # a gathered vector normed
-    tile_s: Number  # from the last tile of a batch of rows to its sums, beyond the time in which that tile is consumed
-    heads_s: Number  # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe of attention has none
-    round_s: Number  # one round of the cached positions that a block scans side by side, already on their way
-    unit_s: Number  # on tensor cores: a warp's 16 cached positions of a head of 128 elements, with up to four query heads
+    # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
+    # consumed
+    tile_s: Number
+    # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe
+    # of attention has none
+    heads_s: Number
+    # one round of the cached positions that a block scans side by side, already on their way
+    round_s: Number
+    # on tensor cores: a warp's 16 cached positions of a head of 128 elements, with up to four query
+    # heads
+    unit_s: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +210,16 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One package. `None` for a part that the device does not have; capabilities decide, never names."""
+    """One package. `None` for a part that the device does not have; capabilities decide, never
+    names.
+    """
 
     name: str
     title: str
     vendor: str
     isa: str | None  # what the engine compiles for: sm_90a, gfx942, host; None: the twin only
     structure: Structure
-    block: BlockUnit
+    block: BlockCosts
     memory: Memory
     l2: Cache
     handoff: HandOff
@@ -198,7 +237,9 @@ class Device:
 
     @property
     def teams(self) -> bool:
-        """Do teams of warps share a matrix's rows? They do where warps keep a stage's input in registers."""
+        """Do teams of warps share a matrix's rows? They do where warps keep a stage's input in
+        registers.
+        """
         return self.block.inputs == "registers"
 
     @property
@@ -216,11 +257,13 @@ class Device:
 class Link:
     """Between two GPUs of a node."""
 
-    topology: str  # "mesh": a link per pair; "switch": one port per GPU shared by all peers; "memory": emulated
+    # "mesh": a link per pair; "switch": one port per GPU shared by all peers; "memory": emulated
+    topology: str
     bytes_per_s: Number  # per direction: per pair in a mesh, per GPU behind a switch
     hop_s: Number  # store to remote poll, one way, idle
     loaded_hop_s: Number  # the same while both ends stream, or hop_s if that is more
-    library_allreduce_s: Number  # a vendor library's small all-reduce inside a graph, all GPUs of the node
+    # a vendor library's small all-reduce inside a graph, all GPUs of the node
+    library_allreduce_s: Number
 
 
 @dataclass(frozen=True, slots=True)

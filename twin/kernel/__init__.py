@@ -1,1 +1,3 @@
-"""What our kernel makes of a plan: its warps, its memory, its tables, and the options that suit it."""
+"""What our kernel makes of a plan: its warps, its memory, its tables, and the options that suit
+it.
+"""

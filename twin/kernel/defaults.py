@@ -17,18 +17,31 @@ from twin.plan.splits import attention_of
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
-    "gpus", "blocks", "slot_bytes", "ring_slots", "window_slots", "collective", "weight_dtype", "kv_dtype", "max_context",
-    "prompt_chunk", "lane_stagger_ns",
-)  # fmt: skip
+    "gpus",
+    "blocks",
+    "slot_bytes",
+    "ring_slots",
+    "window_slots",
+    "collective",
+    "weight_dtype",
+    "kv_dtype",
+    "max_context",
+    "prompt_chunk",
+    "lane_stagger_ns",
+)
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
-EVEN_SHARE = 0.8  # of the blocks must stay in use before equal shares are preferred over all blocks (judged, not measured)
-# On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes 1,305 cycles; with all of a 208 KiB ring
-# it takes 4,900, because requests wait in the second-level cache behind those before them (studies/h200-history).
+# of the blocks must stay in use before equal shares are preferred over all blocks (judged, not
+# measured)
+EVEN_SHARE = 0.8
+# On an H200 48 KiB under way to each SM stream 4.54 of at most 4.70 TB/s, and a poll then takes
+# 1,305 cycles; with all of a 208 KiB ring it takes 4,900, because requests wait in the second-level
+# cache behind those before them (studies/h200-history).
 UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132 SMs
-# Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with 80. Apart, some lanes always have room
-# for what the others leave: each 3 us after the one before 1,051 and 1,040 us. On a slower H200, with 80 KiB: so 1,055, in four groups
-# 5, 7 or 10 us apart 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-history).
+# Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with
+# 80. Apart, some lanes always have room for what the others leave: each 3 us after the one before
+# 1,051 and 1,040 us. On a slower H200, with 80 KiB: so 1,055, in four groups 5, 7 or 10 us apart
+# 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-history).
 LANE_STAGGER_NS = 7000
 STAGGERED_UNDER_WAY_S = 2.2e-6
 BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less
@@ -49,16 +62,20 @@ def limits_of(node: Node) -> Limits:
 
 
 def plan_for(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
-    """The plan of a model on a node with default options, except those given. It still has to pass `validate`."""
+    """The plan of a model on a node with default options, except those given. It still has to pass
+    `validate`.
+    """
     options = _node_options(spec, node, chosen)
     plan, ring = _ringed(spec, node, options, chosen)
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, **ring))
 
 
 def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
-    """Options of a node: all its devices, one block per SM, CU or core, and a ring that fills the on-chip memory.
+    """Options of a node: all its devices, one block per SM, CU or core, and a ring that fills the
+    on-chip memory.
 
-    `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond the model's.
+    `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond
+    the model's.
     """
     options = _node_options(spec, node, chosen)
     return dataclasses.replace(options, **_ringed(spec, node, options, chosen)[1])
@@ -67,7 +84,12 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
 def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Options:
     """All options but the ring's, whose size follows from the plan."""
     reaches = min(spec.context, chosen.get("max_context", spec.context))
-    options = Options(weight_dtype=spec.dtype, kv_dtype=spec.dtype, gpus=node.gpus, context=max(1, min(DEFAULT.context, reaches)))
+    options = Options(
+        weight_dtype=spec.dtype,
+        kv_dtype=spec.dtype,
+        gpus=node.gpus,
+        context=max(1, min(DEFAULT.context, reaches)),
+    )
     options = dataclasses.replace(options, **chosen)
     check_least(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus
@@ -77,15 +99,22 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
         "collective": _collective(options, ranks),
         "lane_stagger_ns": LANE_STAGGER_NS if _lanes_share(spec, node, options) else 0,
     }
-    options = dataclasses.replace(options, **{name: value for name, value in settled.items() if name not in chosen})
+    options = dataclasses.replace(
+        options, **{name: value for name, value in settled.items() if name not in chosen}
+    )
     if "prompt_chunk" not in chosen:
-        options = dataclasses.replace(options, prompt_chunk=_prompt_chunk(spec, node, options, ranks))
+        options = dataclasses.replace(
+            options, prompt_chunk=_prompt_chunk(spec, node, options, ranks)
+        )
     return options
 
 
 def _max_context(spec: ModelSpec, options: Options) -> int:
     if options.context > spec.context:
-        raise PlanError(f"context={options.context}: {spec.name} reaches {spec.context} positions; choose at most that many")
+        raise PlanError(
+            f"context={options.context}: {spec.name} reaches {spec.context} positions; choose at "
+            "most that many"
+        )
     return min(spec.context, max(DEFAULT.max_context, options.context))
 
 
@@ -93,14 +122,22 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     """Between kernels a library does what a resident kernel has to do itself."""
     if ranks == 1:
         return CollectiveKind.NONE
-    between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1  # lanes of one GPU need no library
+    # lanes of one GPU need no library
+    between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
 def _lanes_share(spec: ModelSpec, node: Node, options: Options) -> bool:
-    """Do several lanes take turns at one NVIDIA GPU's memory? Other devices' lanes are not measured apart."""
+    """Do several lanes take turns at one NVIDIA GPU's memory? Other devices' lanes are not measured
+    apart.
+    """
     resident = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    return spec.lanes is not None and spec.lanes.count > options.gpus and limits_of(node).teams and resident
+    return (
+        spec.lanes is not None
+        and spec.lanes.count > options.gpus
+        and limits_of(node).teams
+        and resident
+    )
 
 
 def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
@@ -115,17 +152,22 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
     if not limits.teams:
         return TOKENS
     return fitting_chunk(
-        own, blocks=blocks, room=limits.on_chip_bytes - BESIDE_BYTES, dtype=options.weight_dtype,
+        own,
+        blocks=blocks,
+        room=limits.on_chip_bytes - BESIDE_BYTES,
+        dtype=options.weight_dtype,
         kv_bytes=options.kv_dtype.bytes,
-    )  # fmt: skip
+    )
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
-    """One per SM, CU or core; on several dies a few less where that gives every block the same share of every matrix.
+    """One per SM, CU or core; on several dies a few less where that gives every block the same
+    share of every matrix.
 
-    The MI300X has 304 CUs: Laneformer's 768, 1,536 and 3,072 outputs divide over 256 of them; such a grid was
-    measured elsewhere to stream 4.09 of 4.82 TB/s, so equal shares are judged, not measured, to be worth it.
-    On an H200 they were worth nothing: Llama-3.2-1B took 1,347 us on 132 blocks and 1,338 us on 128; lanes divide its SMs anyway.
+    The MI300X has 304 CUs: Laneformer's 768, 1,536 and 3,072 outputs divide over 256 of them; such
+    a grid was measured elsewhere to stream 4.09 of 4.82 TB/s, so equal shares are judged, not
+    measured, to be worth it. On an H200 they were worth nothing: Llama-3.2-1B took 1,347 us on 132
+    blocks and 1,338 us on 128; lanes divide its SMs anyway.
     """
     device = node.device
     emulated = device.sharing is not None  # then all GPUs share this computer's cores
@@ -140,21 +182,32 @@ def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
 
 def _common_outputs(spec: ModelSpec, ranks: int) -> int:
     """Greatest common divisor of the outputs of a layer's matrices on one rank."""
-    # Of a layout the sizes that it shows: no kernel of ours runs it, so which blocks suit it is judged.
-    heads, kv_heads = max(1, spec.heads // ranks), 1 if spec.layout else max(1, spec.kv_heads // ranks)
-    return gcd((heads + 2 * kv_heads) * spec.head_dim, spec.hidden, spec.ffn if spec.layout else spec.ffn // ranks)
+    # Of a layout the sizes that it shows: no kernel of ours runs it, so which blocks suit it is
+    # judged.
+    heads, kv_heads = (
+        max(1, spec.heads // ranks),
+        1 if spec.layout else max(1, spec.kv_heads // ranks),
+    )
+    return gcd(
+        (heads + 2 * kv_heads) * spec.head_dim,
+        spec.hidden,
+        spec.ffn if spec.layout else spec.ffn // ranks,
+    )
 
 
 def _largest_divisor(number: int, most: int) -> int:
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
-def _ringed(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
-    """The plan with a ring of one slot, and what its ring should be. A plan is built once for each size of a slot that is tried:
-    how many there are changes neither its tiles nor its splits.
+def _ringed(
+    spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any]
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan with a ring of one slot, and what its ring should be. A plan is built once for each
+    size of a slot that is tried: how many there are changes neither its tiles nor its splits.
 
-    Slots fill the on-chip memory left by everything else; they are smaller where only few would fit. Where blocks share a core
-    there is no ring to fill: the cache does it, and the ring only has to fit.
+    Slots fill the on-chip memory left by everything else; they are smaller where only few would
+    fit. Where blocks share a core there is no ring to fill: the cache does it, and the ring only
+    has to fit.
     """
     limits = limits_of(node)
     plan = _of_one_slot(spec, options, options.slot_bytes, limits)
@@ -167,18 +220,31 @@ def _ringed(spec: ModelSpec, node: Node, options: Options, chosen: dict[str, Any
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
     window = options.window_slots
     if "window_slots" not in chosen:
-        window = min(slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots)
+        window = min(
+            slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots
+        )
     return plan, {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
 
 
 def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:
-    return build(spec, dataclasses.replace(options, slot_bytes=slot_bytes, ring_slots=1, window_slots=1), limits)
+    return build(
+        spec,
+        dataclasses.replace(options, slot_bytes=slot_bytes, ring_slots=1, window_slots=1),
+        limits,
+    )
 
 
 def _window(node: Node, slot_bytes: int, options: Options) -> int:
-    """Slots under way that keep the memory busy, and no more: what is under way delays every hand-off."""
+    """Slots under way that keep the memory busy, and no more: what is under way delays every
+    hand-off.
+    """
     share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
-    return max(2, ceil((STAGGERED_UNDER_WAY_S if options.lane_stagger_ns else UNDER_WAY_S) * share / slot_bytes))
+    return max(
+        2,
+        ceil(
+            (STAGGERED_UNDER_WAY_S if options.lane_stagger_ns else UNDER_WAY_S) * share / slot_bytes
+        ),
+    )
 
 
 def _most_slots(plan: Plan) -> int:
@@ -186,7 +252,9 @@ def _most_slots(plan: Plan) -> int:
     room, slot_bytes = plan.limits.on_chip_bytes, plan.options.slot_bytes
     slots = max(1, room // slot_bytes)
     while slots > 1:
-        grown = dataclasses.replace(plan, options=dataclasses.replace(plan.options, ring_slots=slots, window_slots=slots))
+        grown = dataclasses.replace(
+            plan, options=dataclasses.replace(plan.options, ring_slots=slots, window_slots=slots)
+        )
         over = on_chip_bytes(grown) - room
         if over <= 0:
             break

@@ -1,7 +1,8 @@
-"""The C++ that is generated from a plan: enums, table structs, sizes, and (for devices) the tables themselves.
+"""The C++ that is generated from a plan: enums, table structs, sizes, and (for devices) the tables
+themselves.
 
-Only the types of weights and cache, the head size and tracing are compiled in for the host, so that plans share
-binaries; a device build embeds everything as constants.
+Only the types of weights and cache, the head size and tracing are compiled in for the host, so that
+plans share binaries; a device build embeds everything as constants.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from twin.models.variant import Activation
 from twin.plan.types import HandOffKind, Parts, Plan, StageKind
 
 MAX_RANKS = 16
-SENTINEL_WORD = 0xFFFFFFFF  # an exchanged word that is not yet written: a NaN that no arithmetic here produces
+# an exchanged word that is not yet written: a NaN that no arithmetic here produces
+SENTINEL_WORD = 0xFFFFFFFF
 PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prompt pass
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 
@@ -33,7 +35,13 @@ class Status(Enum):
     NO_TOKEN = "no_token"  # the largest logit is not finite
 
 
-_C_TYPES = {"int": ctypes.c_int32, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double}
+_C_TYPES = {
+    "int": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
 
 RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("const u8*", "stream"),  # [blocks] weight streams, each from a page border
@@ -43,8 +51,10 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("u32*", "counters"),  # one per 128-byte line
     ("u8*", "kv"),  # [attention stages][items][k, v][item_positions][head_dim]
     ("float*", "probabilities"),  # [logits, probabilities][ranks * shard_vocab], the full sampler's
-    ("float*", "state"),  # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
-    ("float*", "prompt"),  # what the tokens of a chunk hand from stage to stage in a prompt pass, [prompt_floats]
+    # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
+    ("float*", "state"),
+    # what the tokens of a chunk hand from stage to stage in a prompt pass, [prompt_floats]
+    ("float*", "prompt"),
 )
 
 REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
@@ -58,7 +68,9 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
     ("double", "top_p"),
     ("float", "temperature"),  # 0: greedy
     ("int", "top_k"),  # 0: all
-    ("int*", "abort"),  # all blocks look here whether to leave; a GPU's lies in its own memory: a look across the bus takes 1 us
+    # all blocks look here whether to leave; a GPU's lies in its own memory: a look across the bus
+    # takes 1 us
+    ("int*", "abort"),
     ("const int*", "chunks"),  # [read]
     ("u64*", "pass_stamps"),  # [passes] ns at the end of each prompt pass, rank 0 block 0
     ("const int*", "prompt"),  # [forced]
@@ -87,7 +99,9 @@ CONTROL_FIELDS = (  # what changes while it runs
 
 
 def _mirror(fields: tuple[tuple[str, str], ...]) -> list[tuple[str, Any]]:
-    return [(field, ctypes.c_void_p if kind.endswith("*") else _C_TYPES[kind]) for kind, field in fields]
+    return [
+        (field, ctypes.c_void_p if kind.endswith("*") else _C_TYPES[kind]) for kind, field in fields
+    ]
 
 
 class RankMemory(ctypes.Structure):
@@ -141,12 +155,17 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
 
 
 def _family(plan: Plan) -> list[str]:
-    """What the kernel does otherwise than for Llama, whose constants are those of native/platform/family.h."""
+    """What the kernel does otherwise than for Llama, whose constants are those of
+    native/platform/family.h.
+    """
     made = family(plan)
     if made == PLAIN:
         return []
     types = {bool: "bool", float: "float"}
-    body = "\n".join(f"  static constexpr {types[type(value)]} {name} = {_literal(value)};" for name, value in made.items())
+    body = "\n".join(
+        f"  static constexpr {types[type(value)]} {name} = {_literal(value)};"
+        for name, value in made.items()
+    )
     return [f"#define TWIN_FAMILY\nstruct Family {{\n{body}\n}};\n"]
 
 
@@ -169,9 +188,16 @@ def family(plan: Plan) -> dict[str, bool | float]:
 
 
 PLAIN: dict[str, bool | float] = {
-    "GELU": False, "NORMS_BEFORE": True, "NORMS_AFTER": False, "QK_NORMED_TOGETHER": False, "ROPE_BY_LAYER": False,
-    "EMBEDDING": 1.0, "SCORE": 0.0, "SCORE_CAP": 0.0, "LOGIT_CAP": 0.0,
-}  # fmt: skip
+    "GELU": False,
+    "NORMS_BEFORE": True,
+    "NORMS_AFTER": False,
+    "QK_NORMED_TOGETHER": False,
+    "ROPE_BY_LAYER": False,
+    "EMBEDDING": 1.0,
+    "SCORE": 0.0,
+    "SCORE_CAP": 0.0,
+    "LOGIT_CAP": 0.0,
+}
 
 
 def _literal(value: bool | float) -> str:
@@ -189,27 +215,53 @@ def _type(field: str) -> str:
 
 def _struct(name: str, fields: tuple[str, ...]) -> str:
     body = "\n".join(f"  {_type(field)} {field};" for field in fields)
-    return f'struct {name} {{\n{body}\n}};\nstatic_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
+    return (
+        f"struct {name} {{\n{body}\n}};\n"
+        f'static_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
+    )
 
 
 def _memory(name: str, fields: tuple[tuple[str, str], ...], mirror: type[ctypes.Structure]) -> str:
     body = "\n".join(f"  {kind} {field};" for kind, field in fields)
-    return f'struct {name} {{\n{body}\n}};\nstatic_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "{name} is shared with Python");\n'
+    return (
+        f"struct {name} {{\n{body}\n}};\n"
+        f'static_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "{name} is shared with '
+        'Python");\n'
+    )
 
 
 # A block's own elements of a set of spans, in the order of Layout.owned.
-OWNED_OF = "  __device__ const Span& owned_of(int set, int block) const { return owned_at(block * owned_sets + set); }"
+OWNED_OF = (
+    "  __device__ const Span& owned_of(int set, int block) const { return owned_at(block * "
+    "owned_sets + set); }"
+)
 
 
 def _embedded(made: Layout) -> str:
-    """Sizes as constants; tables in the device's constant memory, the smallest first, and what exceeds it in its memory."""
-    sizes_of = {name: 4 * len(table) * len(made.fields(name)) for name, table in made.tables.items()}
+    """Sizes as constants; tables in the device's constant memory, the smallest first, and what
+    exceeds it in its memory.
+    """
+    sizes_of = {
+        name: 4 * len(table) * len(made.fields(name)) for name, table in made.tables.items()
+    }
     order = sorted(sizes_of, key=lambda name: sizes_of[name])
-    near = {name for at, name in enumerate(order) if sum(sizes_of[n] for n in order[: at + 1]) <= CONSTANT_BYTES}
-    tables = "\n".join(_table(made, name, "TWIN_TABLE" if name in near else "TWIN_LARGE_TABLE") for name in made.tables)
-    sizes = "\n".join(f"  static constexpr {_type(name)} {name} = {_number(name, value)};" for name, value in made.sizes.items())
+    near = {
+        name
+        for at, name in enumerate(order)
+        if sum(sizes_of[n] for n in order[: at + 1]) <= CONSTANT_BYTES
+    }
+    tables = "\n".join(
+        _table(made, name, "TWIN_TABLE" if name in near else "TWIN_LARGE_TABLE")
+        for name in made.tables
+    )
+    sizes = "\n".join(
+        f"  static constexpr {_type(name)} {name} = {_number(name, value)};"
+        for name, value in made.sizes.items()
+    )
     access = "\n".join(
-        f"  __device__ static const {FIELDS[name][0]}& {name}_at(int i) {{ return {name.upper()}[i]; }}" for name in made.tables
+        f"  __device__ static const {FIELDS[name][0]}& {name}_at(int i) {{ return "
+        f"{name.upper()}[i]; }}"
+        for name in made.tables
     )
     return f"{tables}\nstruct Plan {{\n{sizes}\n{access}\n{OWNED_OF}\n}};\n"
 
@@ -218,20 +270,28 @@ def _loaded(made: Layout) -> str:
     """Sizes and tables as they stand in the image."""
     sizes = "\n".join(f"  {_type(name)} {name};" for name in made.sizes)
     pointers = "\n".join(f"  const {FIELDS[name][0]}* {name};" for name in made.tables)
-    access = "\n".join(f"  const {FIELDS[name][0]}& {name}_at(int i) const {{ return {name}[i]; }}" for name in made.tables)
+    access = "\n".join(
+        f"  const {FIELDS[name][0]}& {name}_at(int i) const {{ return {name}[i]; }}"
+        for name in made.tables
+    )
     load = "\n".join(
-        f"  plan.{name} = reinterpret_cast<const {FIELDS[name][0]}*>(image + image[{at}]);" for at, name in enumerate(made.tables, start=1)
+        f"  plan.{name} = reinterpret_cast<const {FIELDS[name][0]}*>(image + image[{at}]);"
+        for at, name in enumerate(made.tables, start=1)
     )
     return (
-        f"struct Sizes {{\n{sizes}\n}};\n\nstruct Plan : Sizes {{\n{pointers}\n{access}\n{OWNED_OF}\n}};\n\n"
-        "inline Plan load_plan(const int* image) {\n  Plan plan;\n"
-        f"  static_cast<Sizes&>(plan) = *reinterpret_cast<const Sizes*>(image + image[0]);\n{load}\n  return plan;\n}}\n"
+        f"struct Sizes {{\n{sizes}\n}};\n\nstruct Plan : Sizes {{\n{pointers}\n{access}\n"
+        f"{OWNED_OF}\n}};\n\ninline Plan load_plan(const int* image) {{\n  Plan plan;\n"
+        "  static_cast<Sizes&>(plan) = *reinterpret_cast<const Sizes*>(image + image[0]);\n"
+        f"{load}\n  return plan;\n}}\n"
     )
 
 
 def _table(made: Layout, name: str, where: str) -> str:
     struct, fields = FIELDS[name][0], made.fields(name)
-    lines = ("  {" + ", ".join(_number(f, v) for f, v in zip(fields, row, strict=True)) + "}" for row in made.tables[name])
+    lines = (
+        "  {" + ", ".join(_number(f, v) for f, v in zip(fields, row, strict=True)) + "}"
+        for row in made.tables[name]
+    )
     rows = ",\n".join(lines) or "  {}"
     return f"{where} {struct} {name.upper()}[] = {{\n{rows}\n}};"
 

@@ -1,7 +1,9 @@
-"""Where everything of a plan lies in memory: the tables that the kernel walks, the arenas, the packed weight streams.
+"""Where everything of a plan lies in memory: the tables that the kernel walks, the arenas, the
+packed weight streams.
 
-All tables hold 4-byte fields, so that they can be compiled in (`header`) or passed at run time (`image`): the same
-structs either way. Offsets count floats, except where the name says pages or bytes.
+All tables hold 4-byte fields, so that they can be compiled in (`header`) or passed at run time
+(`image`): the same structs either way. Offsets count floats, except where the name says pages or
+bytes.
 """
 
 from __future__ import annotations
@@ -45,14 +47,20 @@ from twin.plan.types import (
 PAGE_BYTES = 4096  # streams of blocks start on a page
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
-SIGNAL_BYTES = 32 * 16 + 48  # Signals in cuda_core.cuh besides the values of its warps; the sum is checked there
+# Signals in cuda_core.cuh besides the values of its warps; the sum is checked there
+SIGNAL_BYTES = 32 * 16 + 48
 UNIT_BYTES = 16  # a row of any tile is a multiple of it
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
-LINE_FLOATS = 32  # exchange rows and counters never share a 128-byte line, the widest of the targets
+# exchange rows and counters never share a 128-byte line, the widest of the targets
+LINE_FLOATS = 32
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
 
-STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
+STORAGE: dict[DType, Any] = {
+    DType.FP16: np.float16,
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.FP32: np.float32,
+}
 
 Table = list[tuple[int | float, ...]]
 
@@ -70,7 +78,8 @@ class Layout:
     rows: Table  # [sets][blocks] (first, count) into `spans`
     spans: Table
     streams: Table  # [blocks] first page of each block's stream
-    starts: Table  # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
+    # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
+    starts: Table
     stage_fields: tuple[str, ...]  # FIELDS, and those of STAGE_EXTRAS that the model's family uses
 
     def fields(self, table: str) -> tuple[str, ...]:
@@ -82,31 +91,79 @@ class Layout:
         return {name: getattr(self, name) for name in FIELDS}
 
 
-FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {  # table -> (struct, fields); a field is an int unless in FLOATS
+# table -> (struct, fields); a field is an int unless in FLOATS
+FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stages": (
         "Stage",
-        ("kind", "layer", "first_read", "reads", "first_reset", "resets", "publishes", "rows", "cols", "unit", "tile_rows", "tile_cols",
-         "tile_inverse", "batch", "owned", "items", "window", "kv", "norm", "bias", "q_norm", "k_norm", "pushes", "next"),
+        (
+            "kind",
+            "layer",
+            "first_read",
+            "reads",
+            "first_reset",
+            "resets",
+            "publishes",
+            "rows",
+            "cols",
+            "unit",
+            "tile_rows",
+            "tile_cols",
+            "tile_inverse",
+            "batch",
+            "owned",
+            "items",
+            "window",
+            "kv",
+            "norm",
+            "bias",
+            "q_norm",
+            "k_norm",
+            "pushes",
+            "next",
+        ),
     ),
-    "reads": ("Read", ("value", "parts", "pass_parts", "spans", "previous_step", "residual", "scale")),
+    "reads": (
+        "Read",
+        ("value", "parts", "pass_parts", "spans", "previous_step", "residual", "scale"),
+    ),
     "resets": ("Reset", ("value", "previous_step")),
     "values": (
         "Value",
-        ("offset", "part_stride", "parts", "elements", "pushed", "owned", "counter", "arrivals", "arrivals_per_step", "prompt"),
+        (
+            "offset",
+            "part_stride",
+            "parts",
+            "elements",
+            "pushed",
+            "owned",
+            "counter",
+            "arrivals",
+            "arrivals_per_step",
+            "prompt",
+        ),
     ),
     "owned": ("Span", ("lo", "hi")),
     "rows": ("SpanRow", ("first", "count")),
     "spans": ("Span", ("lo", "hi")),
     "streams": ("StreamStart", ("page",)),
     "starts": ("StageStart", ("units",)),
-}  # fmt: skip
-STAGE_EXTRAS = ("post_norm", "rope")  # where the model norms what modules add; where layers are rotated differently
-SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")  # of a stage's fields
+}
+# where the model norms what modules add; where layers are rotated differently
+STAGE_EXTRAS = ("post_norm", "rope")
+# of a stage's fields
+SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")
 FLOATS = {"scale", "norm_eps"}
 TEAM_SIZES = (  # of NVIDIA's blocks
-    "consumer_warps", "scan_heads", "cache_tile", "tensor_scan",
-    *(f"{use}_{what}" for use in KINDS for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")),
-)  # fmt: skip
+    "consumer_warps",
+    "scan_heads",
+    "cache_tile",
+    "tensor_scan",
+    *(
+        f"{use}_{what}"
+        for use in KINDS
+        for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")
+    ),
+)
 
 
 @lru_cache(maxsize=8)
@@ -160,20 +217,44 @@ def layout(plan: Plan) -> Layout:
             )
             for r in stage.reads
         ]
-        resets += [_row("resets", value=r.value, previous_step=int(r.previous_step)) for r in stage.resets]
+        resets += [
+            _row("resets", value=r.value, previous_step=int(r.previous_step)) for r in stage.resets
+        ]
     values, exchange, counters = _values(plan, sets)
     streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
-        "kv_stages": kv, "exchange_floats": exchange, "counters": counters + 3, "grid_counter": counters, "prompt_counter": counters + 2,
-        "owned_sets": len(sets.sets), "constant_floats": constants, "stream_pages": pages, "rope": vectors.get(-1, {}).get("rope", -1),
-    }  # fmt: skip
-    return Layout(sizes, stages, reads, resets, values, sets.owned, sets.rows, sets.spans, streams, _starts(plan), fields)
+        "kv_stages": kv,
+        "exchange_floats": exchange,
+        "counters": counters + 3,
+        "grid_counter": counters,
+        "prompt_counter": counters + 2,
+        "owned_sets": len(sets.sets),
+        "constant_floats": constants,
+        "stream_pages": pages,
+        "rope": vectors.get(-1, {}).get("rope", -1),
+    }
+    return Layout(
+        sizes,
+        stages,
+        reads,
+        resets,
+        values,
+        sets.owned,
+        sets.rows,
+        sets.spans,
+        streams,
+        _starts(plan),
+        fields,
+    )
 
 
 def stage_extras(plan: Plan) -> tuple[str, ...]:
     """What the model's family has a stage say besides FIELDS."""
     spec = plan.spec
-    used = (spec is not None and spec.variant.norms.after, spec is not None and len(spec.rotations) > 1)
+    used = (
+        spec is not None and spec.variant.norms.after,
+        spec is not None and len(spec.rotations) > 1,
+    )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
 
@@ -182,14 +263,16 @@ def _row(table: str, **named: int | float) -> tuple[Any, ...]:
 
 
 def in_order(fields: Sequence[str], named: Mapping[str, int | float]) -> tuple[Any, ...]:
-    """A record in the order of its struct. Raises KeyError unless it names every field, and no other."""
+    """A record in the order of its struct. Raises KeyError unless it names every field, and no
+    other.
+    """
     if unknown := named.keys() - set(fields):
         raise KeyError(f"no such fields: {', '.join(sorted(unknown))}")
     return tuple(named[field] for field in fields)
 
 
 def _next_stage(plan: Plan, stage: Stage) -> int:
-    """The one that consumers run next where helpers make sums of late parts."""
+    """The one that consumers run next where keepers make sums of late parts."""
     return next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages))
 
 
@@ -197,7 +280,9 @@ def _shape(matrix: Matrix | None) -> dict[str, int]:
     """A stage's fields of its matrix; zeros where it has none."""
     if matrix is None:
         return dict.fromkeys(SHAPE, 0)
-    own = {name: getattr(matrix, name) for name in ("rows", "cols", "unit", "tile_rows", "tile_cols")}
+    own = {
+        name: getattr(matrix, name) for name in ("rows", "cols", "unit", "tile_rows", "tile_cols")
+    }
     return own | {"tile_inverse": tile_inverse(matrix.tile_rows), "batch": matrix.batch_rows}
 
 
@@ -222,22 +307,30 @@ def image(plan: Plan) -> NDArray[np.int32]:
 
 def stream_bytes(plan: Plan) -> list[int]:
     """[blocks] weights that one step streams through each."""
-    columns: Counter[tuple[Span, ...]] = Counter()  # of all matrices whose rows the blocks share alike
+    # of all matrices whose rows the blocks share alike
+    columns: Counter[tuple[Span, ...]] = Counter()
     for stage in plan.stages:
         if stage.matrix:
             columns[stage.matrix.owned] += stage.matrix.cols
     size = plan.options.weight_dtype.bytes
-    return [size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items()) for block in range(plan.blocks)]
+    return [
+        size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items())
+        for block in range(plan.blocks)
+    ]
 
 
 def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
-    """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the order of `types.tiles`."""
+    """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the
+    order of `types.tiles`.
+    """
     storage = STORAGE[plan.options.weight_dtype]
     starts = [int(row[0]) * PAGE_BYTES for row in layout(plan).streams]
     for stage in plan.stages:
         if stage.matrix is None:
             continue
-        source = np.ascontiguousarray(shards.stage_matrix(plan, stage, rank, weights)).astype(storage, copy=False)
+        source = np.ascontiguousarray(shards.stage_matrix(plan, stage, rank, weights)).astype(
+            storage, copy=False
+        )
         for block, (lo, hi) in enumerate(stage.matrix.owned):
             size = (hi - lo) * stage.matrix.cols * source.itemsize
             target = out[starts[block] : starts[block] + size].view(storage)
@@ -246,7 +339,9 @@ def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> Non
 
 
 def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float32]:
-    """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table gives."""
+    """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table
+    gives.
+    """
     total, vectors = _constants(plan)
     out = np.zeros(total, np.float32)
 
@@ -266,10 +361,12 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
 
 def embedding(plan: Plan, weights: Weights) -> NDArray[Any]:
     """[vocab, hidden] in the plan's weight type; one copy serves all ranks of a GPU."""
-    return np.ascontiguousarray(weights["embed"]).astype(STORAGE[plan.options.weight_dtype], copy=False)
+    return np.ascontiguousarray(weights["embed"]).astype(
+        STORAGE[plan.options.weight_dtype], copy=False
+    )
 
 
-# ---- tables -----------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 class _Sets:
@@ -310,12 +407,15 @@ class _Sets:
 def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
     """(rows, floats of the exchange arena of a rank, counters).
 
-    A (buffer, copy) has one counter per part for pushed values and one more for local values. A reader waits for all
-    arrivals of the steps before, and for those of this step up to its value.
+    A (buffer, copy) has one counter per part for pushed values and one more for local values. A
+    reader waits for all arrivals of the steps before, and for those of this step up to its value.
     """
     base, floats, counters = {}, 0, {}
     for buffer in plan.buffers:
-        base[buffer.id], counters[buffer.id] = floats, sum((b.parts + 1) * b.copies for b in plan.buffers[: buffer.id])
+        base[buffer.id], counters[buffer.id] = (
+            floats,
+            sum((b.parts + 1) * b.copies for b in plan.buffers[: buffer.id]),
+        )
         floats += buffer.copies * buffer.parts * _up(buffer.elements, LINE_FLOATS)
     writers = {v.id: sum(lo < hi for lo, hi in v.owned) for v in plan.values}
     prompts = prompt_of(plan).values
@@ -365,45 +465,89 @@ def _starts(plan: Plan) -> Table:
     for stage in plan.stages:
         rows += [(a // UNIT_BYTES,) for a in at]
         if stage.matrix:
-            at = [a + (hi - lo) * stage.matrix.cols * size for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)]
+            at = [
+                a + (hi - lo) * stage.matrix.cols * size
+                for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)
+            ]
     return rows
 
 
 def _sizes(plan: Plan) -> dict[str, int | float]:
-    """Everything about a plan that is one number. `*_floats` of a block's own memory come from the worst stage."""
-    spec, shard, options, lanes = plan.spec, plan.shard, plan.options, plan.spec.lanes if plan.spec else None
+    """Everything about a plan that is one number. `*_floats` of a block's own memory come from the
+    worst stage.
+    """
+    spec, shard, options, lanes = (
+        plan.spec,
+        plan.shard,
+        plan.options,
+        plan.spec.lanes if plan.spec else None,
+    )
     own = plan.attention
-    return {
-        "ranks": plan.ranks, "ranks_per_gpu": plan.ranks_per_gpu, "blocks": plan.blocks, "stage_count": len(plan.stages),
-        "handoff": HANDOFFS[options.handoff], "full": int(options.sampling is Sampling.FULL), "probe": int(spec is None),
-        "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
-        "resident": int(options.execution is Execution.RESIDENT),
-        "hidden": shard.hidden, "heads": own.heads if own else 0, "kv_heads": own.kv_heads if own else 0, "shard_vocab": shard.vocab,
-        "vocab": spec.vocab if spec else shard.vocab, "splits": own.splits if own else 1, "page": options.kv_page,
-        "item_positions": own.item_positions if own else 0, "kv_items": own.items if own else 0,
-        "context": options.context, "max_context": options.max_context,
-        "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
-        "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
-        "norm_eps": spec.norm_eps if spec else 0.0, "biased": int(spec is not None and spec.qkv_bias),
-        "slot_bytes": options.slot_bytes, "ring_slots": options.ring_slots, "window_slots": options.window_slots,
-        "stagger_ns": options.lane_stagger_ns, "staggered": STAGGERED_LANES,
-        "tile_step": math.gcd(*(stage.matrix.tile_rows for stage in plan.stages if stage.matrix)),  # of all tiles' heights; 0: no tiles
-        "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
-        "input_floats": _input_floats(plan), "scratch_floats": _scratch_floats(plan), "half_floats": _half_floats(plan),
-    } | _team_sizes(plan) | _prompt_sizes(plan)  # fmt: skip
+    return (
+        {
+            "ranks": plan.ranks,
+            "ranks_per_gpu": plan.ranks_per_gpu,
+            "blocks": plan.blocks,
+            "stage_count": len(plan.stages),
+            "handoff": HANDOFFS[options.handoff],
+            "full": int(options.sampling is Sampling.FULL),
+            "probe": int(spec is None),
+            "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
+            "resident": int(options.execution is Execution.RESIDENT),
+            "hidden": shard.hidden,
+            "heads": own.heads if own else 0,
+            "kv_heads": own.kv_heads if own else 0,
+            "shard_vocab": shard.vocab,
+            "vocab": spec.vocab if spec else shard.vocab,
+            "splits": own.splits if own else 1,
+            "page": options.kv_page,
+            "item_positions": own.item_positions if own else 0,
+            "kv_items": own.items if own else 0,
+            "context": options.context,
+            "max_context": options.max_context,
+            "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
+            "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
+            "norm_eps": spec.norm_eps if spec else 0.0,
+            "biased": int(spec is not None and spec.qkv_bias),
+            "slot_bytes": options.slot_bytes,
+            "ring_slots": options.ring_slots,
+            "window_slots": options.window_slots,
+            "stagger_ns": options.lane_stagger_ns,
+            "staggered": STAGGERED_LANES,
+            # of all tiles' heights; 0: no tiles
+            "tile_step": math.gcd(
+                *(stage.matrix.tile_rows for stage in plan.stages if stage.matrix)
+            ),
+            "state_floats": _up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
+            "input_floats": _input_floats(plan),
+            "scratch_floats": _scratch_floats(plan),
+            "half_floats": _half_floats(plan),
+        }
+        | _team_sizes(plan)
+        | _prompt_sizes(plan)
+    )
 
 
 def _team_sizes(plan: Plan) -> dict[str, int]:
-    """NVIDIA: warps that compute, and how they share the matrices of each input. Zero where a device has no such warps."""
+    """NVIDIA: warps that compute, and how they share the matrices of each input. Zero where a
+    device has no such warps.
+    """
     if not plan.limits.teams:
         return dict.fromkeys(TEAM_SIZES, 0)
     teams = teams_of(plan)
     sizes = {
-        "consumer_warps": teams.warps, "scan_heads": scan_heads(plan), "cache_tile": cache_tile(plan),
+        "consumer_warps": teams.warps,
+        "scan_heads": scan_heads(plan),
+        "cache_tile": cache_tile(plan),
         "tensor_scan": int(tensor_scan(plan)),
-    }  # fmt: skip
+    }
     for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
-        sizes |= {f"{name}_cols": team.cols, f"{name}_tile": team.tile, f"{name}_vector": team.vector, f"{name}_team": team.size}
+        sizes |= {
+            f"{name}_cols": team.cols,
+            f"{name}_tile": team.tile,
+            f"{name}_vector": team.vector,
+            f"{name}_team": team.size,
+        }
         sizes[f"{name}_ahead_chunks"], sizes[f"{name}_ahead_groups"] = ahead_pieces(plan, name)
     return sizes
 
@@ -411,10 +555,16 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
 def _prompt_sizes(plan: Plan) -> dict[str, int]:
     prompt = prompt_of(plan)
     return {
-        "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1, "prompt_floats": prompt.floats, "prompt_residual": prompt.residual,
-        "prompt_normed": prompt.normed, "prompt_stages": prompt.stages, "prompt_chip_floats": prompt.chip_floats,
-        "prompt_bytes": prompt_chip(plan), "prompt_queries": prompt.queries, "tensor_pass": int(tensor_pass(plan)),
-    }  # fmt: skip
+        "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1,
+        "prompt_floats": prompt.floats,
+        "prompt_residual": prompt.residual,
+        "prompt_normed": prompt.normed,
+        "prompt_stages": prompt.stages,
+        "prompt_chip_floats": prompt.chip_floats,
+        "prompt_bytes": prompt_chip(plan),
+        "prompt_queries": prompt.queries,
+        "tensor_pass": int(tensor_pass(plan)),
+    }
 
 
 def prompt_chip(plan: Plan) -> int:
@@ -427,26 +577,36 @@ def prompt_chip(plan: Plan) -> int:
 def beside_bytes(plan: Plan) -> int:
     """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
     warps = teams_of(plan).warps
-    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)  # Ring::BARRIERS in cuda_ring.cuh
-    return 2 * BARRIER_BYTES * barriers + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
+    # Ring::BARRIERS in cuda_ring.cuh
+    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)
+    return (
+        2 * BARRIER_BYTES * barriers + _up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
+    )
 
 
 def step_bytes(plan: Plan) -> int:
     """NVIDIA: shared memory of a block's ring and vectors during a step."""
     vectors = _up(4 * _scratch_floats(plan), UNIT_BYTES)
-    vectors += _up(4 * _input_floats(plan), UNIT_BYTES) if plan.spec is None else 0  # models keep them in registers
+    # models keep them in registers
+    vectors += _up(4 * _input_floats(plan), UNIT_BYTES) if plan.spec is None else 0
     return plan.options.ring_slots * plan.options.slot_bytes + vectors
 
 
 def _input_floats(plan: Plan) -> int:
     """The vector that a stage computes with: a matrix's input, or what a probe gathers."""
     wanted = [s.matrix.cols for s in plan.stages if s.matrix]
-    wanted += [2 * sum(plan.values[r.value].elements for r in s.reads) for s in plan.stages if s.kind is StageKind.EXCHANGE]
+    wanted += [
+        2 * sum(plan.values[r.value].elements for r in s.reads)
+        for s in plan.stages
+        if s.kind is StageKind.EXCHANGE
+    ]
     return _up(max([plan.shard.hidden, 1, *wanted]), LINE_FLOATS)
 
 
 def _scratch_floats(plan: Plan) -> int:
-    """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the sampler's sums."""
+    """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the
+    sampler's sums.
+    """
     wanted = [1024, 2 * _half_floats(plan)]
     scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
     for stage in plan.stages:
@@ -455,7 +615,19 @@ def _scratch_floats(plan: Plan) -> int:
             partials = max(scanned, MOST_WARPS, own.group)
             merge = _up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             heads = (own.group + 2) * own.head_dim  # without reads, one constant head
-            wanted.append(merge + max([heads, *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans)]))
+            wanted.append(
+                merge
+                + max(
+                    [
+                        heads,
+                        *(
+                            sum(hi - lo for lo, hi in spans)
+                            for r in stage.reads
+                            for spans in r.spans
+                        ),
+                    ]
+                )
+            )
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
@@ -469,24 +641,32 @@ def _scratch_floats(plan: Plan) -> int:
 
 def _half_floats(plan: Plan) -> int:
     """Partial sums of one batch of rows."""
-    return _up(max([0, *(stage.matrix.sums_floats for stage in plan.stages if stage.matrix)]), LINE_FLOATS)
+    return _up(
+        max([0, *(stage.matrix.sums_floats for stage in plan.stages if stage.matrix)]), LINE_FLOATS
+    )
 
 
 def _pass_parts(plan: Plan, read: Read) -> Parts:
-    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves are added."""
+    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves
+    are added.
+    """
     value = plan.values[read.value]
-    return Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
+    return (
+        Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
+    )
 
 
 def _pushes(plan: Plan, stage: Stage) -> bool:
     return stage.publishes is not None and plan.values[stage.publishes].pushed
 
 
-# ---- constants --------------------------------------------------------------------------------------------
+# ---- constants -----------------------------------------------------------------------------------
 
 
 def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
-    """(floats, offset by stage and vector name); the rotary tables, cos then sin of each rotation, stand at stage -1."""
+    """(floats, offset by stage and vector name); the rotary tables, cos then sin of each rotation,
+    stand at stage -1.
+    """
     if plan.spec is None:
         return 1, {}
     total = 0
@@ -499,14 +679,17 @@ def _constants(plan: Plan) -> tuple[int, dict[int, dict[str, int]]]:
     if "rope" in stage_extras(plan):
         for stage in plan.stages:
             if stage.kind is StageKind.ATTENTION:
-                offsets.setdefault(stage.index, {})["rope"] = _rope_offsets(plan, total, plan.spec.rotation(stage.layer))[0]
+                offsets.setdefault(stage.index, {})["rope"] = _rope_offsets(
+                    plan, total, plan.spec.rotation(stage.layer)
+                )[0]
     return total + 2 * _rope_floats(plan) * len(plan.spec.rotations), offsets
 
 
 def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     assert plan.spec is not None
     mean = plan.spec.lanes is not None and plan.spec.lanes.head is LaneHead.MEAN
-    unnormed = StageKind.LM_HEAD if mean else StageKind.LANE_MEAN  # lanes are normed where they meet, or in the head
+    # lanes are normed where they meet, or in the head
+    unnormed = StageKind.LM_HEAD if mean else StageKind.LANE_MEAN
     if ROWS[stage.kind].norm and stage.kind is not unnormed:
         if plan.spec.variant.norms.before or stage.kind is StageKind.LM_HEAD:
             yield "norm", plan.shard.hidden
@@ -520,7 +703,9 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
         yield "k_norm", own.head_dim * (own.kv_heads if together else 1)
 
 
-def _vector(plan: Plan, stage: Stage, name: str, rank: int, weights: Weights) -> NDArray[np.float32]:
+def _vector(
+    plan: Plan, stage: Stage, name: str, rank: int, weights: Weights
+) -> NDArray[np.float32]:
     if name == "norm":
         found = shards.stage_norm(stage, weights)
     elif name == "post_norm":
@@ -544,24 +729,31 @@ def _rope_offsets(plan: Plan, at: int, number: int) -> tuple[int, int]:
     return at, at + _rope_floats(plan)
 
 
-# ---- packing ----------------------------------------------------------------------------------------------
+# ---- packing -------------------------------------------------------------------------------------
 
 
 def _tile(matrix: Matrix, rows: NDArray[Any], out: NDArray[Any]) -> None:
-    """Copy [rows, cols] into tile order: row groups, inside a group column slices, inside a slice row-major."""
+    """Copy [rows, cols] into tile order: row groups, inside a group column slices, inside a slice
+    row-major.
+    """
     if matrix.tile_cols >= matrix.cols:
         out[:] = rows.reshape(-1)
         return
     height, cols = matrix.tile_rows, matrix.cols
     whole = len(rows) // height * height
-    for part, target, high in ((rows[:whole], out[: whole * cols], height), (rows[whole:], out[whole * cols :], len(rows) - whole)):
+    for part, target, high in (
+        (rows[:whole], out[: whole * cols], height),
+        (rows[whole:], out[whole * cols :], len(rows) - whole),
+    ):
         if not len(part):
             continue
         groups = part.reshape(-1, high, cols)
         stream = target.reshape(len(groups), high * cols)
         for lo in range(0, cols, matrix.tile_cols):
             hi = min(lo + matrix.tile_cols, cols)
-            stream[:, high * lo : high * hi].reshape(len(groups), high, hi - lo)[:] = groups[:, :, lo:hi]
+            stream[:, high * lo : high * hi].reshape(len(groups), high, hi - lo)[:] = groups[
+                :, :, lo:hi
+            ]
 
 
 def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
@@ -576,7 +768,9 @@ def _words(table: Sequence[tuple[int | float, ...]], fields: tuple[str, ...]) ->
         return np.zeros(0, np.int32)
     columns = list(zip(*table, strict=True))
     words = [
-        np.array(column, np.float32).view(np.int32) if name in FLOATS else np.array(column, np.int32)
+        np.array(column, np.float32).view(np.int32)
+        if name in FLOATS
+        else np.array(column, np.int32)
         for name, column in zip(fields, columns, strict=True)
     ]
     return np.stack(words, axis=1).reshape(-1)

@@ -12,12 +12,13 @@ Marks = TypeVar("Marks", bound=NDArray[Any])
 
 
 def of_consumers(plan: Plan, marks: Marks) -> Marks:
-    """`marks` [...][stages][inputs ready, finished] without what a block's helper makes beside its consumers, who pass it by in no time.
+    """`marks` [...][stages][inputs ready, finished] without what a block's keeper makes beside its
+    consumers, who pass it by in no time.
 
-    A helper marks where it begins and where it ends.
+    A keeper marks where it begins and where it ends.
     """
     made = marks.copy()
     for stage in plan.stages:
-        if plan.aside(stage):
+        if plan.by_keeper(stage):
             made[..., stage.index, :] = made[..., stage.index - 1, 1:]
     return made

@@ -1,8 +1,9 @@
 """Prompt passes: where the tokens of a chunk keep their numbers, and what a block needs for them.
 
-A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value cache. The last token of a
-prompt is an ordinary step, so a pass needs neither the LM head nor what follows the last layer's keys and values.
-Between stages all blocks of all ranks meet at a full barrier, so its numbers need neither flags nor resets.
+A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value
+cache. The last token of a prompt is an ordinary step, so a pass needs neither the LM head nor what
+follows the last layer's keys and values. Between stages all blocks of all ranks meet at a full
+barrier, so its numbers need neither flags nor resets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, S
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 TOKENS = 16  # of a pass on a CPU
-PITCH_BYTES = 64  # between the keys and values of neighbouring positions on the chip, without tensor cores
+# between the keys and values of neighbouring positions on the chip, without tensor cores
+PITCH_BYTES = 64
 TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
 TILES = 4  # on the chip
 # On tensor cores:
@@ -41,13 +43,16 @@ SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chi
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rank's memory for one chunk, in floats: rows of `prompt_chunk` tokens. All zero without passes."""
+    """A rank's memory for one chunk, in floats: rows of `prompt_chunk` tokens. All zero without
+    passes.
+    """
 
     floats: int = 0
     residual: int = 0  # [tokens][hidden] FP32
     normed: int = 0  # [tokens][hidden], the input of QKV and GATE_UP, as the platform multiplies it
     queries: int = 0  # [tokens][heads][head_dim] 16-bit, where attention runs on tensor cores
-    values: tuple[int, ...] = ()  # by value: QKV and partial sums in FP32, attention and GATE_UP as inputs; -1: not in a pass
+    # by value: QKV and partial sums in FP32, attention and GATE_UP as inputs; -1: not in a pass
+    values: tuple[int, ...] = ()
     stages: int = 0  # a pass ends before this stage
     chip_floats: int = 0  # of a block
 
@@ -67,7 +72,9 @@ def pass_stages(plan: Plan) -> Iterator[Stage]:
 def pass_weight_bytes(plan: Plan) -> int:
     """Weights that one pass streams, all ranks together."""
     size = plan.options.weight_dtype.bytes
-    return plan.ranks * sum(s.matrix.rows * s.matrix.cols * size for s in pass_stages(plan) if s.matrix)
+    return plan.ranks * sum(
+        s.matrix.rows * s.matrix.cols * size for s in pass_stages(plan) if s.matrix
+    )
 
 
 @lru_cache(maxsize=64)
@@ -87,16 +94,31 @@ def prompt_of(plan: Plan) -> Prompt:
         offsets[name] = at
         at += chunk * _up(width, LINE_FLOATS)
     end = max(s.index for s in pass_stages(plan)) + 1
-    attention = attention_bytes(plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes)
-    chip = max(attention // 4, MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix))
+    attention = attention_bytes(
+        plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes
+    )
+    chip = max(
+        attention // 4,
+        MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix),
+    )
     values = tuple(offsets[name] for name, _ in names)
-    return Prompt(at, offsets["residual"], offsets["normed"], offsets.get("queries", 0), values, end, _up(chip, LINE_FLOATS))
+    return Prompt(
+        at,
+        offsets["residual"],
+        offsets["normed"],
+        offsets.get("queries", 0),
+        values,
+        end,
+        _up(chip, LINE_FLOATS),
+    )
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:
-    """(name, columns) of what a stage publishes in a pass; a collective, or a sum of late parts, what it reads.
+    """(name, columns) of what a stage publishes in a pass; a collective, or a sum of late parts,
+    what it reads.
 
-    Partial sums are read by other ranks up to `delay` layers later, before the barrier behind the next layer's norm.
+    Partial sums are read by other ranks up to `delay` layers later, before the barrier behind the
+    next layer's norm.
     """
     match made.kind:
         case StageKind.COLLECTIVE | StageKind.REDUCE:
@@ -108,15 +130,20 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             own = plan.kernel_attention()
             return made.kind.value, own.heads * own.head_dim
         case StageKind.O_PROJ | StageKind.DOWN:
-            return f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}", plan.shard.hidden
+            return (
+                f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}",
+                plan.shard.hidden,
+            )
         case _:
             return "", 0
 
 
 def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
-    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as cached; earlier ones; partials.
+    """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as
+    cached; earlier ones; partials.
 
-    Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank; `kv_bytes` of a cached number.
+    Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank;
+    `kv_bytes` of a cached number.
     """
     queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
     heads = _up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
@@ -124,7 +151,13 @@ def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -
     pitch = 2 * own.head_dim * kv_bytes + PITCH_BYTES
     fresh = _up(chunk * pitch // 4, LINE_FLOATS)
     tiles = _up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
-    return 4 * (heads + turns + fresh + tiles + _up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS))
+    return 4 * (
+        heads
+        + turns
+        + fresh
+        + tiles
+        + _up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    )
 
 
 def tensor_pass(plan: Plan) -> bool:
@@ -136,7 +169,12 @@ def tensor_pass(plan: Plan) -> bool:
 
 def tensor_heads(own: Attention, kv_bytes: int) -> bool:
     """Do the tensor cores take such heads and such a cache?"""
-    return kv_bytes == 2 and own.head_dim % 16 == 0 and 0 < own.head_dim <= SCAN_HEAD and 0 < own.group <= SCAN_ROWS
+    return (
+        kv_bytes == 2
+        and own.head_dim % 16 == 0
+        and 0 < own.head_dim <= SCAN_HEAD
+        and 0 < own.group <= SCAN_ROWS
+    )
 
 
 def chip_bytes(plan: Plan) -> int:
@@ -145,14 +183,19 @@ def chip_bytes(plan: Plan) -> int:
     if options.prompt_chunk == 1 or plan.spec is None:
         return 0
     return pass_bytes(
-        plan.kernel_attention(), chunk=options.prompt_chunk, blocks=plan.blocks, dtype=options.weight_dtype, kv_bytes=options.kv_dtype.bytes
+        plan.kernel_attention(),
+        chunk=options.prompt_chunk,
+        blocks=plan.blocks,
+        dtype=options.weight_dtype,
+        kv_bytes=options.kv_dtype.bytes,
     )
 
 
 def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int) -> int:
     """What attention needs, or products. `blocks` of a rank; `kv_bytes` of a cached number."""
     if tensor_heads(own, kv_bytes):
-        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (own.head_dim * kv_bytes + 16)  # PassScan::bytes in cuda_attend.cuh
+        # PassScan::bytes in cuda_attend.cuh
+        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (own.head_dim * kv_bytes + 16)
     else:
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
@@ -162,7 +205,11 @@ def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_byte
 def fitting_chunk(own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
     """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest."""
     chunks = possible_chunks(own, dtype, kv_bytes)
-    fitting = (c for c in chunks if pass_bytes(own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room)
+    fitting = (
+        c
+        for c in chunks
+        if pass_bytes(own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
+    )
     return max(fitting, default=TOKENS)
 
 
@@ -172,15 +219,21 @@ def possible_chunks(own: Attention, dtype: DType, kv_bytes: int) -> tuple[int, .
 
 
 def sharing(tokens: int, chunk: int) -> tuple[int, int]:
-    """(blocks that share their rows, tokens that each of them takes at a time); Chunk::open in cuda_prompt.cuh."""
+    """(blocks that share their rows, tokens that each of them takes at a time); Chunk::open in
+    cuda_prompt.cuh.
+    """
     tile = min(chunk, TILE_TOKENS)
     together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
     return -(-tokens // together), together
 
 
 def batch_of(rows: int, together: int) -> tuple[int, int]:
-    """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in cuda_prompt.cuh."""
-    wide = min(WIDTHS, key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width)))
+    """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in
+    cuda_prompt.cuh.
+    """
+    wide = min(
+        WIDTHS, key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width))
+    )
     return wide, 2 if wide <= GROUP_TOKENS else 1
 
 
@@ -192,7 +245,10 @@ def check_tensor_cores(plan: Plan) -> None:
     chunks = possible_chunks(plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes)
     if options.prompt_chunk not in chunks:
         allowed = ", ".join(map(str, chunks))
-        raise PlanError(f"prompt_chunk={options.prompt_chunk}: a pass of this plan takes {allowed} tokens; use one of them, or 1")
+        raise PlanError(
+            f"prompt_chunk={options.prompt_chunk}: a pass of this plan takes {allowed} tokens; "
+            "use one of them, or 1"
+        )
 
 
 def _up(count: int, step: int) -> int:

@@ -17,25 +17,41 @@ from twin.units import format_quantity
 
 MEMINFO = Path("/proc/meminfo")
 TO_PREDICT = "choose a node with more memory, more GPUs, or a smaller format (NAME@FORMAT)"
-TO_RUN = "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context; `twin simulate` predicts nodes that are not here"
+TO_RUN = (
+    "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context; `twin simulate` "
+    "predicts nodes that are not here"
+)
 
 
 def check_room(
-    plan: Plan, node: Node, chosen: Mapping[str, Any] | None = None, *, free_bytes: int | None = None, advice: str = TO_PREDICT
+    plan: Plan,
+    node: Node,
+    chosen: Mapping[str, Any] | None = None,
+    *,
+    free_bytes: int | None = None,
+    advice: str = TO_PREDICT,
 ) -> None:
     """Refuses in no time what a node's memory does not hold. Raises PlanError with both sizes.
 
-    `chosen`: values of Options fields; with them the refusal names the smallest node on file that holds the model, planned alike.
-    `free_bytes`: of this computer's memory, where the plan is to run on it. Emulated GPUs share that memory.
+    `chosen`: values of Options fields; with them the refusal names the smallest node on file that
+    holds the model, planned alike. `free_bytes`: of this computer's memory, where the plan is to
+    run on it. Emulated GPUs share that memory.
     """
     emulated = node.device.sharing is not None
     needed = plan.memory_bytes() * (plan.options.gpus if emulated else 1)
-    there = plan.limits.memory_bytes if free_bytes is None else min(plan.limits.memory_bytes, free_bytes)
+    there = (
+        plan.limits.memory_bytes
+        if free_bytes is None
+        else min(plan.limits.memory_bytes, free_bytes)
+    )
     if needed <= there:
         return
     need, has, lacking = (format_quantity(count, "B") for count in (needed, there, needed - there))
     if emulated:
-        sizes = f"needs {need} of memory, this computer has {has}{'' if there == plan.limits.memory_bytes else ' free'}, {lacking} too few"
+        sizes = (
+            f"needs {need} of memory, this computer has "
+            f"{has}{'' if there == plan.limits.memory_bytes else ' free'}, {lacking} too few"
+        )
     else:
         sizes = f"needs {need} of memory per GPU, a {node.device.name} has {has}, {lacking} too few"
     holder = smallest_node(plan.spec, node, chosen) if plan.spec and chosen is not None else None
@@ -43,7 +59,9 @@ def check_room(
 
 
 def smallest_node(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str | None:
-    """Which node holds the model, in words: the fewest GPUs of the node's own kind, else the least memory of all on file."""
+    """Which node holds the model, in words: the fewest GPUs of the node's own kind, else the least
+    memory of all on file.
+    """
     own = [other for other in _nodes() if other.device.name == node.device.name]
     for among, whose in ((own, f"of {node.device.name}"), (list(_nodes()), "on file")):
         for other in sorted(among, key=lambda n: (n.gpus * limits_of(n).memory_bytes, n.gpus)):
@@ -53,7 +71,9 @@ def smallest_node(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str
 
 
 def free_bytes() -> int | None:
-    """Memory of this computer that can be had without swapping, as the system sees it; None where it does not say."""
+    """Memory of this computer that can be had without swapping, as the system sees it; None where
+    it does not say.
+    """
     with suppress(OSError):
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -68,7 +88,9 @@ def _nodes() -> Iterator[Node]:
 
 
 def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
-    """Is there a plan of the model, with these options, that fits? Most nodes are too small for its weights whatever the plan."""
+    """Is there a plan of the model, with these options, that fits? Most nodes are too small for its
+    weights whatever the plan.
+    """
     dtype = chosen.get("weight_dtype", spec.dtype)
     least = spec.stored_bytes * min(spec.dtype.bytes, dtype.bytes) // spec.dtype.bytes
     if least > node.gpus * limits_of(node).memory_bytes:

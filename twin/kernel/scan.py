@@ -1,4 +1,6 @@
-"""How an NVIDIA block looks at cached keys and values. The kernel's half is Scan in attention.cuh and TileScan in cuda_scan.cuh."""
+"""How an NVIDIA block looks at cached keys and values. The kernel's half is Scan in attention.cuh
+and TileScan in cuda_scan.cuh.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,11 @@ from twin.kernel.teams import teams_of
 from twin.plan.splits import TENSOR_HEADS, scans_on_tensor_cores, slot_positions
 from twin.plan.types import Plan, StageKind
 
-LONG_SCAN = 256  # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context and save 3 % at 16k
-NARROW_HEAD, MIDDLE_HEAD = 96, 128  # elements of heads of which 8 and 16 lanes share a cached position
+# positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context
+# and save 3 % at 16k
+LONG_SCAN = 256
+# elements of heads of which 8 and 16 threads share a cached position
+NARROW_HEAD, MIDDLE_HEAD = 96, 128
 TENSOR_WARPS = 4  # that share an item's positions on tensor cores
 COPY_BYTES = 16  # the grain of bulk copies
 
@@ -16,8 +21,8 @@ COPY_BYTES = 16  # the grain of bulk copies
 def scan_heads(plan: Plan) -> int:
     """Query heads for which a warp reads a cached key once.
 
-    On the tensor cores up to four. Else one, so that heads go side by side; two where a block scans long; more where a group has
-    more heads than a block has warps.
+    On the tensor cores up to four. Else one, so that heads go side by side; two where a block scans
+    long; more where a group has more heads than a block has warps.
     """
     own = plan.attention
     if not plan.limits.teams or own is None:
@@ -36,15 +41,17 @@ def scanning_warps(plan: Plan) -> int:
     return TENSOR_WARPS * -(-plan.kernel_attention().group // TENSOR_HEADS)
 
 
-def position_lanes(dim: int) -> int:
-    """Lanes of a warp that share a cached position of heads of `dim` elements."""
+def position_threads(dim: int) -> int:
+    """Threads of a warp that share a cached position of heads of `dim` elements."""
     return 8 if dim <= NARROW_HEAD else 16 if dim <= MIDDLE_HEAD else 32
 
 
 def tensor_scan(plan: Plan) -> bool:
     """Do the tensor cores compare queries with cached keys?"""
     own = plan.attention
-    return own is not None and scans_on_tensor_cores(plan.limits, plan.options, group=own.group, head_dim=own.head_dim)
+    return own is not None and scans_on_tensor_cores(
+        plan.limits, plan.options, group=own.group, head_dim=own.head_dim
+    )
 
 
 def cache_tile(plan: Plan) -> int:
@@ -53,15 +60,20 @@ def cache_tile(plan: Plan) -> int:
 
 
 def check_cache_tiles(plan: Plan) -> None:
-    """Cached keys and values come through the ring. Raises PlanError where a slot holds none, or where bulk copies cannot start."""
+    """Cached keys and values come through the ring. Raises PlanError where a slot holds none, or
+    where bulk copies cannot start.
+    """
     if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
         return
     head_dim = plan.kernel_attention().head_dim
     row = head_dim * plan.options.kv_dtype.bytes
     if row % COPY_BYTES:
         raise PlanError(
-            f"head_dim={head_dim}: a cached key of {row} bytes is no multiple of {COPY_BYTES}, a bulk copy's grain on NVIDIA; "
-            "use a wider kv_dtype, or run on the host"
+            f"head_dim={head_dim}: a cached key of {row} bytes is no multiple of {COPY_BYTES}, a "
+            "bulk copy's grain on NVIDIA; use a wider kv_dtype, or run on the host"
         )
     if plan.options.slot_bytes < 2 * row:
-        raise PlanError(f"slot_bytes={plan.options.slot_bytes} holds no cached key and value of {row} bytes each: use at least {2 * row}")
+        raise PlanError(
+            f"slot_bytes={plan.options.slot_bytes} holds no cached key and value of {row} bytes "
+            f"each: use at least {2 * row}"
+        )

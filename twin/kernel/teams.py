@@ -1,8 +1,9 @@
 """How an NVIDIA block's consumer warps share the tiles of a matrix.
 
-A tile is taken by a team of warps. Each lane of a team holds `vector` neighbouring elements of the stage's input in
-registers, for the columns that its team ever sees, and multiplies them with all rows of its tiles. The kernel's other
-half of this division is TeamVector in native/platform/cuda_vector.cuh.
+A tile is taken by a team of warps. Each thread of a team holds `vector` neighbouring elements of
+the stage's input in registers, for the columns that its team ever sees, and multiplies them with
+all rows of its tiles. The kernel's other half of this division is TeamVector in
+native/platform/cuda_vector.cuh.
 """
 
 from __future__ import annotations
@@ -17,19 +18,29 @@ from twin.plan.catalogue import ROWS, Input
 from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
-WARPS = (8,)  # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the first-level cache
-ROWS_AT_ONCE = 8  # of a tile: their weights, and those of the next ones, are in a lane's registers
-LATE_AT_ONCE = 2  # elements of a helper warp's lane whose late parts are loaded together
-VECTORS = (8, 4)  # elements that a lane loads at once
-AHEAD_ELEMENTS = 16  # of a lane, most of a hidden or a heads' vector for which weights are taken before a stage's inputs are there
-AHEAD_REGISTERS = (  # of a lane for these weights, by its elements of the widest vector; more of any made some kernel spill
+# consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the
+# first-level cache
+WARPS = (8,)
+# of a tile: their weights, and those of the next ones, are in a thread's registers
+ROWS_AT_ONCE = 8
+LATE_AT_ONCE = 2  # elements of a thread of the keeper whose late parts are loaded together
+VECTORS = (8, 4)  # elements that a thread loads at once
+# of a thread, most of a hidden or a heads' vector for which weights are taken before a stage's
+# inputs are there
+AHEAD_ELEMENTS = 16
+# of a thread for these weights, by its elements of the widest vector; more of any made some kernel
+# spill
+AHEAD_REGISTERS = (
     (32, {"hidden": 128, "heads": 32, "ffn": 96}),
     (40, {"hidden": 64, "heads": 32, "ffn": 0}),
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
     (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
 )
-BIAS_REGISTERS = 32  # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled else
-LANE_REGISTERS = 120  # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
+# of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
+# else
+BIAS_REGISTERS = 32
+# of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
+THREAD_REGISTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class Team:
         return -(-self.cols // self.tile)
 
     @property
-    def chunks(self) -> int:
+    def portions(self) -> int:
         """Slices that one team sees, at most."""
         return -(-self.slices // self.teams)
 
@@ -63,18 +74,21 @@ class Team:
 
     @property
     def used(self) -> float:
-        """Share of the lanes' multiplications that are useful, 0 to 1."""
-        return self.cols * self.groups / (self.chunks * self.warps * WARP * self.vector)
+        """Share of the threads' multiplications that are useful, 0 to 1."""
+        return self.cols * self.groups / (self.portions * self.warps * WARP * self.vector)
 
     def registers(self, weight_bytes: int) -> int:
-        """Of a lane: its part of the vector, and the weights of the rows under way and of those after them."""
-        return self.chunks * self.vector + 2 * ROWS_AT_ONCE * self.vector * weight_bytes // 4
+        """Of a thread: its part of the vector, and the weights of the rows under way and of those
+        after them.
+        """
+        return self.portions * self.vector + 2 * ROWS_AT_ONCE * self.vector * weight_bytes // 4
 
 
 def team_of(cols: int, tile: int, warps: int, *, weight_bytes: int = 2) -> Team | None:
-    """The team that wastes least, with the fewest warps; None when all warps together do not cover a tile.
+    """The team that wastes least, with the fewest warps; None when all warps together do not cover
+    a tile.
 
-    Where the wider loads need more registers than a lane can spare, the narrower ones are taken.
+    Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
     """
     found = []
     for vector in VECTORS:
@@ -84,12 +98,21 @@ def team_of(cols: int, tile: int, warps: int, *, weight_bytes: int = 2) -> Team 
         sizes = [size for size in range(needed, warps + 1) if warps % size == 0]
         if sizes:
             found.append(Team(cols, tile, vector, sizes[0], warps))
-    return min(found, key=lambda team: (max(0, team.registers(weight_bytes) - LANE_REGISTERS), -team.used, -team.vector), default=None)
+    return min(
+        found,
+        key=lambda team: (
+            max(0, team.registers(weight_bytes) - THREAD_REGISTERS),
+            -team.used,
+            -team.vector,
+        ),
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """Of the matrices whose input is the residual stream (a probe's matrix too), the attention heads, the feed-forward.
+    """Of the matrices whose input is the residual (a probe's matrix too), the attention heads, the
+    feed-forward.
 
     A plan without such a matrix has a team of no columns there.
     """
@@ -100,15 +123,17 @@ class Teams:
     ffn: Team
 
 
-KINDS = {input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input}
+KINDS = {
+    input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input
+}
 
 
 @lru_cache(maxsize=64)
 def teams_of(plan: Plan) -> Teams:
     """The number of consumer warps that wastes least, weighed by the weights that a step streams.
 
-    Raises PlanError for tiles that the warps of a block do not cover, and for tiles of more rows than a team of several
-    slices takes.
+    Raises PlanError for tiles that the warps of a block do not cover, and for tiles of more rows
+    than a team of several slices takes.
     """
     shapes: dict[str, Matrix] = {}
     weights: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -120,22 +145,31 @@ def teams_of(plan: Plan) -> Teams:
 
     def division(warps: int) -> dict[str, Team | None]:
         size = plan.options.weight_dtype.bytes
-        return {name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size) for name, matrix in shapes.items()}
+        return {
+            name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size)
+            for name, matrix in shapes.items()
+        }
 
     def time(warps: int) -> float:
-        wasted = math.fsum(weights[name] / team.used if team else math.inf for name, team in division(warps).items())
+        wasted = math.fsum(
+            weights[name] / team.used if team else math.inf
+            for name, team in division(warps).items()
+        )
         return wasted * math.pow(WARPS[0] / warps, 0.25)  # judged: more warps hide more latency
 
     warps = min(WARPS, key=time)
     if math.isinf(time(warps)):
         widest = max(matrix.tile_cols for matrix in shapes.values())
-        raise PlanError(f"tiles of {widest} columns are wider than a block's {WARPS[0]} warps take at once: use a smaller slot_bytes")
+        raise PlanError(
+            f"tiles of {widest} columns are wider than a block's {WARPS[0]} warps take at once: "
+            "use a smaller slot_bytes"
+        )
     for name, matrix in shapes.items():
         team = division(warps)[name]
         if team and team.slices > team.teams and matrix.tile_rows > ROWS_AT_ONCE:
             raise PlanError(
-                f"tile_rows={matrix.tile_rows}: a block takes {ROWS_AT_ONCE} rows of a matrix of {matrix.cols} columns at once; "
-                f"use tile_rows={ROWS_AT_ONCE}"
+                f"tile_rows={matrix.tile_rows}: a block takes {ROWS_AT_ONCE} rows of a matrix of "
+                f"{matrix.cols} columns at once; use tile_rows={ROWS_AT_ONCE}"
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)
@@ -143,47 +177,67 @@ def teams_of(plan: Plan) -> Teams:
 
 
 def ahead_registers(plan: Plan, name: str) -> int:
-    """NVIDIA: of a lane, for weights that leave the ring before a stage's inputs are there; none where its vectors need them all."""
+    """NVIDIA: of a thread, for weights that leave the ring before a stage's inputs are there; none
+    where its vectors need them all.
+    """
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
     teams = teams_of(plan)
-    elements = {kind: getattr(teams, kind).chunks * getattr(teams, kind).vector for kind in KINDS}
+    elements = {kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in KINDS}
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
-    most = next(registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest)
+    most = next(
+        registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
+    )
     return most - BIAS_REGISTERS if name == "hidden" and plan.spec and plan.spec.qkv_bias else most
 
 
 def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
-    """NVIDIA: what they hold, in pieces of ROWS_AT_ONCE rows: (chunks of a row group, row groups); one group of several chunks."""
+    """NVIDIA: what they hold, in pieces of ROWS_AT_ONCE rows: (portions of a row group, row
+    groups); one group of several portions.
+    """
     team: Team = getattr(teams_of(plan), name)
-    most = ahead_registers(plan, name) * 4 // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
-    chunks = min(most, team.chunks)
-    return chunks, most if team.chunks == 1 else min(1, chunks)
+    most = (
+        ahead_registers(plan, name)
+        * 4
+        // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
+    )
+    portions = min(most, team.portions)
+    return portions, most if team.portions == 1 else min(1, portions)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """NVIDIA: the row groups of one kind of input that a block's warps take from the ring before a stage's inputs are there."""
+    """NVIDIA: the row groups of one kind of input that a block's warps take from the ring before a
+    stage's inputs are there.
+    """
 
     team: Team
-    chunks: int  # slices of a row group, at most
+    portions: int  # slices of a row group, at most
     groups: int
 
     @property
     def group(self) -> int:
-        """Tiles of one row group of each team, at least one: behind them a warp waits for its loads, and leaves the tiles."""
-        return max(1, self.chunks * self.team.groups * min(self.team.slices, self.team.teams))
+        """Tiles of one row group of each team, at least one: behind them a warp waits for its
+        loads, and leaves the tiles.
+        """
+        return max(1, self.portions * self.team.groups * min(self.team.slices, self.team.teams))
 
     def tiles(self, matrix: Matrix) -> int:
-        """Tiles of a matrix that are taken, as `take_ahead` in cuda_core.cuh: each team those of its first row groups and slices."""
-        if not self.chunks or matrix.tile_rows > ROWS_AT_ONCE:  # who has taken a tile's first rows holds on to its slot
+        """Tiles of a matrix that are taken, as `take_ahead` in cuda_core.cuh: each team those of
+        its first row groups and slices.
+        """
+        # who has taken a tile's first rows holds on to its slot
+        if not self.portions or matrix.tile_rows > ROWS_AT_ONCE:
             return 0
-        return min(self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices)
+        return min(
+            self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices
+        )
 
 
 def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
-    """By kind of stage that has a matrix; nothing of a plan that the kernel has no code for. Raises PlanError as `teams_of` does.
+    """By kind of stage that has a matrix; nothing of a plan that the kernel has no code for. Raises
+    PlanError as `teams_of` does.
 
     For a whole plan: a plan is large, and slow to look up.
     """

@@ -61,37 +61,58 @@ class Cell:
     @property
     def binding(self) -> str:
         """The longest term: weights, caches, steps or crossings."""
-        longest = max(dataclasses.fields(self.terms), key=lambda field: float(getattr(self.terms, field.name)))
+        longest = max(
+            dataclasses.fields(self.terms), key=lambda field: float(getattr(self.terms, field.name))
+        )
         return longest.name.removesuffix("_s")
 
 
 def cell(machine: Machine, model: str | ModelSpec, context: int) -> Cell:
     """Predict a decode step of one request with `context` cached positions.
 
-    Raises HardwareError when the machine cannot hold the model (or is another model's), ConfigError for an unknown model.
+    Raises HardwareError when the machine cannot hold the model (or is another model's), ConfigError
+    for an unknown model.
     """
     spec = load_model(model) if isinstance(model, str) else model
     if not 0 <= context <= spec.context:
-        raise HardwareError(f"context {context} is outside 0 to {spec.context}, what {spec.name} was trained for; shorten it")
+        raise HardwareError(
+            f"context {context} is outside 0 to {spec.context}, what {spec.name} was trained for; "
+            "shorten it"
+        )
     if machine.only and spec.name.partition("@")[0] != machine.only:
         raise HardwareError(
-            f"{machine.name} is hard-wired: it runs {machine.only} and not {spec.name}; choose another machine or that model"
+            f"{machine.name} is hard-wired: it runs {machine.only} and not {spec.name}; choose "
+            "another machine or that model"
         )
     held = _as_stored(machine, spec)
     ends = [_at(machine, held, context, end) for end in (0, 1)]
     return Cell(
-        machine=machine.name, model=spec.name, context=context, units=units_for(machine, held, context), steps=dependent_steps(spec),
-        terms=terms(machine, held, context), low_tokens_per_s=1 / max(ends), high_tokens_per_s=1 / min(ends),
-        assumed=tuple(name for name, number in machine.numbers().items() if number.kind is Kind.ASSUMED),
-        not_modelled=machine.not_modelled, published=tuple(row for row in machine.published if row.model == spec.name),
-    )  # fmt: skip
+        machine=machine.name,
+        model=spec.name,
+        context=context,
+        units=units_for(machine, held, context),
+        steps=dependent_steps(spec),
+        terms=terms(machine, held, context),
+        low_tokens_per_s=1 / max(ends),
+        high_tokens_per_s=1 / min(ends),
+        assumed=tuple(
+            name for name, number in machine.numbers().items() if number.kind is Kind.ASSUMED
+        ),
+        not_modelled=machine.not_modelled,
+        published=tuple(row for row in machine.published if row.model == spec.name),
+    )
 
 
 def terms(machine: Machine, spec: ModelSpec, context: int) -> Terms:
     """The time of a step from the machine's own values. `spec` as the machine stores it."""
     units, moved = units_for(machine, spec, context), spec.traffic(context, CACHE_ELEMENT_BYTES)
-    rate = _working(machine.spread, units, spec.layers) * machine.bytes_per_s.value if machine.bytes_per_s else math.inf
-    crossings = units if units > 1 and machine.crossing_s else 0  # the last one leads back to the first
+    rate = (
+        _working(machine.spread, units, spec.layers) * machine.bytes_per_s.value
+        if machine.bytes_per_s
+        else math.inf
+    )
+    # the last one leads back to the first
+    crossings = units if units > 1 and machine.crossing_s else 0
     return Terms(
         weights_s=spec.streamed_bytes / rate,
         caches_s=(moved.read_bytes + moved.written_bytes) / rate,
@@ -101,29 +122,38 @@ def terms(machine: Machine, spec: ModelSpec, context: int) -> Terms:
 
 
 def units_for(machine: Machine, spec: ModelSpec, context: int) -> int:
-    """Units that hold weights and one request's caches. Raises HardwareError when there are not enough."""
+    """Units that hold weights and one request's caches. Raises HardwareError when there are not
+    enough.
+    """
     if machine.usable_bytes is None:
         return int(machine.units.value) if machine.units else 1
     needed_bytes = spec.stored_bytes + spec.held_bytes(context, CACHE_ELEMENT_BYTES)
     needed = math.ceil(needed_bytes / machine.usable_bytes.value)
     most = machine.units or machine.most_units
     if most and needed > most.value:
-        size, each = format_quantity(needed_bytes, "B"), format_quantity(machine.usable_bytes.value, "B")
+        size, each = (
+            format_quantity(needed_bytes, "B"),
+            format_quantity(machine.usable_bytes.value, "B"),
+        )
         raise HardwareError(
-            f"{spec.name} needs {size} and so {needed} times a {machine.unit} of {each}; {machine.name} has at most {most.value:.0f}; "
-            "choose a smaller model, or a smaller format (NAME@FORMAT)"
+            f"{spec.name} needs {size} and so {needed} times a {machine.unit} of {each}; "
+            f"{machine.name} has at most {most.value:.0f}; choose a smaller model, or a smaller "
+            "format (NAME@FORMAT)"
         )
     return int(machine.units.value) if machine.units else needed
 
 
 def fitted_step_s(machine: Machine, row: Published) -> float:
-    """The step_s with which the prediction equals a published speed. Raises HardwareError when reading alone takes longer."""
+    """The step_s with which the prediction equals a published speed. Raises HardwareError when
+    reading alone takes longer.
+    """
     spec = _as_stored(machine, load_model(row.model))
     found = terms(machine, spec, row.context)
     left = 1 / row.tokens_per_s - (found.total_s - found.steps_s)
     if left <= 0:
         raise HardwareError(
-            f"{machine.name}: {row.model} at {row.tokens_per_s:g} tokens/s is faster than its weights are read; correct a number"
+            f"{machine.name}: {row.model} at {row.tokens_per_s:g} tokens/s is faster than its "
+            "weights are read; correct a number"
         )
     return left / dependent_steps(spec)
 
@@ -146,7 +176,9 @@ def _working(spread: Spread, units: int, layers: int) -> float:
 
 
 def _at(machine: Machine, spec: ModelSpec, context: int, end: int) -> float:
-    """Seconds of a step with the machine's times and rates at their slow (0) or fast (1) end; the number of units stays."""
+    """Seconds of a step with the machine's times and rates at their slow (0) or fast (1) end; the
+    number of units stays.
+    """
 
     changed = {}
     for name, number in machine.numbers().items():

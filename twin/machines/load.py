@@ -45,21 +45,36 @@ def read_machine(path: Path) -> Machine:
     values: dict[str, Any] = {key: number(data[key], path, key) for key in _NUMBERS if key in data}
     values |= {key: _text(data[key], path, key) for key in _TEXTS if key in data}
     values["spread"] = _choice(Spread, values["spread"], path, "spread")
-    values["not_modelled"] = tuple(_text(item, path, "not_modelled") for item in _list(data["not_modelled"], path, "not_modelled"))
-    values["published"] = tuple(_row(item, path, f"published[{i}]") for i, item in enumerate(_list(data["published"], path, "published")))
+    values["not_modelled"] = tuple(
+        _text(item, path, "not_modelled")
+        for item in _list(data["not_modelled"], path, "not_modelled")
+    )
+    values["published"] = tuple(
+        _row(item, path, f"published[{i}]")
+        for i, item in enumerate(_list(data["published"], path, "published"))
+    )
     return _checked(Machine(**values), path)
 
 
 def _checked(machine: Machine, path: Path) -> Machine:
-    """Fields that need each other; every figure that step_s was fitted to must exist, and the other way round."""
+    """Fields that need each other; every figure that step_s was fitted to must exist, and the other
+    way round.
+    """
     if (machine.usable_bytes is None) != bool(machine.only):
-        raise HardwareError(f"{path}: usable_bytes: a hard-wired machine names its model in `only`, every other one its memory")
+        raise HardwareError(
+            f"{path}: usable_bytes: a hard-wired machine names its model in `only`, every other "
+            "one its memory"
+        )
     if (machine.units is None) == (machine.most_units is None):
-        raise HardwareError(f"{path}: units: give units (installed) or most_units (as many as the weights need), one of the two")
+        raise HardwareError(
+            f"{path}: units: give units (installed) or most_units (as many as the weights need), "
+            "one of the two"
+        )
     fits = [row.model for row in machine.published if row.use is Use.FIT]
     if len(fits) != (machine.step_s.kind is Kind.FITTED):
         raise HardwareError(
-            f"{path}: step_s: kind {machine.step_s.kind.value!r} with {len(fits)} figures of use fit; a fitted one has exactly one"
+            f"{path}: step_s: kind {machine.step_s.kind.value!r} with {len(fits)} figures of use "
+            "fit; a fitted one has exactly one"
         )
     return machine
 
@@ -70,22 +85,33 @@ def _row(data: object, path: Path, key: str) -> Published:
     if not isinstance(speed, int | float) or isinstance(speed, bool) or speed <= 0:
         raise HardwareError(f"{path}: {key}.tokens_per_s: {speed!r} must be a number above zero")
     if not isinstance(context, int) or isinstance(context, bool) or context < 1:
-        raise HardwareError(f"{path}: {key}.context: {context!r} must be a whole number of positions above zero")
+        raise HardwareError(
+            f"{path}: {key}.context: {context!r} must be a whole number of positions above zero"
+        )
     if row["model"] not in model_names():
         raise HardwareError(
-            f"{path}: {key}.model: {row['model']!r} is not a model on file; {did_you_mean(str(row['model']), model_names())}"
+            f"{path}: {key}.model: {row['model']!r} is not a model on file; "
+            f"{did_you_mean(str(row['model']), model_names())}"
         )
     return Published(
-        model=row["model"], tokens_per_s=float(speed), kind=_choice(Kind, row["kind"], path, f"{key}.kind"),
-        source=_text(row["source"], path, f"{key}.source"), use=_choice(Use, row["use"], path, f"{key}.use"), context=context,
-        conditions=_text(row["conditions"], path, f"{key}.conditions") if "conditions" in row else "",
-    )  # fmt: skip
+        model=row["model"],
+        tokens_per_s=float(speed),
+        kind=_choice(Kind, row["kind"], path, f"{key}.kind"),
+        source=_text(row["source"], path, f"{key}.source"),
+        use=_choice(Use, row["use"], path, f"{key}.use"),
+        context=context,
+        conditions=_text(row["conditions"], path, f"{key}.conditions")
+        if "conditions" in row
+        else "",
+    )
 
 
 def _choice(kinds: type[E], value: object, path: Path, key: str) -> E:
     allowed = [str(kind.value) for kind in kinds]
     if value not in allowed:
-        raise HardwareError(f"{path}: {key}: {value!r} is unknown; {did_you_mean(str(value), allowed)}")
+        raise HardwareError(
+            f"{path}: {key}: {value!r} is unknown; {did_you_mean(str(value), allowed)}"
+        )
     return kinds(value)
 
 

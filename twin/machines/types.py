@@ -1,4 +1,6 @@
-"""Machines that keep a model's weights next to the arithmetic, as far as a token's time needs them."""
+"""Machines that keep a model's weights next to the arithmetic, as far as a token's time needs
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from twin.hardware.types import Kind, Number
 class Spread(Enum):
     """Which part of the machine works on a token at a time."""
 
-    LAYERS = "layers"  # each layer lies on units of its own (at least one): those work while the token is there
+    # each layer lies on units of its own (at least one): those work while the token is there
+    LAYERS = "layers"
     REGIONS = "regions"  # each layer has an equal region of all units together
     TOGETHER = "together"  # all units work on each layer
 
@@ -22,7 +25,8 @@ class Use(Enum):
 
     FIT = "fit"  # step_s comes from it
     CHECK = "check"  # compared with the prediction, never used for it
-    REFERENCE = "reference"  # not comparable (speculation, a claim, early software): shown beside the prediction
+    # not comparable (speculation, a claim, early software): shown beside the prediction
+    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +44,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A dataflow machine. Its time per token: weights and caches read, dependent steps waited for, units crossed.
+    """A dataflow machine. Its time per token: weights and caches read, dependent steps waited for,
+    units crossed.
 
-    A step is one result that the next one needs (`twin.machines.steps`). `step_s` holds all that a step costs besides reading:
-    exchange inside the machine, pipeline fill, norms, synchronisation; nobody publishes it, so it is fitted to one published speed.
+    A step is one result that the next one needs (`twin.machines.steps`). `step_s` holds all that a
+    step costs besides reading: exchange inside the machine, pipeline fill, norms, synchronisation;
+    nobody publishes it, so it is fitted to one published speed.
     """
 
     name: str
@@ -53,7 +59,8 @@ class Machine:
     step_s: Number
     units: Number | None = None  # installed; None: as many as the weights need
     most_units: Number | None = None  # where units is None
-    usable_bytes: Number | None = None  # weights and caches that one unit takes; None: the model is hard-wired
+    # weights and caches that one unit takes; None: the model is hard-wired
+    usable_bytes: Number | None = None
     bytes_per_s: Number | None = None  # of one unit; None: nothing is read
     crossing_s: Number | None = None  # a token passes from unit to unit; None: inside step_s
     stored: str = ""  # a format of twin.models.formats; empty: as the model is published

@@ -16,7 +16,9 @@ _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A configuration mapping and the name that its errors carry. A field set to null counts as absent."""
+    """A configuration mapping and the name that its errors carry. A field set to null counts as
+    absent.
+    """
 
     name: str
     values: Mapping[str, object]
@@ -24,9 +26,13 @@ class Config:
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def refuse(self, key: str, allowed: str, next_step: str = "correct the configuration") -> ConfigError:
+    def refuse(
+        self, key: str, allowed: str, next_step: str = "correct the configuration"
+    ) -> ConfigError:
         """The error for a field whose value cannot be used."""
-        return ConfigError(f"{self.name}: {key} is {shown(self.values.get(key))}; allowed: {allowed}; {next_step}")
+        return ConfigError(
+            f"{self.name}: {key} is {shown(self.values.get(key))}; allowed: {allowed}; {next_step}"
+        )
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number above zero, within the field's range."""
@@ -39,7 +45,10 @@ class Config:
     def wholes(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers from zero, each within the field's range."""
         limits = FIELDS[key]
-        allowed = f"a list of whole numbers from 0 to {quantity(limits.highest)}, at most {MOST_LISTED} ({limits.reason})"
+        allowed = (
+            f"a list of whole numbers from 0 to {quantity(limits.highest)}, at most {MOST_LISTED} "
+            f"({limits.reason})"
+        )
         value = self._get(key, None, allowed)
         if not isinstance(value, list | tuple) or len(value) > MOST_LISTED:
             raise self.refuse(key, allowed)
@@ -55,13 +64,20 @@ class Config:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise self.refuse(key, "a list of texts")
         if len(value) > MOST_TEXTS or any(len(v) > LONGEST_TEXT for v in value):
-            raise self.refuse(key, f"up to {MOST_TEXTS} texts of up to {LONGEST_TEXT} characters", "shorten it with patterns")
+            raise self.refuse(
+                key,
+                f"up to {MOST_TEXTS} texts of up to {LONGEST_TEXT} characters",
+                "shorten it with patterns",
+            )
         return tuple(value)
 
     def real(self, key: str, default: float | None = None) -> float:
         """A number within the field's range."""
         limits = FIELDS[key]
-        allowed = f"a number from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
+        allowed = (
+            f"a number from {quantity(limits.lowest)} to {quantity(limits.highest)} "
+            f"({limits.reason})"
+        )
         value = self._get(key, default, allowed)
         if not isinstance(value, int | float) or isinstance(value, bool) or not limits.holds(value):
             raise self.refuse(key, allowed)
@@ -70,11 +86,17 @@ class Config:
     def reals(self, key: str, count: int) -> tuple[float, ...]:
         """A list of `count` numbers, each within the field's range."""
         limits = FIELDS[key]
-        allowed = f"a list of {count} numbers from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
+        allowed = (
+            f"a list of {count} numbers from {quantity(limits.lowest)} to "
+            f"{quantity(limits.highest)} ({limits.reason})"
+        )
         value = self._get(key, None, allowed)
         if not isinstance(value, list | tuple) or len(value) != count:
             raise self.refuse(key, allowed)
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v) for v in value):
+        if not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v)
+            for v in value
+        ):
             raise self.refuse(key, allowed)
         return tuple(float(v) for v in value)
 
@@ -101,8 +123,12 @@ class Config:
             raise self.refuse(key, "a mapping or null")
         return Config(f"{self.name}: {key}", value)
 
-    def require(self, key: str, default: object, allowed: tuple[object, ...], next_step: str) -> None:
-        """Refuse a field that selects something the engine does not do. Types count: 0 is not false, 1.0 is not 1."""
+    def require(
+        self, key: str, default: object, allowed: tuple[object, ...], next_step: str
+    ) -> None:
+        """Refuse a field that selects something the engine does not do. Types count: 0 is not
+        false, 1.0 is not 1.
+        """
         value = default if self.values.get(key) is None else self.values[key]
         if not any(type(value) is type(a) and value == a for a in allowed):
             raise self.refuse(key, " or ".join(repr(a) for a in allowed), next_step)
@@ -110,7 +136,10 @@ class Config:
     def divides(self, key: str, value: int, by: str, divisor: int) -> int:
         """`value` / `divisor`, refused unless exact."""
         if value % divisor:
-            raise ConfigError(f"{self.name}: {key} is {value}; allowed: multiples of {by} = {divisor}; correct one of the two")
+            raise ConfigError(
+                f"{self.name}: {key} is {value}; allowed: multiples of {by} = {divisor}; correct "
+                "one of the two"
+            )
         return value // divisor
 
     def _number(self, key: str, default: int | None, least: int) -> int:
@@ -118,19 +147,28 @@ class Config:
         least = max(least, round(limits.lowest))
         allowed = f"a whole number from {least} to {quantity(limits.highest)} ({limits.reason})"
         value = self._get(key, default, allowed)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= limits.highest:
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or not least <= value <= limits.highest
+        ):
             raise self.refuse(key, allowed)
         return value
 
     def _get(self, key: str, default: object, allowed: str) -> object:
         value = self.values.get(key)
         if value is None and default is None:
-            raise ConfigError(f"{self.name}: {key} is missing; allowed: {allowed}; take it from the model's config.json")
+            raise ConfigError(
+                f"{self.name}: {key} is missing; allowed: {allowed}; take it from the model's "
+                "config.json"
+            )
         return default if value is None else value
 
 
 def refuse_quantized(config: Config) -> None:
-    """Of a family that the engine runs in 16 or 32 bits only. The refusal names the format, not all of its settings."""
+    """Of a family that the engine runs in 16 or 32 bits only. The refusal names the format, not all
+    of its settings.
+    """
     if "quantization_config" not in config:
         return
     part = config.part("quantization_config")
@@ -143,28 +181,49 @@ def refuse_quantized(config: Config) -> None:
 
 
 def dtype(config: Config) -> DType:
-    """The checkpoint's storage type: `dtype` (transformers 5) or `torch_dtype`; BF16 where neither is written."""
-    names = [config.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in config]
+    """The checkpoint's storage type: `dtype` (transformers 5) or `torch_dtype`; BF16 where neither
+    is written.
+    """
+    names = [
+        config.text(key).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in config
+    ]
     if len(set(names)) > 1:
         raise config.refuse("torch_dtype", f"the same as dtype, {shown(names[0])}")
     if names and names[0] not in _DTYPES:
-        raise ConfigError(f"{config.name}: dtype is {shown(names[0])}; allowed: {', '.join(_DTYPES)}; convert the checkpoint")
+        raise ConfigError(
+            f"{config.name}: dtype is {shown(names[0])}; allowed: {', '.join(_DTYPES)}; convert "
+            "the checkpoint"
+        )
     return _DTYPES[names[0]] if names else DType.BF16
 
 
-def rope(config: Config, *, theta: float | None, style: RopeStyle = RopeStyle.HALF, simulated: bool = False) -> Rope:
-    """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters` (transformers 5).
+def rope(
+    config: Config,
+    *,
+    theta: float | None,
+    style: RopeStyle = RopeStyle.HALF,
+    simulated: bool = False,
+) -> Rope:
+    """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters`
+    (transformers 5).
 
-    `theta` is the family's class default; None means that the configuration must say it. `simulated`: of a family that the engine does not
-    run, where partial rotation (which the mixers tell) and yarn pass.
+    `theta` is the family's class default; None means that the configuration must say it.
+    `simulated`: of a family that the engine does not run, where partial rotation (which the mixers
+    tell) and yarn pass.
     """
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     for holder in (config, parameters, scaling):
         if holder and not simulated:
-            holder.require("partial_rotary_factor", 1.0, (1, 1.0), "this family rotates whole heads")
+            holder.require(
+                "partial_rotary_factor", 1.0, (1, 1.0), "this family rotates whole heads"
+            )
     base = _theta(config, parameters, theta)
     if parameters and scaling and _scaling(parameters, simulated) != _scaling(scaling, simulated):
-        raise config.refuse("rope_scaling", f"the same as rope_parameters, {shown(parameters.values)}", "remove one of the two")
+        raise config.refuse(
+            "rope_scaling",
+            f"the same as rope_parameters, {shown(parameters.values)}",
+            "remove one of the two",
+        )
     used = parameters or scaling
     return Rope(base, style, _scaling(used, simulated) if used else None)
 
@@ -193,9 +252,16 @@ def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
         case "llama3":
             return llama3_scaling(config)
         case "yarn" if simulated:
-            return RopeScaling("yarn", config.real("factor"), original_context=config.count("original_max_position_embeddings"))
+            return RopeScaling(
+                "yarn",
+                config.real("factor"),
+                original_context=config.count("original_max_position_embeddings"),
+            )
         case _:
-            raise ConfigError(f"{config.name}: rope_type is {shown(kind)}; allowed: default, linear, llama3; use a checkpoint without it")
+            raise ConfigError(
+                f"{config.name}: rope_type is {shown(kind)}; allowed: default, linear, llama3; "
+                "use a checkpoint without it"
+            )
 
 
 def llama3_scaling(config: Config) -> RopeScaling:
@@ -203,4 +269,6 @@ def llama3_scaling(config: Config) -> RopeScaling:
     low, high = config.real("low_freq_factor"), config.real("high_freq_factor")
     if high <= low:
         raise config.refuse("high_freq_factor", f"above low_freq_factor, {low:g}")
-    return RopeScaling("llama3", config.real("factor"), low, high, config.count("original_max_position_embeddings"))
+    return RopeScaling(
+        "llama3", config.real("factor"), low, high, config.count("original_max_position_embeddings")
+    )

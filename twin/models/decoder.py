@@ -1,4 +1,6 @@
-"""What the dense decoder families share: sizes, refusals, and the names of a Hugging Face checkpoint."""
+"""What the dense decoder families share: sizes, refusals, and the names of a Hugging Face
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def dense(
     variant: Variant = LLAMA,
     ropes: tuple[Rope | None, ...] = (),
 ) -> ModelSpec:
-    """A ModelSpec from the fields that all families spell alike. `head_dim`, `tied`: the family's default; None: hidden / heads."""
+    """A ModelSpec from the fields that all families spell alike. `head_dim`, `tied`: the family's
+    default; None: hidden / heads.
+    """
     _refuse_unsupported(config, variant.activation)
     heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
     kv_heads = config.count("num_key_value_heads", heads)
@@ -66,7 +70,9 @@ def no_windows(config: Config) -> tuple[int, ...]:
 
 
 def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
-    """Windows from transformers' `layer_types`; None if absent. `window` 0: the configuration has none to slide."""
+    """Windows from transformers' `layer_types`; None if absent. `window` 0: the configuration has
+    none to slide.
+    """
     if "layer_types" not in config:
         return None
     types, layers = config.values["layer_types"], config.count("num_hidden_layers")
@@ -77,19 +83,30 @@ def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
         count = f"layer_types has {len(types)} entries; allowed: num_hidden_layers = {layers}"
         raise ConfigError(f"{config.name}: {count}; correct one of the two")
     if "sliding_attention" in types and not window:
-        raise config.refuse("layer_types", "full_attention only, because no sliding window is switched on", "set sliding_window")
+        raise config.refuse(
+            "layer_types",
+            "full_attention only, because no sliding window is switched on",
+            "set sliding_window",
+        )
     return tuple(window if t == "sliding_attention" else 0 for t in types)
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """Canonical name -> tensor of a checkpoint in the usual Hugging Face naming (Llama, Mistral, Qwen)."""
+    """Canonical name -> tensor of a checkpoint in the usual Hugging Face naming (Llama, Mistral,
+    Qwen).
+    """
     table = (spec.vocab, spec.hidden)
-    out = {"embed": Tensor("model.embed_tokens.weight", table), "final_norm": Tensor("model.norm.weight", (spec.hidden,))}
+    out = {
+        "embed": Tensor("model.embed_tokens.weight", table),
+        "final_norm": Tensor("model.norm.weight", (spec.hidden,)),
+    }
     if not spec.tied:
         out["lm_head"] = Tensor("lm_head.weight", table)
     for layer in range(spec.layers):
         for name, tensor in _layer(spec).items():
-            out[f"layers.{layer}.{name}"] = Tensor(f"model.layers.{layer}.{tensor.name}", tensor.shape)
+            out[f"layers.{layer}.{name}"] = Tensor(
+                f"model.layers.{layer}.{tensor.name}", tensor.shape
+            )
     return out
 
 
@@ -122,18 +139,33 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
 _NORMS = {  # canonical name -> module, by where a family norms
     Norms.BEFORE: {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
     Norms.AROUND: {
-        "attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm", "ffn_post_norm": "post_feedforward_layernorm",
+        "attn_norm": "input_layernorm",
+        "attn_post_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "ffn_post_norm": "post_feedforward_layernorm",
     },
-    Norms.AFTER: {"attn_post_norm": "post_attention_layernorm", "ffn_post_norm": "post_feedforward_layernorm"},
-}  # fmt: skip
+    Norms.AFTER: {
+        "attn_post_norm": "post_attention_layernorm",
+        "ffn_post_norm": "post_feedforward_layernorm",
+    },
+}
 
 
 def _layer(spec: ModelSpec) -> dict[str, Tensor]:
-    names = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
+    names = {
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "o": "self_attn.o_proj",
+    }
     names |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-    out = {key: Tensor(f"{module}.weight", (spec.hidden,)) for key, module in _NORMS[spec.variant.norms].items()}
-    out |= {key: Tensor(f"{names[key]}.weight", shape) for key, shape in matrix_shapes(spec).items()}
+    out = {
+        key: Tensor(f"{module}.weight", (spec.hidden,))
+        for key, module in _NORMS[spec.variant.norms].items()
+    }
+    out |= {
+        key: Tensor(f"{names[key]}.weight", shape) for key, shape in matrix_shapes(spec).items()
+    }
     if spec.qkv_bias:
         out |= {f"{key}_bias": Tensor(f"{names[key]}.bias", (out[key].shape[0],)) for key in "qkv"}
     if spec.qk_norm:
@@ -148,16 +180,28 @@ def _head_dim(config: Config, default: int | None, hidden: int, heads: int) -> i
     else:
         size = config.count("head_dim", default)
     if size % 2:
-        raise ConfigError(f"{config.name}: head_dim is {size}; allowed: even numbers; RoPE rotates pairs, correct the configuration")
+        raise ConfigError(
+            f"{config.name}: head_dim is {size}; allowed: even numbers; RoPE rotates pairs, "
+            "correct the configuration"
+        )
     return size
 
 
 def _refuse_unsupported(config: Config, activation: Activation) -> None:
     if activation is Activation.SILU:
-        config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
+        config.require(
+            "hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported"
+        )
     else:
         for key in ("hidden_act", "hidden_activation"):
-            config.require(key, activation.value, (activation.value,), "this family's feed-forward layers are gated by this GELU")
-    config.require("mlp_bias", False, (False,), "biases in the feed-forward layers are not supported")
+            config.require(
+                key,
+                activation.value,
+                (activation.value,),
+                "this family's feed-forward layers are gated by this GELU",
+            )
+    config.require(
+        "mlp_bias", False, (False,), "biases in the feed-forward layers are not supported"
+    )
     refuse_quantized(config)
     config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

@@ -1,6 +1,8 @@
-"""DeepSeek-V3 and Kimi-K2: latent attention, a few dense layers, then routed experts beside shared ones.
+"""DeepSeek-V3 and Kimi-K2: latent attention, a few dense layers, then routed experts beside shared
+ones.
 
-Layers that only predict further tokens (num_nextn_predict_layers) are drafts, not part of the model; a vision tower is not described.
+Layers that only predict further tokens (num_nextn_predict_layers) are drafts, not part of the
+model; a vision tower is not described.
 """
 
 from __future__ import annotations
@@ -28,27 +30,58 @@ _METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v3` or `kimi_k2` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not described")
-    fields.require("moe_layer_freq", 1, (1,), "experts in every layer after the dense ones are described")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not described",
+    )
+    fields.require(
+        "moe_layer_freq", 1, (1,), "experts in every layer after the dense ones are described"
+    )
     attention = LatentAttention(
-        heads=fields.count("num_attention_heads"), q_rank=fields.whole("q_lora_rank", 0), kv_rank=fields.count("kv_lora_rank"),
-        nope_dim=fields.count("qk_nope_head_dim"), rope_dim=fields.count("qk_rope_head_dim"), value_dim=fields.count("v_head_dim"),
-    )  # fmt: skip
-    experts = check_experts(fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok")
+        heads=fields.count("num_attention_heads"),
+        q_rank=fields.whole("q_lora_rank", 0),
+        kv_rank=fields.count("kv_lora_rank"),
+        nope_dim=fields.count("qk_nope_head_dim"),
+        rope_dim=fields.count("qk_rope_head_dim"),
+        value_dim=fields.count("v_head_dim"),
+    )
+    experts = check_experts(
+        fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok"
+    )
     feed = feed_of(fields, experts, first_dense=fields.whole("first_k_dense_replace", 0))
     return layered(
-        fields, family=fields.text("model_type"), rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
-        layout=layout(fields, lambda i: attention, feed), modules=_MODULES, kv_heads=1, head_dim=attention.latent_dim, ffn=experts.width,
-    )  # fmt: skip
+        fields,
+        family=fields.text("model_type"),
+        rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
+        layout=layout(fields, lambda i: attention, feed),
+        modules=_MODULES,
+        kv_heads=1,
+        head_dim=attention.latent_dim,
+        ffn=experts.width,
+    )
 
 
 def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
     """The text model of a Kimi configuration with a vision tower (`text_config`)."""
     text = Config(name, config).part("text_config")
     if text is None:
-        raise ConfigError(f"{name}: text_config is missing; allowed: a kimi_k2 configuration; take it from the model's config.json")
-    text.require("model_type", None, ("deepseek_v3", "kimi_k2"), "other text models behind a vision tower are not described")
-    shared = {key: config[key] for key in ("quantization_config", "dtype", "torch_dtype") if config.get(key) is not None}
+        raise ConfigError(
+            f"{name}: text_config is missing; allowed: a kimi_k2 configuration; take it from the "
+            "model's config.json"
+        )
+    text.require(
+        "model_type",
+        None,
+        ("deepseek_v3", "kimi_k2"),
+        "other text models behind a vision tower are not described",
+    )
+    shared = {
+        key: config[key]
+        for key in ("quantization_config", "dtype", "torch_dtype")
+        if config.get(key) is not None
+    }
     return from_config({**shared, **text.values}, name)
 
 
@@ -64,8 +97,15 @@ def deepseek_experts(config: Config) -> ExpertFeed:
         raise config.refuse("topk_group", f"up to n_group = {groups}", "correct one of the two")
     config.divides("n_routed_experts", config.count("n_routed_experts"), "n_group", groups)
     return ExpertFeed(
-        experts=config.count("n_routed_experts"), top_k=config.count("num_experts_per_tok"), width=width, shared_width=shared * width,
-        scoring=Scoring(scoring), renormalise=config.flag("norm_topk_prob", True), scaling=config.real("routed_scaling_factor", 1.0),
-        groups=groups, top_groups=config.count("topk_group", groups), router_bias=config.text("topk_method", "noaux_tc") == "noaux_tc",
+        experts=config.count("n_routed_experts"),
+        top_k=config.count("num_experts_per_tok"),
+        width=width,
+        shared_width=shared * width,
+        scoring=Scoring(scoring),
+        renormalise=config.flag("norm_topk_prob", True),
+        scaling=config.real("routed_scaling_factor", 1.0),
+        groups=groups,
+        top_groups=config.count("topk_group", groups),
+        router_bias=config.text("topk_method", "noaux_tc") == "noaux_tc",
         limit=config.real("swiglu_limit") if "swiglu_limit" in config else None,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""DeepSeek-V4: compressed and sparse attention over one shared key-value head, hyper-connections, hashed routing in the first layers."""
+"""DeepSeek-V4: compressed and sparse attention over one shared key-value head, hyper-connections,
+hashed routing in the first layers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from twin.models.layers import HyperConnections
 from twin.models.mixers import CompressedAttention
 from twin.models.spec import ModelSpec, RopeStyle
 
-SPARSE_RATIO = 4  # the published code overlaps windows and runs the indexer exactly where the ratio is 4
+# the published code overlaps windows and runs the indexer exactly where the ratio is 4
+SPARSE_RATIO = 4
 _MODULES = {
     Role.ATTENTION: "layers.2.attn.wq_a",
     Role.INDEX: "layers.2.attn.indexer.wq_b",
@@ -28,11 +31,22 @@ _MODULES = {
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v4` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not described")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not described",
+    )
     if fields.count("qk_rope_head_dim") > fields.count("head_dim"):
-        raise fields.refuse("qk_rope_head_dim", f"up to head_dim = {fields.count('head_dim')}", "correct one of the two")
+        raise fields.refuse(
+            "qk_rope_head_dim",
+            f"up to head_dim = {fields.count('head_dim')}",
+            "correct one of the two",
+        )
     ratios = _ratios(fields)
-    experts = check_experts(fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok")
+    experts = check_experts(
+        fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok"
+    )
     hashed = replace(experts, hashed=True, router_bias=False)  # its choice needs no correction
     hashed_layers = fields.whole("num_hash_layers", 0)
 
@@ -41,22 +55,37 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 
     layers = layout(fields, lambda i: _attention(fields, ratios[i]), feed)
     spec = layered(
-        fields, family="deepseek_v4", rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True), layout=layers,
-        modules=_MODULES, kv_heads=fields.count("num_key_value_heads", 1), head_dim=fields.count("head_dim"), ffn=experts.width,
-        hyper=HyperConnections(streams=fields.count("hc_mult"), iterations=fields.count("hc_sinkhorn_iters")),
-    )  # fmt: skip
+        fields,
+        family="deepseek_v4",
+        rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
+        layout=layers,
+        modules=_MODULES,
+        kv_heads=fields.count("num_key_value_heads", 1),
+        head_dim=fields.count("head_dim"),
+        ffn=experts.width,
+        hyper=HyperConnections(
+            residuals=fields.count("hc_mult"), iterations=fields.count("hc_sinkhorn_iters")
+        ),
+    )
     return _with_expert_dtype(fields, spec)
 
 
 def _attention(config: Config, ratio: int) -> CompressedAttention:
     sparse = ratio == SPARSE_RATIO
     return CompressedAttention(
-        heads=config.count("num_attention_heads"), head_dim=config.count("head_dim"), rope_dim=config.count("qk_rope_head_dim"),
-        q_rank=config.count("q_lora_rank"), o_groups=config.count("o_groups"), o_rank=config.count("o_lora_rank"),
-        window=config.count("sliding_window"), ratio=ratio, theta=config.real("compress_rope_theta" if ratio else "rope_theta"),
-        index_heads=config.count("index_n_heads") if sparse else 0, index_dim=config.count("index_head_dim") if sparse else 0,
+        heads=config.count("num_attention_heads"),
+        head_dim=config.count("head_dim"),
+        rope_dim=config.count("qk_rope_head_dim"),
+        q_rank=config.count("q_lora_rank"),
+        o_groups=config.count("o_groups"),
+        o_rank=config.count("o_lora_rank"),
+        window=config.count("sliding_window"),
+        ratio=ratio,
+        theta=config.real("compress_rope_theta" if ratio else "rope_theta"),
+        index_heads=config.count("index_n_heads") if sparse else 0,
+        index_dim=config.count("index_head_dim") if sparse else 0,
         top_k=config.count("index_topk") if sparse else 0,
-    )  # fmt: skip
+    )
 
 
 def _ratios(config: Config) -> tuple[int, ...]:
@@ -66,14 +95,21 @@ def _ratios(config: Config) -> tuple[int, ...]:
     config.divides("num_attention_heads", heads, "o_groups", config.count("o_groups"))
     ratios, layers = config.wholes("compress_ratios"), config.count("num_hidden_layers")
     if len(ratios) < layers:
-        count = f"compress_ratios has {len(ratios)} entries; allowed: at least num_hidden_layers = {layers}"
+        count = (
+            f"compress_ratios has {len(ratios)} entries; allowed: at least num_hidden_layers = "
+            f"{layers}"
+        )
         raise ConfigError(f"{config.name}: {count}; correct one of the two")
     return ratios[:layers]
 
 
 def _with_expert_dtype(config: Config, spec: ModelSpec) -> ModelSpec:
-    """`expert_dtype: fp4` stores the routed experts in blocks of 32 with E8M0 scales, whatever the rest is stored in."""
+    """`expert_dtype: fp4` stores the routed experts in blocks of 32 with E8M0 scales, whatever the
+    rest is stored in.
+    """
     kind = config.text("expert_dtype", "same")
     if kind not in ("same", "fp4", "fp8"):
         raise config.refuse("expert_dtype", "fp4, fp8 or absent")
-    return replace(spec, stored=spec.formats.with_role(Role.EXPERT, MXFP4)) if kind == "fp4" else spec
+    return (
+        replace(spec, stored=spec.formats.with_role(Role.EXPERT, MXFP4)) if kind == "fp4" else spec
+    )

@@ -36,7 +36,9 @@ class DenseFeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertFeed:
-    """A mixture of experts: a router picks top_k of `experts` for each token; shared experts see every token."""
+    """A mixture of experts: a router picks top_k of `experts` for each token; shared experts see
+    every token.
+    """
 
     experts: int
     top_k: int
@@ -47,19 +49,35 @@ class ExpertFeed:
     scaling: float = 1.0  # then multiplied by this
     groups: int = 1  # experts are first chosen by group:
     top_groups: int = 1  # only the best of them compete
-    hashed: bool = False  # experts follow from the token's number: known before the step begins; the router still weighs them
+    # experts follow from the token's number: known before the step begins; the router still weighs
+    # them
+    hashed: bool = False
     router_bias: bool = False  # one number an expert
     bias: bool = False  # biases in the experts
     shared_gate: bool = False  # sigmoid of one row times the shared experts' output
     limit: float | None = None  # gate and up are clamped to it before they meet
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        """router; shared_gate, shared_up, shared_down (and the row that gates them); gate, up, down of all routed experts."""
-        router: tuple[Weight, ...] = (Weight("router", Role.ROUTER, self.experts, hidden, formats.of(Role.ROUTER)),)
+        """router; shared_gate, shared_up, shared_down (and the row that gates them); gate, up, down
+        of all routed experts.
+        """
+        router: tuple[Weight, ...] = (
+            Weight("router", Role.ROUTER, self.experts, hidden, formats.of(Role.ROUTER)),
+        )
         if self.shared_gate:
-            router += (Weight("shared_expert_gate", Role.ROUTER, 1, hidden, formats.of(Role.ROUTER)),)
-        shared = _swiglu("shared_", Role.SHARED, self.shared_width, hidden, formats) if self.shared_width else ()
-        return (*router, *shared, *_swiglu("", Role.EXPERT, self.width, hidden, formats, self.experts, self.top_k))
+            router += (
+                Weight("shared_expert_gate", Role.ROUTER, 1, hidden, formats.of(Role.ROUTER)),
+            )
+        shared = (
+            _swiglu("shared_", Role.SHARED, self.shared_width, hidden, formats)
+            if self.shared_width
+            else ()
+        )
+        return (
+            *router,
+            *shared,
+            *_swiglu("", Role.EXPERT, self.width, hidden, formats, self.experts, self.top_k),
+        )
 
     def vectors(self, hidden: int) -> int:
         return self._router_vectors() + self.experts * self._expert_vectors(hidden)
@@ -78,7 +96,18 @@ class ExpertFeed:
 Feed = DenseFeed | ExpertFeed
 
 
-def _swiglu(prefix: str, role: Role, width: int, hidden: int, formats: Formats, experts: int = 1, active: int = 1) -> tuple[Weight, ...]:
+def _swiglu(
+    prefix: str,
+    role: Role,
+    width: int,
+    hidden: int,
+    formats: Formats,
+    experts: int = 1,
+    active: int = 1,
+) -> tuple[Weight, ...]:
     shapes = (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width))
     form = formats.of(role)
-    return tuple(Weight(prefix + name, role, rows, cols, form, 1, experts, active) for name, rows, cols in shapes)
+    return tuple(
+        Weight(prefix + name, role, rows, cols, form, 1, experts, active)
+        for name, rows, cols in shapes
+    )

@@ -1,4 +1,6 @@
-"""Formats of weights that the engine does not read: recognised by files, fields and tensors, refused by name."""
+"""Formats of weights that the engine does not read: recognised by files, fields and tensors,
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from twin.models.files import is_there
 from twin.text import shown
 
 INSTEAD = (
-    "use the original in 16 bits (a folder of config.json and safetensors), and predict smaller weights with MODEL@FORMAT, "
-    "such as llama-3.1-8b@int4-g32 (`twin models --help` lists the formats)"
+    "use the original in 16 bits (a folder of config.json and safetensors), and predict smaller "
+    "weights with MODEL@FORMAT, such as llama-3.1-8b@int4-g32 (`twin models --help` lists the "
+    "formats)"
 )
 _FILES = {
     ".gguf": "GGUF",
@@ -22,7 +25,8 @@ _FILES = {
     ".engine": "TensorRT",
     ".mlmodelc": "Core ML",
 }
-_MAGIC = {b"GGUF": "GGUF", b"ggml": "GGML", b"ggjt": "GGML"}  # a file's first bytes, whatever it is called
+# a file's first bytes, whatever it is called
+_MAGIC = {b"GGUF": "GGUF", b"ggml": "GGML", b"ggjt": "GGML"}
 _TENSORS = (  # (format, ends of names that only its checkpoints have), the most telling first
     ("GPTQ", ("qweight", "g_idx")),
     ("AWQ or GPTQ", ("qweight",)),
@@ -61,14 +65,30 @@ def format_of_folder(path: Path) -> str | None:
     """The format of the first file in a folder that is known."""
     if not is_there(path, Path.is_dir):
         return None
-    return next((_FILES[file.suffix.lower()] for file in sorted(path.iterdir()) if file.suffix.lower() in _FILES), None)
+    return next(
+        (
+            _FILES[file.suffix.lower()]
+            for file in sorted(path.iterdir())
+            if file.suffix.lower() in _FILES
+        ),
+        None,
+    )
 
 
 def format_of_config(quantization: Mapping[str, object]) -> str:
     """What a `quantization_config` calls its format; not all of its settings."""
     method = quantization.get("quant_method")
-    kinds = [kind for key in ("quant_algo", "format") if isinstance(kind := quantization.get(key), str) and kind]
-    return " ".join([shown(method.upper()) if isinstance(method, str) else "an unnamed format", *(f"({shown(kind)})" for kind in kinds)])
+    kinds = [
+        kind
+        for key in ("quant_algo", "format")
+        if isinstance(kind := quantization.get(key), str) and kind
+    ]
+    return " ".join(
+        [
+            shown(method.upper()) if isinstance(method, str) else "an unnamed format",
+            *(f"({shown(kind)})" for kind in kinds),
+        ]
+    )
 
 
 def format_of_tensors(names: Collection[str]) -> str:

@@ -1,4 +1,6 @@
-"""How a checkpoint stores its matrices: bits per element, and the scales that a step must read beside them."""
+"""How a checkpoint stores its matrices: bits per element, and the scales that a step must read
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from twin.text import shown
 
 
 class Role(Enum):
-    """Kinds of matrices. Checkpoints choose their formats by kind; hand-offs and routing differ by kind too."""
+    """Kinds of matrices. Checkpoints choose their formats by kind; hand-offs and routing differ by
+    kind too.
+    """
 
     EMBED = "embed"  # the token table: one row a token
     HEAD = "head"  # the LM head
     ATTENTION = "attention"  # projections of an attention or linear-attention layer
-    SMALL = "small"  # its narrow ones that checkpoints leave unquantized: DeltaNet's decay and gate rows, an indexer's head weights
+    # its narrow ones that checkpoints leave unquantized: DeltaNet's decay and gate rows, an
+    # indexer's head weights
+    SMALL = "small"
     COMPRESS = "compress"  # DeepSeek-V4: what makes compressed keys
     INDEX = "index"  # DeepSeek-V4: the indexer's queries
     ROUTER = "router"
@@ -29,7 +35,8 @@ class Role(Enum):
 class Format:
     """A stored element type, with the scales of its blocks.
 
-    A block is block[0] rows by block[1] columns and has one scale; blocks at an edge may be partial.
+    A block is block[0] rows by block[1] columns and has one scale; blocks at an edge may be
+    partial.
     """
 
     name: str
@@ -40,7 +47,11 @@ class Format:
 
     def bytes(self, rows: int, cols: int) -> int:
         """Bytes that reading a matrix [rows, cols] moves, scales included."""
-        return -(-rows * cols * self.bits // 8) + self.scales(rows, cols) * self.scale_bytes + self.matrix_bytes
+        return (
+            -(-rows * cols * self.bits // 8)
+            + self.scales(rows, cols) * self.scale_bytes
+            + self.matrix_bytes
+        )
 
     def scales(self, rows: int, cols: int) -> int:
         """Block scales of a matrix [rows, cols]."""

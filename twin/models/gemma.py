@@ -1,4 +1,6 @@
-"""Gemma: gates with GELU, embeddings times the root of their width, and norms whose stored weights are what is added to one."""
+"""Gemma: gates with GELU, embeddings times the root of their width, and norms whose stored weights
+are what is added to one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ __all__ = ["Tensor", "canonical", "embedding", "from_config", "refuse_others", "
 
 THETA = 10000.0  # class defaults
 HEAD_DIM = 256
-_TYPES: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
+_TYPES: dict[DType, Any] = {
+    DType.FP16: np.float16,
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.FP32: np.float32,
+}
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -30,7 +36,13 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     refuse_others(fields)
     variant = Variant(activation=Activation.GELU, embedding=embedding(fields))
     return dense(
-        fields, family="gemma", rope=rope(fields, theta=THETA), windows=no_windows(fields), head_dim=HEAD_DIM, tied=True, variant=variant
+        fields,
+        family="gemma",
+        rope=rope(fields, theta=THETA),
+        windows=no_windows(fields),
+        head_dim=HEAD_DIM,
+        tied=True,
+        variant=variant,
     )
 
 
@@ -50,5 +62,12 @@ def embedding(config: Config) -> float:
 
 
 def refuse_others(config: Config) -> None:
-    config.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
-    config.require("use_bidirectional_attention", False, (False,), "attention to later tokens is not supported")
+    config.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
+    config.require(
+        "use_bidirectional_attention", False, (False,), "attention to later tokens is not supported"
+    )

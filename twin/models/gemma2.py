@@ -1,4 +1,6 @@
-"""Gemma 2: Gemma with norms around each module, capped scores and logits, and a window in every other layer."""
+"""Gemma 2: Gemma with norms around each module, capped scores and logits, and a window in every
+other layer.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,19 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     )
     window = fields.count("sliding_window", _WINDOW)
     slides = (layer + 1 for layer in range(fields.count("num_hidden_layers")))
-    windows = layer_types(fields, window) or tuple(window if number % _EVERY else 0 for number in slides)
+    windows = layer_types(fields, window) or tuple(
+        window if number % _EVERY else 0 for number in slides
+    )
     turned = rope(fields, theta=THETA)
-    return dense(fields, family="gemma2", rope=turned, windows=windows, head_dim=HEAD_DIM, tied=True, variant=variant)
+    return dense(
+        fields,
+        family="gemma2",
+        rope=turned,
+        windows=windows,
+        head_dim=HEAD_DIM,
+        tied=True,
+        variant=variant,
+    )
 
 
 def cap(config: Config, key: str, default: float | None) -> float | None:

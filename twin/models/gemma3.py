@@ -1,6 +1,8 @@
-"""Gemma 3 (text): Gemma 2 with normed queries and keys instead of caps, and a rotation of their own for layers with a window.
+"""Gemma 3 (text): Gemma 2 with normed queries and keys instead of caps, and a rotation of their own
+for layers with a window.
 
-From 4B on the published models also see images (`gemma3`). Of these the text model is run; their vision tower is left alone.
+From 4B on the published models also see images (`gemma3`). Of these the text model is run; their
+vision tower is left alone.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ __all__ = ["VISION", "Tensor", "canonical", "from_config", "from_multimodal", "t
 
 VISION = ("vision_tower.", "multi_modal_projector.")
 _TEXT = {  # class defaults: published configurations of models that see images leave them out
-    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+}
 
 _SCALAR, _WINDOW, _EVERY = 256, 4096, 6  # class defaults
 _THETA, _LOCAL_THETA = 1e6, 1e4
@@ -33,7 +39,12 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `gemma3_text` configuration describes."""
     fields = Config(name, config)
     refuse_others(fields)
-    fields.require("attn_logit_softcapping", None, (None,), "the published code of this family does not cap scores")
+    fields.require(
+        "attn_logit_softcapping",
+        None,
+        (None,),
+        "the published code of this family does not cap scores",
+    )
     variant = Variant(
         activation=Activation.GELU,
         norms=Norms.AROUND,
@@ -45,7 +56,15 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     far, near = _ropes(fields)
     ropes = () if far == near else tuple(near if window else far for window in windows)
     return dense(
-        fields, family="gemma3_text", rope=far, windows=windows, head_dim=HEAD_DIM, qk_norm=True, tied=True, variant=variant, ropes=ropes
+        fields,
+        family="gemma3_text",
+        rope=far,
+        windows=windows,
+        head_dim=HEAD_DIM,
+        qk_norm=True,
+        tied=True,
+        variant=variant,
+        ropes=ropes,
     )
 
 
@@ -53,35 +72,56 @@ def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
     """The text model of a Hugging Face `gemma3` configuration: its `text_config`."""
     text = Config(name, config).part("text_config")
     if text is None:
-        raise ConfigError(f"{name}: text_config is missing; allowed: a mapping; take it from the model's config.json")
-    outer = {key: config[key] for key in ("torch_dtype", "dtype", "tie_word_embeddings") if key in config}
+        raise ConfigError(
+            f"{name}: text_config is missing; allowed: a mapping; take it from the model's "
+            "config.json"
+        )
+    outer = {
+        key: config[key] for key in ("torch_dtype", "dtype", "tie_word_embeddings") if key in config
+    }
     return replace(from_config({**outer, **_TEXT, **text.values}, name), family="gemma3")
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """Canonical name -> tensor of the checkpoint, where images are seen that of its language model."""
+    """Canonical name -> tensor of the checkpoint, where images are seen that of its language
+    model.
+    """
     inner = "language_model." if spec.family == "gemma3" else ""
-    return {key: Tensor(inner + tensor.name, tensor.shape) for key, tensor in decoder.tensors(spec).items()}
+    return {
+        key: Tensor(inner + tensor.name, tensor.shape)
+        for key, tensor in decoder.tensors(spec).items()
+    }
 
 
 def _windows(config: Config) -> tuple[int, ...]:
-    window, every = config.count("sliding_window", _WINDOW), config.count("sliding_window_pattern", _EVERY)
-    return layer_types(config, window) or tuple(window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers")))
+    window, every = (
+        config.count("sliding_window", _WINDOW),
+        config.count("sliding_window_pattern", _EVERY),
+    )
+    return layer_types(config, window) or tuple(
+        window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers"))
+    )
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:
-    """Of layers with full attention, and with a window: by kind in `rope_parameters` (transformers 5), or theta and scaling of the first,
-    and the second's base."""
+    """Of layers with full attention, and with a window: by kind in `rope_parameters` (transformers
+    5), or theta and scaling of the first, and the second's base.
+    """
     parts = config.part("rope_parameters")
     if parts and any(kind in parts for kind in _KINDS):
         far, near = (rope(_of_kind(config, parts, kind), theta=None) for kind in _KINDS)
         return far, near
     if parts:
-        raise ConfigError(f"{parts.name} names no kind of layer; allowed: {' and '.join(_KINDS)}; take it from the model's config.json")
+        raise ConfigError(
+            f"{parts.name} names no kind of layer; allowed: {' and '.join(_KINDS)}; take it from "
+            "the model's config.json"
+        )
     return rope(config, theta=_THETA), Rope(config.real("rope_local_base_freq", _LOCAL_THETA))
 
 
 def _of_kind(config: Config, parts: Config, kind: str) -> Config:
     own = parts.part(kind)
     default = _THETA if kind == _KINDS[0] else _LOCAL_THETA
-    return Config(config.name, {"rope_parameters": {"rope_theta": default, **(own.values if own else {})}})
+    return Config(
+        config.name, {"rope_parameters": {"rope_theta": default, **(own.values if own else {})}}
+    )

@@ -1,6 +1,8 @@
-"""Gemma 4 (dense): five layers with a window for each with full attention, whose few key heads are their values too.
+"""Gemma 4 (dense): five layers with a window for each with full attention, whose few key heads are
+their values too.
 
-Not described: the norms after each module (2 x hidden a layer), softcapping and the vision tower; none of them moves weights.
+Not described: the norms after each module (2 x hidden a layer), softcapping and the vision tower;
+none of them moves weights.
 """
 
 from __future__ import annotations
@@ -15,34 +17,62 @@ from twin.models.layered import kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.models.spec import ModelSpec
 
-_MODULES = {Role.ATTENTION: "model.layers.0.self_attn.q_proj", Role.DENSE: "model.layers.0.mlp.gate_proj"}
+_MODULES = {
+    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
+    Role.DENSE: "model.layers.0.mlp.gate_proj",
+}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
-    """The text model that a Hugging Face `gemma4` configuration (its text_config, if any) describes."""
+    """The text model that a Hugging Face `gemma4` configuration (its text_config, if any)
+    describes.
+    """
     outer = Config(name, config)
-    fields = Config(name, {**config, **text.values}) if (text := outer.part("text_config")) else outer
-    fields.require("enable_moe_block", False, (False,), "the dense models of this family are described")
-    fields.require("num_kv_shared_layers", 0, (0,), "layers that borrow another layer's cache are not described")
+    fields = (
+        Config(name, {**config, **text.values}) if (text := outer.part("text_config")) else outer
+    )
+    fields.require(
+        "enable_moe_block", False, (False,), "the dense models of this family are described"
+    )
+    fields.require(
+        "num_kv_shared_layers",
+        0,
+        (0,),
+        "layers that borrow another layer's cache are not described",
+    )
     fields.require("hidden_size_per_layer_input", 0, (0,), "embeddings per layer are not described")
     kinds = kinds_of_layers(fields, "layer_types", (_SLIDING, _FULL))
     if kinds is None:
-        raise fields.refuse("layer_types", f"a list of {_SLIDING} or {_FULL}", "take it from the model's config.json")
+        raise fields.refuse(
+            "layer_types",
+            f"a list of {_SLIDING} or {_FULL}",
+            "take it from the model's config.json",
+        )
     mixers: dict[str, Mixer] = {_SLIDING: _sliding(fields), _FULL: _full(fields)}
     feed = DenseFeed(width=fields.count("intermediate_size"))
     layers = layout(fields, lambda i: mixers[kinds[i]], lambda i: feed)
     return layered(
-        fields, family="gemma4", rope=rope(_full_rope(fields), theta=None, simulated=True), layout=layers,
-        modules=_MODULES, kv_heads=fields.count("num_key_value_heads"), head_dim=fields.count("head_dim"), ffn=feed.width,
-    )  # fmt: skip
+        fields,
+        family="gemma4",
+        rope=rope(_full_rope(fields), theta=None, simulated=True),
+        layout=layers,
+        modules=_MODULES,
+        kv_heads=fields.count("num_key_value_heads"),
+        head_dim=fields.count("head_dim"),
+        ffn=feed.width,
+    )
 
 
 def _sliding(config: Config) -> GroupedAttention:
     heads, kv_heads = config.count("num_attention_heads"), config.count("num_key_value_heads")
     config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     return GroupedAttention(
-        heads=heads, kv_heads=kv_heads, head_dim=config.count("head_dim"), window=config.count("sliding_window"), qk_norm=True
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=config.count("head_dim"),
+        window=config.count("sliding_window"),
+        qk_norm=True,
     )
 
 
@@ -51,7 +81,9 @@ def _full(config: Config) -> GroupedAttention:
     kv_heads, head_dim = config.count("num_global_key_value_heads"), config.count("global_head_dim")
     config.divides("num_attention_heads", heads, "num_global_key_value_heads", kv_heads)
     shared = config.flag("attention_k_eq_v", False)
-    return GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=True, values_are_keys=shared)
+    return GroupedAttention(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=True, values_are_keys=shared
+    )
 
 
 def _full_rope(config: Config) -> Config:
@@ -59,7 +91,10 @@ def _full_rope(config: Config) -> Config:
     kinds = config.part("rope_parameters")
     parameters = kinds.part(_FULL) if kinds else None
     if parameters is None:
-        raise ConfigError(f"{config.name}: rope_parameters.{_FULL} is missing; allowed: a mapping; take it from the model's config.json")
+        raise ConfigError(
+            f"{config.name}: rope_parameters.{_FULL} is missing; allowed: a mapping; take it from "
+            "the model's config.json"
+        )
     # its rope_type, "proportional", scales the rotated share of a head: nothing that moves bytes
     plain = {key: value for key, value in parameters.values.items() if key != "rope_type"}
     return Config(config.name, {"rope_parameters": plain})

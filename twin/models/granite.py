@@ -1,4 +1,6 @@
-"""Granite 3 (dense): Llama with factors of the embeddings, of what modules add, of the scores and of the logits."""
+"""Granite 3 (dense): Llama with factors of the embeddings, of what modules add, of the scores and
+of the logits.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,22 @@ _THETA = 10000.0
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `granite` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
     variant = Variant(
         embedding=fields.real("embedding_multiplier", 1.0),
         residual=fields.real("residual_multiplier", 1.0),
         score=fields.real("attention_multiplier", 1.0),
         logit=1.0 / fields.real("logits_scaling", 1.0),
     )
-    return dense(fields, family="granite", rope=rope(fields, theta=_THETA), windows=no_windows(fields), variant=variant)
+    return dense(
+        fields,
+        family="granite",
+        rope=rope(fields, theta=_THETA),
+        windows=no_windows(fields),
+        variant=variant,
+    )

@@ -1,4 +1,6 @@
-"""InternLM 3: Llama by other names. Its biases are all there or none; the published models have none."""
+"""InternLM 3: Llama by other names. Its biases are all there or none; the published models have
+none.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     for key in ("qkv_bias", "bias", "attention_bias"):
         fields.require(key, False, (False,), "biases in this family's layers are not supported")
     turned = rope(_within_context(fields), theta=None)
-    return dense(fields, family="internlm3", rope=turned, windows=no_windows(fields), head_dim=_HEAD_DIM)
+    return dense(
+        fields, family="internlm3", rope=turned, windows=no_windows(fields), head_dim=_HEAD_DIM
+    )
 
 
 def _within_context(config: Config) -> Config:
-    """Without "dynamic" scaling: it changes nothing up to max_position_embeddings, and no plan goes beyond."""
+    """Without "dynamic" scaling: it changes nothing up to max_position_embeddings, and no plan goes
+    beyond.
+    """
     plain = dict(config.values)
     for key in ("rope_scaling", "rope_parameters"):
         part = config.part(key)
         if part and "dynamic" in (part.values.get("rope_type"), part.values.get("type")):
-            plain[key] = {k: v for k, v in part.values.items() if k not in ("rope_type", "type", "factor")} or None
+            plain[key] = {
+                k: v for k, v in part.values.items() if k not in ("rope_type", "type", "factor")
+            } or None
     return Config(config.name, plain)

@@ -1,6 +1,7 @@
-"""Laneformer: Llama trained for delayed tensor parallelism, with one residual stream per lane.
+"""Laneformer: Llama trained for delayed tensor parallelism, with one residual per lane.
 
-Norm scales are shared by the lanes. Field names are those of the published configuration class and of the released model.
+Norm scales are shared by the lanes. Field names are those of the published configuration class and
+of the released model.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """Canonical name -> tensor of the checkpoint; matrices of a layer have the lane as their first axis."""
+    """Canonical name -> tensor of the checkpoint; matrices of a layer have the lane as their first
+    axis.
+    """
     out = {
         "embed": Tensor("model.tok_embeddings.weight", (spec.vocab, spec.hidden)),
         "final_norm": Tensor("model.norm.weight", (spec.hidden,)),
@@ -66,12 +69,16 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     modules |= {"attn_norm": "attention_norm", "ffn_norm": "ffn_norm"}
     for layer in range(spec.layers):
         for leaf, module in modules.items():
-            out[f"layers.{layer}.{leaf}"] = Tensor(f"model.layers.{layer}.{module}.weight", _stored_shape(spec, leaf))
+            out[f"layers.{layer}.{leaf}"] = Tensor(
+                f"model.layers.{layer}.{module}.weight", _stored_shape(spec, leaf)
+            )
     return out
 
 
 def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The stored array of `name` as [out, in]: lanes side by side along the axis that they split."""
+    """The stored array of `name` as [out, in]: lanes side by side along the axis that they
+    split.
+    """
     leaf = name.rpartition(".")[2]
     if leaf in _COLUMNS_BY_LANE:
         array = np.moveaxis(array, 0, 1)
@@ -85,12 +92,18 @@ def _stored_shape(spec: ModelSpec, leaf: str) -> tuple[int, ...]:
     if leaf not in matrix_shapes(spec):
         return canonical_shape(spec, leaf)
     rows, cols = matrix_shapes(spec)[leaf]
-    return (lanes.count, rows // lanes.count, cols) if leaf in _ROWS_BY_LANE else (lanes.count, rows, cols // lanes.count)
+    return (
+        (lanes.count, rows // lanes.count, cols)
+        if leaf in _ROWS_BY_LANE
+        else (lanes.count, rows, cols // lanes.count)
+    )
 
 
 def _of(spec: ModelSpec) -> Lanes:
     if spec.lanes is None:
-        raise ConfigError(f"{spec.name}: lanes is None; allowed: a Lanes; a laneformer cannot do without")
+        raise ConfigError(
+            f"{spec.name}: lanes is None; allowed: a Lanes; a laneformer cannot do without"
+        )
     return spec.lanes
 
 
@@ -98,28 +111,44 @@ def _lanes(config: Config) -> Lanes:
     delay = config.whole("broadcast_delay")
     if delay > config.count("num_hidden_layers"):
         raise config.refuse("broadcast_delay", "layers, from 0 to num_hidden_layers")
-    return Lanes(config.count("num_lanes"), delay, _head(config), config.flag("use_early_comm", False))
+    return Lanes(
+        config.count("num_lanes"), delay, _head(config), config.flag("use_early_comm", False)
+    )
 
 
 def _head(config: Config) -> LaneHead:
     kind, summed = config.text("lm_head_type", "replicate"), config.flag("pre_norm_lane_agg", False)
     if kind not in _HEADS:
-        raise config.refuse("lm_head_type", " or ".join(_HEADS), "a head per lane without a mean is not supported")
+        raise config.refuse(
+            "lm_head_type", " or ".join(_HEADS), "a head per lane without a mean is not supported"
+        )
     if not summed:
         return _HEADS[kind]
     if kind != "replicate":
-        raise config.refuse("pre_norm_lane_agg", f"false with lm_head_type {shown(kind)}, whose lanes are never summed")
+        raise config.refuse(
+            "pre_norm_lane_agg",
+            f"false with lm_head_type {shown(kind)}, whose lanes are never summed",
+        )
     return LaneHead.SUM
 
 
 def _windows(config: Config) -> tuple[int, ...]:
-    """`swa_layers` (a list of layers or a count) or `sliding_window_n_layers`; a count below zero means the last ones."""
+    """`swa_layers` (a list of layers or a count) or `sliding_window_n_layers`; a count below zero
+    means the last ones.
+    """
     layers = config.count("num_hidden_layers")
     keys = [key for key in ("swa_layers", "sliding_window_n_layers") if key in config]
     if len(keys) > 1:
-        raise config.refuse("swa_layers", "one of swa_layers and sliding_window_n_layers", "remove one of the two")
+        raise config.refuse(
+            "swa_layers", "one of swa_layers and sliding_window_n_layers", "remove one of the two"
+        )
     if not keys:
-        config.require("sliding_window", None, (None,), "say which layers have it: swa_layers or sliding_window_n_layers")
+        config.require(
+            "sliding_window",
+            None,
+            (None,),
+            "say which layers have it: swa_layers or sliding_window_n_layers",
+        )
         return (0,) * layers
     chosen = _windowed_layers(config, keys[0], layers)
     window = config.count("sliding_window") if chosen else 0
@@ -132,7 +161,11 @@ def _windowed_layers(config: Config, key: str, layers: int) -> set[int]:
         return set(range(value) if value >= 0 else range(layers + value, layers))
     listed = value if isinstance(value, list | tuple) and key == "swa_layers" else [-1]
     if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < layers for i in listed):
-        raise config.refuse(key, f"a count from -{layers} to {layers}, or for swa_layers a list of layers below {layers}")
+        raise config.refuse(
+            key,
+            f"a count from -{layers} to {layers}, or for swa_layers a list of layers below "
+            f"{layers}",
+        )
     return set(listed)
 
 
@@ -143,24 +176,37 @@ def _rope(config: Config) -> Rope:
     if arguments is None or not arguments.values:
         return base
     if base.scaling is not None:
-        raise config.refuse("rope_scaling_args", "null where rope_scaling is given", "remove one of the two")
+        raise config.refuse(
+            "rope_scaling_args", "null where rope_scaling is given", "remove one of the two"
+        )
     return Rope(base.theta, base.style, llama3_scaling(arguments))
 
 
 def _check_lanes(config: Config, spec: ModelSpec) -> None:
     """Every lane owns an equal part of each axis that is split."""
     lanes = _of(spec)
-    split = {"hidden_size": spec.hidden, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads}
+    split = {
+        "hidden_size": spec.hidden,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+    }
     split["intermediate_size"] = spec.ffn
     if lanes.head is LaneHead.VOCABULARY:
         split["vocab_size"] = spec.vocab
-        config.require("tie_word_embeddings", False, (False,), "a vocabulary split over lanes cannot share the embedding table")
+        config.require(
+            "tie_word_embeddings",
+            False,
+            (False,),
+            "a vocabulary split over lanes cannot share the embedding table",
+        )
     for key, value in split.items():
         config.divides(key, value, "num_lanes", lanes.count)
 
 
 def _refuse_unsupported(config: Config) -> None:
-    config.require("hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported")
+    config.require(
+        "hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported"
+    )
     refuse_quantized(config)
     config.require("replicated_rmsn_scale", True, (True,), "norm scales per lane are not supported")
     for key in ("use_comm", "use_attention_comm", "use_mlp_comm"):
@@ -168,5 +214,7 @@ def _refuse_unsupported(config: Config) -> None:
     for key in ("attention_bias", "mlp_bias"):
         config.require(key, False, (False,), "biases are not supported in this family")
     config.require("unclamped_layers", None, (None, 0, [], ()), "its meaning is not published")
-    if "head_dim" in config and config.count("head_dim") != config.count("hidden_size") // config.count("num_attention_heads"):
+    if "head_dim" in config and config.count("head_dim") != config.count(
+        "hidden_size"
+    ) // config.count("num_attention_heads"):
         raise config.refuse("head_dim", "hidden_size / num_attention_heads")

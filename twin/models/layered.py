@@ -1,4 +1,6 @@
-"""What the families that are simulated layer by layer share: common fields, which layers have experts, refusals."""
+"""What the families that are simulated layer by layer share: common fields, which layers have
+experts, refusals.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,24 @@ def layered(
     ffn: int,
     hyper: HyperConnections | None = None,
 ) -> ModelSpec:
-    """A ModelSpec with a layout. `modules` names one module of each kind, for the exceptions of a quantization."""
-    config.require("hidden_act", "silu", ("silu", "swish"), "only gated feed-forward layers with SiLU or GELU are described")
+    """A ModelSpec with a layout. `modules` names one module of each kind, for the exceptions of a
+    quantization.
+    """
     config.require(
-        "hidden_activation", "silu", ("silu", "gelu_pytorch_tanh"), "only gated feed-forward layers with SiLU or GELU are described"
+        "hidden_act",
+        "silu",
+        ("silu", "swish"),
+        "only gated feed-forward layers with SiLU or GELU are described",
     )
-    config.require("mlp_bias", False, (False,), "biases in dense feed-forward layers are not described")
+    config.require(
+        "hidden_activation",
+        "silu",
+        ("silu", "gelu_pytorch_tanh"),
+        "only gated feed-forward layers with SiLU or GELU are described",
+    )
+    config.require(
+        "mlp_bias", False, (False,), "biases in dense feed-forward layers are not described"
+    )
     return ModelSpec(
         name=config.name,
         family=family,
@@ -54,15 +68,23 @@ def layered(
     )
 
 
-def layout(config: Config, mixer: Callable[[int], Mixer], feed: Callable[[int], Feed]) -> list[Layer]:
+def layout(
+    config: Config, mixer: Callable[[int], Mixer], feed: Callable[[int], Feed]
+) -> list[Layer]:
     """One Layer per index of num_hidden_layers."""
     return [Layer(mixer(index), feed(index)) for index in range(config.count("num_hidden_layers"))]
 
 
 def feed_of(
-    config: Config, experts: ExpertFeed, first_dense: int = 0, step: int = 1, dense_layers: Sequence[int] = ()
+    config: Config,
+    experts: ExpertFeed,
+    first_dense: int = 0,
+    step: int = 1,
+    dense_layers: Sequence[int] = (),
 ) -> Callable[[int], Feed]:
-    """Experts from layer `first_dense` on, in every `step`-th layer, not in `dense_layers`; elsewhere intermediate_size wide."""
+    """Experts from layer `first_dense` on, in every `step`-th layer, not in `dense_layers`;
+    elsewhere intermediate_size wide.
+    """
 
     def feed(index: int) -> Feed:
         if index >= first_dense and (index + 1) % step == 0 and index not in dense_layers:
@@ -75,7 +97,10 @@ def feed_of(
 def check_experts(config: Config, experts: ExpertFeed, count: str, chosen: str) -> ExpertFeed:
     """The same, refused where more experts are chosen than exist."""
     if experts.top_k > experts.experts:
-        raise ConfigError(f"{config.name}: {chosen} is {experts.top_k}; allowed: up to {count} = {experts.experts}; correct one of the two")
+        raise ConfigError(
+            f"{config.name}: {chosen} is {experts.top_k}; allowed: up to {count} = "
+            f"{experts.experts}; correct one of the two"
+        )
     return experts
 
 
@@ -87,5 +112,8 @@ def kinds_of_layers(config: Config, key: str, allowed: Sequence[str]) -> tuple[s
     if any(kind not in allowed for kind in kinds):
         raise config.refuse(key, f"a list of {' or '.join(allowed)}")
     if len(kinds) != layers:
-        raise ConfigError(f"{config.name}: {key} has {len(kinds)} entries; allowed: num_hidden_layers = {layers}; correct one of the two")
+        raise ConfigError(
+            f"{config.name}: {key} has {len(kinds)} entries; allowed: num_hidden_layers = "
+            f"{layers}; correct one of the two"
+        )
     return kinds

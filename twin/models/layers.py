@@ -1,4 +1,4 @@
-"""A decoder layer as data, and what surrounds its residual stream."""
+"""A decoder layer as data, and what surrounds its residual."""
 
 from __future__ import annotations
 
@@ -12,28 +12,38 @@ from twin.models.weight import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnections:
-    """Manifold-constrained hyper-connections: `streams` residual streams, mixed before and after every module.
+    """Manifold-constrained hyper-connections: `residuals` vectors, mixed before and after every
+    module.
 
-    Before a module the streams, side by side and normed, meet one matrix [mixes, streams * hidden]. Its outputs say how they collapse to
-    one input, how the module's output is spread over them, and how they mix (made doubly stochastic by `iterations` rounds).
+    Before a module the residuals, side by side and normed, meet one matrix [mixes, residuals *
+    hidden]. Its outputs say how they collapse to one input, how the module's output is spread over
+    them, and how they mix (made doubly stochastic by `iterations` rounds).
     """
 
-    streams: int
+    residuals: int
     iterations: int
 
     @property
     def mixes(self) -> int:
         """Outputs of the mixing matrix."""
-        return (2 + self.streams) * self.streams
+        return (2 + self.residuals) * self.residuals
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
         """Of one layer: before the attention, before the feed-forward layer."""
-        form, cols = formats.of(Role.HYPER), self.streams * hidden
-        return tuple(Weight(name, Role.HYPER, self.mixes, cols, form) for name in ("attn_hyper", "ffn_hyper"))
+        form, cols = formats.of(Role.HYPER), self.residuals * hidden
+        return tuple(
+            Weight(name, Role.HYPER, self.mixes, cols, form) for name in ("attn_hyper", "ffn_hyper")
+        )
 
     def head(self, hidden: int, formats: Formats) -> Weight:
-        """The matrix that collapses the streams before the final norm."""
-        return Weight("head_hyper", Role.HYPER, self.streams, self.streams * hidden, formats.of(Role.HYPER))
+        """The matrix that collapses the residuals before the final norm."""
+        return Weight(
+            "head_hyper",
+            Role.HYPER,
+            self.residuals,
+            self.residuals * hidden,
+            formats.of(Role.HYPER),
+        )
 
     @property
     def layer_vectors(self) -> int:
@@ -41,7 +51,7 @@ class HyperConnections:
 
     @property
     def head_vectors(self) -> int:
-        return self.streams + 1
+        return self.residuals + 1
 
 
 @dataclass(frozen=True, slots=True)

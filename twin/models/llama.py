@@ -17,18 +17,32 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `llama` or `mistral` configuration describes."""
     fields = Config(name, config)
     family = fields.text("model_type")
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
     windows = _mistral_windows(fields) if family == "mistral" else _llama_windows(fields)
     return dense(fields, family=family, rope=rope(fields, theta=_THETA), windows=windows)
 
 
 def _llama_windows(config: Config) -> tuple[int, ...]:
-    config.require("sliding_window", None, (None,), "Llama has full attention; for windows use model_type 'mistral'")
+    config.require(
+        "sliding_window",
+        None,
+        (None,),
+        "Llama has full attention; for windows use model_type 'mistral'",
+    )
     return layer_types(config, 0) or no_windows(config)
 
 
 def _mistral_windows(config: Config) -> tuple[int, ...]:
     if "sliding_window" not in config.values:
-        raise config.refuse("sliding_window", "a whole number, or null for full attention", "say which (the key is missing)")
+        raise config.refuse(
+            "sliding_window",
+            "a whole number, or null for full attention",
+            "say which (the key is missing)",
+        )
     window = config.count("sliding_window") if "sliding_window" in config else 0
     return layer_types(config, window) or (window,) * config.count("num_hidden_layers")

@@ -59,13 +59,16 @@ def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArr
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What one architecture knows: its configuration, and how its checkpoints name and store tensors (None: it is only simulated)."""
+    """What one architecture knows: its configuration, and how its checkpoints name and store
+    tensors (None: it is only simulated).
+    """
 
     from_config: Callable[[Mapping[str, object], str], ModelSpec]
     tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
     canonical: _Canonical = _as_stored
     beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
-    stored: _Canonical = _as_stored  # the way back, of the part of a tensor that a canonical name means
+    # the way back, of the part of a tensor that a canonical name means
+    stored: _Canonical = _as_stored
 
 
 _LLAMA = _Family(llama.from_config, llama.tensors)
@@ -84,8 +87,12 @@ _FAMILIES = {  # by model_type
     "olmo2": _Family(olmo2.from_config, olmo2.tensors),
     "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical, stored=gemma.stored),
     "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical, stored=gemma.stored),
-    "gemma3_text": _Family(gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored),
-    "gemma3": _Family(gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored),
+    "gemma3_text": _Family(
+        gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored
+    ),
+    "gemma3": _Family(
+        gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored
+    ),
     "mixtral": _Family(mixtral.from_config),
     "qwen3_moe": _Family(qwen3_moe.from_config),
     "qwen3_next": _Family(qwen3_next.from_config),
@@ -105,10 +112,12 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path, *, runs: bool = False) -> ModelSpec:
-    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises ConfigError.
+    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises
+    ConfigError.
 
-    "NAME@FORMAT" stores its attention, feed-forward layers and experts in another format (formats.STORED), for simulation.
-    `runs`: the engine is to run it; what it cannot run is refused, and what a refusal lists can be run.
+    "NAME@FORMAT" stores its attention, feed-forward layers and experts in another format
+    (formats.STORED), for simulation. `runs`: the engine is to run it; what it cannot run is
+    refused, and what a refusal lists can be run.
     """
     spec = _load(str(name_or_path), Path(name_or_path), runs)
     if runs:
@@ -129,17 +138,26 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
         file = find(path, _CONFIG, ConfigError)
         if file is None:
             refuse_foreign(path)
-            raise ConfigError(f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}")
+            raise ConfigError(
+                f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}"
+            )
         return from_config(read_json(file, ConfigError), _name(path.resolve()), runs=runs)
     if is_there(path, Path.is_file):
         refuse_foreign(path)
-        home = path.parent.resolve()  # of the file itself: in the Hugging Face cache it links to one that is called by a hash
-        return from_config(read_json(path, ConfigError), _name(home if path.name == _CONFIG else home / path.stem), runs=runs)
+        # of the file itself: in the Hugging Face cache it links to one that is called by a hash
+        home = path.parent.resolve()
+        return from_config(
+            read_json(path, ConfigError),
+            _name(home if path.name == _CONFIG else home / path.stem),
+            runs=runs,
+        )
     raise _unknown(text, runs)
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises ConfigError for a file of weights in a format that is not read, or for a folder of them without a configuration."""
+    """Raises ConfigError for a file of weights in a format that is not read, or for a folder of
+    them without a configuration.
+    """
     format = format_of_file(path)
     if format is None and is_there(path, Path.is_dir) and not (path / _CONFIG).exists():
         format = format_of_folder(path)
@@ -151,7 +169,10 @@ def _unknown(text: str, runs: bool) -> ConfigError:
     names = model_names()
     if runs:
         names = [name for name in names if _runs(_load(name, Path(name), runs))]
-    return ConfigError(f"{shown(text)} is neither a model's name nor a path; {_hint(text, names)}; or give a folder with {_CONFIG}")
+    return ConfigError(
+        f"{shown(text)} is neither a model's name nor a path; {_hint(text, names)}; or give a "
+        f"folder with {_CONFIG}"
+    )
 
 
 def _runs(spec: ModelSpec) -> bool:
@@ -160,33 +181,48 @@ def _runs(spec: ModelSpec) -> bool:
 
 
 def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) -> ModelSpec:
-    """The model that a Hugging Face configuration describes, by its `model_type`. `runs`: a refusal lists the engine's families only."""
+    """The model that a Hugging Face configuration describes, by its `model_type`. `runs`: a refusal
+    lists the engine's families only.
+    """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         engine = [name for name, family in _FAMILIES.items() if family.tensors]
         known = _hint(kind, engine if runs else _FAMILIES)
-        others = "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
+        others = (
+            "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
+        )
         raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}{others}")
     return _countable(_FAMILIES[kind].from_config(config, name))
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """Canonical name -> name and shape in a checkpoint of the model's family. Raises ConfigError where the engine cannot run the model."""
+    """Canonical name -> name and shape in a checkpoint of the model's family. Raises ConfigError
+    where the engine cannot run the model.
+    """
     named = _FAMILIES[spec.family].tensors
     reason = spec.runnable_reason()
     if named is None or reason:
-        raise ConfigError(reason or f"{spec.name}: checkpoints of family {spec.family} are not read; it can be planned and simulated only")
+        raise ConfigError(
+            reason
+            or f"{spec.name}: checkpoints of family {spec.family} are not read; it can be planned "
+            "and simulated only"
+        )
     return named(spec)
 
 
 def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A stored array under its canonical `name`, as [out, in] or [n]. Raises CheckpointError on a wrong shape."""
+    """A stored array under its canonical `name`, as [out, in] or [n]. Raises CheckpointError on a
+    wrong shape.
+    """
     known = _tensors(spec)
     if name not in known:
         raise CheckpointError(f"{spec.name} has no tensor {shown(name)}; {_hint(name, known)}")
     tensor = known[name]
     if array.shape != tensor.shape:
-        raise CheckpointError(f"{tensor.name} has shape {array.shape}; {spec.name} needs {tensor.shape}; is it the right checkpoint?")
+        raise CheckpointError(
+            f"{tensor.name} has shape {array.shape}; {spec.name} needs {tensor.shape}; is it the "
+            "right checkpoint?"
+        )
     result = _FAMILIES[spec.family].canonical(spec, name, array)
     assert result.shape == canonical_shape(spec, name)
     return result
@@ -210,7 +246,9 @@ def checkpoint(spec: ModelSpec) -> dict[Tensor, list[str]]:
 
 
 def stored(spec: ModelSpec, names: Iterable[str], weights: _Arrays) -> npt.NDArray[Any]:
-    """A checkpoint's tensor from the canonical arrays of its parts: fused matrices whole, norms as the family stores them."""
+    """A checkpoint's tensor from the canonical arrays of its parts: fused matrices whole, norms as
+    the family stores them.
+    """
     back = _FAMILIES[spec.family].stored
     arrays = [back(spec, name, weights[name]) for name in names]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -230,15 +268,23 @@ def read_named(path: Path) -> ModelSpec:
             raise ConfigError(f"{path}: {shown(key)}: unknown key; {_hint(key, _KEYS)}")
     for key in _KEYS:
         if key not in data and key not in _OPTIONAL:
-            raise ConfigError(f"{path}: {key}: missing; needed: {', '.join(k for k in _KEYS if k not in _OPTIONAL)}")
+            raise ConfigError(
+                f"{path}: {key}: missing; needed: "
+                f"{', '.join(k for k in _KEYS if k not in _OPTIONAL)}"
+            )
     config, notes = data["config"], data.get("notes", {})
     if not isinstance(config, dict) or not isinstance(notes, dict):
         raise ConfigError(f"{path}: config and notes must be mappings")
     if data["name"] != path.stem:
-        raise ConfigError(f"{path}: name: {shown(data['name'])} must be the file's name {path.stem!r}")
+        raise ConfigError(
+            f"{path}: name: {shown(data['name'])} must be the file's name {path.stem!r}"
+        )
     for key in notes:
         if key not in config and key not in ("parameters", "published"):
-            raise ConfigError(f"{path}: notes: {shown(key)} is not a field of config; {_hint(key, (str(k) for k in config))}")
+            raise ConfigError(
+                f"{path}: notes: {shown(key)} is not a field of config; "
+                f"{_hint(key, (str(k) for k in config))}"
+            )
     spec = from_config(config, path.stem)
     if spec.parameters != data["parameters"]:
         counts = f"{shown(data['parameters'])} published, but config gives {spec.parameters}"
@@ -250,30 +296,50 @@ def read_named(path: Path) -> ModelSpec:
 
 def _mapping(path: Path, value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: published must be a mapping of total, active, embedding, and difference where there is one")
+        raise ConfigError(
+            f"{path}: published must be a mapping of total, active, embedding, and difference "
+            "where there is one"
+        )
     return value
 
 
 def _countable(spec: ModelSpec) -> ModelSpec:
-    """The same, refused where fields that are each within their range make bytes together that times are not computed from exactly."""
-    for what, size in (("matrices", spec.stored_bytes), (f"caches of {spec.context} positions", spec.held_bytes(spec.context, 4))):
+    """The same, refused where fields that are each within their range make bytes together that
+    times are not computed from exactly.
+    """
+    for what, size in (
+        ("matrices", spec.stored_bytes),
+        (f"caches of {spec.context} positions", spec.held_bytes(spec.context, 4)),
+    ):
         if size > MOST_BYTES:
             limit = f"{quantity(MOST_BYTES)}, up to which FP64 counts bytes exactly"
-            raise ConfigError(f"{spec.name}: its {what} have {size} bytes; allowed: up to {limit}; correct the largest fields")
+            raise ConfigError(
+                f"{spec.name}: its {what} have {size} bytes; allowed: up to {limit}; correct the "
+                "largest fields"
+            )
     return spec
 
 
 def _name(folder: Path) -> str:
-    """A model is called after its folder; in the Hugging Face cache (models--ORGANISATION--NAME/snapshots/HASH) after its repository."""
+    """A model is called after its folder; in the Hugging Face cache
+    (models--ORGANISATION--NAME/snapshots/HASH) after its repository.
+    """
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith(_CACHED):
         name = folder.parent.parent.name.removeprefix(_CACHED).replace("--", "/", 1)
     else:
         name = folder.name
     if not name.isprintable():
-        raise ConfigError(f"{shown(folder)}: the folder's name, which becomes the model's, has characters that cannot be shown; rename it")
+        raise ConfigError(
+            f"{shown(folder)}: the folder's name, which becomes the model's, has characters that "
+            "cannot be shown; rename it"
+        )
     return name
 
 
 def _hint(wrong: object, allowed: Iterable[str]) -> str:
-    """Close names are looked for among short ones only: comparing takes the product of two lengths."""
-    return did_you_mean(wrong if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else "", allowed)
+    """Close names are looked for among short ones only: comparing takes the product of two
+    lengths.
+    """
+    return did_you_mean(
+        wrong if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else "", allowed
+    )

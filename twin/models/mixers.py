@@ -1,4 +1,6 @@
-"""How a layer mixes tokens: softmax attention in its published kinds, and gated DeltaNet. Sizes are those of the whole model."""
+"""How a layer mixes tokens: softmax attention in its published kinds, and gated DeltaNet. Sizes are
+those of the whole model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ STATE_BYTES = 4  # a recurrent state is kept in FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """Softmax attention with grouped queries: one key and one value head for heads / kv_heads query heads."""
+    """Softmax attention with grouped queries: one key and one value head for heads / kv_heads query
+    heads.
+    """
 
     heads: int
     kv_heads: int
@@ -23,7 +27,8 @@ class GroupedAttention:
     qk_norm: bool = False
     whole_qk_norm: bool = False  # over all heads together
     sinks: bool = False  # one learned logit a head joins the softmax's sum
-    values_are_keys: bool = False  # no matrix v: values are the keys before norm and rotation; the cache still holds both
+    # no matrix v: values are the keys before norm and rotation; the cache still holds both
+    values_are_keys: bool = False
     output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
     rotary_dim: int | None = None  # rotated elements of a head; None: all
 
@@ -33,10 +38,23 @@ class GroupedAttention:
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
         """q (with the gate's rows, if any), k, v (unless the keys serve), o."""
-        q, kv, form = self.heads * self.head_dim, self.kv_heads * self.head_dim, formats.of(Role.ATTENTION)
-        shapes = (("q", q * (2 if self.output_gate else 1), hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q))
+        q, kv, form = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            formats.of(Role.ATTENTION),
+        )
+        shapes = (
+            ("q", q * (2 if self.output_gate else 1), hidden),
+            ("k", kv, hidden),
+            ("v", kv, hidden),
+            ("o", hidden, q),
+        )
         names = {"q", "k", "o"} if self.values_are_keys else {"q", "k", "v", "o"}
-        return tuple(Weight(name, Role.ATTENTION, rows, cols, form) for name, rows, cols in shapes if name in names)
+        return tuple(
+            Weight(name, Role.ATTENTION, rows, cols, form)
+            for name, rows, cols in shapes
+            if name in names
+        )
 
     def vectors(self, hidden: int) -> int:
         """Biases, norm scales over a head and sinks: resident, never streamed."""
@@ -47,7 +65,9 @@ class GroupedAttention:
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
         """Keys and values of `context` cached positions read, those of one written."""
-        return Traffic(self._bytes(self.positions(context), element_bytes), self._bytes(1, element_bytes))
+        return Traffic(
+            self._bytes(self.positions(context), element_bytes), self._bytes(1, element_bytes)
+        )
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
         """Memory that the cache of one sequence needs."""
@@ -61,9 +81,10 @@ class GroupedAttention:
 class LatentAttention:
     """Multi-head latent attention in the absorbed form that decode uses.
 
-    Cached per position: one latent (kv_rank) and one rotated key (rope_dim), shared by all heads. A head's query is carried into the
-    latent space (k_up), attends there, and its latent output is carried back (v_up); keys and values are never built.
-    Scores have kv_rank + rope_dim terms, outputs kv_rank, for every head.
+    Cached per position: one latent (kv_rank) and one rotated key (rope_dim), shared by all heads. A
+    head's query is carried into the latent space (k_up), attends there, and its latent output is
+    carried back (v_up); keys and values are never built. Scores have kv_rank + rope_dim terms,
+    outputs kv_rank, for every head.
     """
 
     heads: int
@@ -84,16 +105,24 @@ class LatentAttention:
         return context
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        """In order of use: q_a, kv_a (from the residual), q_b, k_up (before attention), v_up, o (after). k_up and v_up: kv_b in two."""
+        """In order of use: q_a, kv_a (from the residual), q_b, k_up (before attention), v_up, o
+        (after). k_up and v_up: kv_b in two.
+        """
         query = self.heads * (self.nope_dim + self.rope_dim)
         down = [("q_a", self.q_rank, hidden, 1)] if self.q_rank else []
         shapes = [
-            *down, ("kv_a", self.latent_dim, hidden, 1), ("q_b" if self.q_rank else "q", query, self.q_rank or hidden, 1),
-            ("k_up", self.heads * self.kv_rank, self.nope_dim, self.heads), ("v_up", self.heads * self.value_dim, self.kv_rank, self.heads),
+            *down,
+            ("kv_a", self.latent_dim, hidden, 1),
+            ("q_b" if self.q_rank else "q", query, self.q_rank or hidden, 1),
+            ("k_up", self.heads * self.kv_rank, self.nope_dim, self.heads),
+            ("v_up", self.heads * self.value_dim, self.kv_rank, self.heads),
             ("o", hidden, self.heads * self.value_dim, 1),
-        ]  # fmt: skip
+        ]
         form = formats.of(Role.ATTENTION)
-        return tuple(Weight(name, Role.ATTENTION, rows, cols, form, groups) for name, rows, cols, groups in shapes)
+        return tuple(
+            Weight(name, Role.ATTENTION, rows, cols, form, groups)
+            for name, rows, cols, groups in shapes
+        )
 
     def vectors(self, hidden: int) -> int:
         """Norm scales over the two latents."""
@@ -101,7 +130,9 @@ class LatentAttention:
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
         """The latents of `context` positions read once for all heads, one written."""
-        return Traffic(round(context * self.latent_dim * element_bytes), round(self.latent_dim * element_bytes))
+        return Traffic(
+            round(context * self.latent_dim * element_bytes), round(self.latent_dim * element_bytes)
+        )
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
         return round(context * self.latent_dim * element_bytes)
@@ -109,9 +140,11 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """Gated DeltaNet: a matrix-valued state per value head that every step reads, updates and writes, whatever the context.
+    """Gated DeltaNet: a matrix-valued state per value head that every step reads, updates and
+    writes, whatever the context.
 
-    q, k and v pass a causal depthwise convolution over `conv` positions; value_heads / key_heads value heads share a key head.
+    q, k and v pass a causal depthwise convolution over `conv` positions; value_heads / key_heads
+    value heads share a key head.
     """
 
     key_heads: int
@@ -136,7 +169,9 @@ class DeltaNet:
         return 0
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        """qkvz (queries, keys, values, output gate), ba (write strength and decay, one each a value head), o."""
+        """qkvz (queries, keys, values, output gate), ba (write strength and decay, one each a value
+        head), o.
+        """
         values, form = self.value_heads * self.value_dim, formats.of(Role.ATTENTION)
         return (
             Weight("qkvz", Role.ATTENTION, self.channels + values, hidden, form),
@@ -149,21 +184,27 @@ class DeltaNet:
         return self.channels * self.conv + 2 * self.value_heads + self.value_dim
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
-        """The whole state is read and written; of the convolution's history conv - 1 positions are read and one is written."""
+        """The whole state is read and written; of the convolution's history conv - 1 positions are
+        read and one is written.
+        """
         state = self.state_elements * STATE_BYTES
         channel = round(self.channels * element_bytes)
         return Traffic(state + (self.conv - 1) * channel, state + channel)
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
-        return self.state_elements * STATE_BYTES + round(self.channels * (self.conv - 1) * element_bytes)
+        return self.state_elements * STATE_BYTES + round(
+            self.channels * (self.conv - 1) * element_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention:
-    """DeepSeek-V4: one shared key-value head, a sliding window, and compressed entries of what lies before.
+    """DeepSeek-V4: one shared key-value head, a sliding window, and compressed entries of what lies
+    before.
 
-    ratio 0: the window alone. ratio r: every r positions become one entry. With top_k (CSA) an indexer scores all entries by small keys and
-    picks top_k of them; without (HCA) all are attended. Keys and values are the same numbers: an entry is head_dim elements.
+    ratio 0: the window alone. ratio r: every r positions become one entry. With top_k (CSA) an
+    indexer scores all entries by small keys and picks top_k of them; without (HCA) all are
+    attended. Keys and values are the same numbers: an entry is head_dim elements.
     """
 
     heads: int
@@ -196,19 +237,33 @@ class CompressedAttention:
         return min(context, self.window) + self.attended_entries(context)
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        """In order of use: q_a, kv, compressor and indexer keys (from the residual); q_b, index_q (from q_a's output); o_a, o_b."""
+        """In order of use: q_a, kv, compressor and indexer keys (from the residual); q_b, index_q
+        (from q_a's output); o_a, o_b.
+        """
         queries, form = self.heads * self.head_dim, formats.of(Role.ATTENTION)
-        first = [("q_a", Role.ATTENTION, self.q_rank, hidden), ("kv", Role.ATTENTION, self.head_dim, hidden)]
+        first = [
+            ("q_a", Role.ATTENTION, self.q_rank, hidden),
+            ("kv", Role.ATTENTION, self.head_dim, hidden),
+        ]
         second = [("q_b", Role.ATTENTION, queries, self.q_rank)]
         if self.ratio:
             width = self.overlap * self.head_dim
-            first += [("compress_kv", Role.COMPRESS, width, hidden), ("compress_gate", Role.COMPRESS, width, hidden)]
+            first += [
+                ("compress_kv", Role.COMPRESS, width, hidden),
+                ("compress_gate", Role.COMPRESS, width, hidden),
+            ]
         if self.top_k:
             width = self.overlap * self.index_dim
-            first += [("index_kv", Role.COMPRESS, width, hidden), ("index_gate", Role.COMPRESS, width, hidden)]
+            first += [
+                ("index_kv", Role.COMPRESS, width, hidden),
+                ("index_gate", Role.COMPRESS, width, hidden),
+            ]
             first += [("index_heads", Role.SMALL, self.index_heads, hidden)]
             second += [("index_q", Role.INDEX, self.index_heads * self.index_dim, self.q_rank)]
-        before = tuple(Weight(name, role, rows, cols, formats.of(role)) for name, role, rows, cols in first + second)
+        before = tuple(
+            Weight(name, role, rows, cols, formats.of(role))
+            for name, role, rows, cols in first + second
+        )
         latent = self.o_groups * self.o_rank
         o_a = Weight("o_a", Role.ATTENTION, latent, queries // self.o_groups, form, self.o_groups)
         return (*before, o_a, Weight("o_b", Role.ATTENTION, hidden, latent, form))
@@ -220,23 +275,33 @@ class CompressedAttention:
         return own + sum(dim + self.ratio * self.overlap * dim for dim in dims)
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
-        """Window, attended entries and every indexer key are read; one position is written. The caches have a format of their own.
+        """Window, attended entries and every indexer key are read; one position is written. The
+        caches have a format of their own.
 
-        The compressors keep values and gates (FP32) of the positions that no entry holds yet: each step writes one position's, and every
-        ratio-th step reads those of `overlap` windows and writes an entry. Such steps are spread evenly here.
+        The compressors keep values and gates (FP32) of the positions that no entry holds yet: each
+        step writes one position's, and every ratio-th step reads those of `overlap` windows and
+        writes an entry. Such steps are spread evenly here.
         """
         keys = self.entries(context) * self.key_bytes
         appended = (self.entry_bytes + self.key_bytes) / self.ratio if self.ratio else 0.0
         pending = self.pending_bytes
-        return Traffic(self.positions(context) * self.entry_bytes + keys + pending, self.entry_bytes + round(appended) + pending)
+        return Traffic(
+            self.positions(context) * self.entry_bytes + keys + pending,
+            self.entry_bytes + round(appended) + pending,
+        )
 
     def held_bytes(self, context: int, element_bytes: float) -> int:
-        window, entries = min(context, self.window) * self.entry_bytes, self.entries(context) * (self.entry_bytes + self.key_bytes)
+        window, entries = (
+            min(context, self.window) * self.entry_bytes,
+            self.entries(context) * (self.entry_bytes + self.key_bytes),
+        )
         return window + entries + self.overlap * self.ratio * self.pending_bytes
 
     @property
     def entry_bytes(self) -> int:
-        """A cached entry: FP8 with an E8M0 scale for 64 elements (padded to 8 bytes), its rotated elements BF16 (FlashMLA's row: 584 B)."""
+        """A cached entry: FP8 with an E8M0 scale for 64 elements (padded to 8 bytes), its rotated
+        elements BF16 (FlashMLA's row: 584 B).
+        """
         plain = self.head_dim - self.rope_dim
         return plain + 2 * self.rope_dim + 8 * -(-plain // (64 * 8))
 
@@ -247,8 +312,12 @@ class CompressedAttention:
 
     @property
     def pending_bytes(self) -> int:
-        """What the compressors keep of one position in FP32: values and gates, of both halves where windows overlap."""
-        return 2 * self.overlap * (self.head_dim + self.index_dim) * STATE_BYTES if self.ratio else 0
+        """What the compressors keep of one position in FP32: values and gates, of both halves where
+        windows overlap.
+        """
+        return (
+            2 * self.overlap * (self.head_dim + self.index_dim) * STATE_BYTES if self.ratio else 0
+        )
 
 
 Mixer = GroupedAttention | LatentAttention | DeltaNet | CompressedAttention

@@ -11,7 +11,10 @@ from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 
-_MODULES = {Role.ATTENTION: "model.layers.0.self_attn.q_proj", Role.EXPERT: "model.layers.0.block_sparse_moe.experts.0.w1"}
+_MODULES = {
+    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
+    Role.EXPERT: "model.layers.0.block_sparse_moe.experts.0.w1",
+}
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -20,13 +23,27 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = fields.count("head_dim") if "head_dim" in fields else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
-    attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=fields.whole("sliding_window", 0))
+    head_dim = (
+        fields.count("head_dim")
+        if "head_dim" in fields
+        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
+    )
+    attention = GroupedAttention(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=fields.whole("sliding_window", 0)
+    )
     experts = ExpertFeed(
-        experts=fields.count("num_local_experts"), top_k=fields.count("num_experts_per_tok"), width=fields.count("intermediate_size")
+        experts=fields.count("num_local_experts"),
+        top_k=fields.count("num_experts_per_tok"),
+        width=fields.count("intermediate_size"),
     )
     check_experts(fields, experts, "num_local_experts", "num_experts_per_tok")
     return layered(
-        fields, family="mixtral", rope=rope(fields, theta=1.0e6, simulated=True), modules=_MODULES,
-        layout=layout(fields, lambda i: attention, feed_of(fields, experts)), kv_heads=kv_heads, head_dim=head_dim, ffn=experts.width,
-    )  # fmt: skip
+        fields,
+        family="mixtral",
+        rope=rope(fields, theta=1.0e6, simulated=True),
+        modules=_MODULES,
+        layout=layout(fields, lambda i: attention, feed_of(fields, experts)),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=experts.width,
+    )

@@ -1,4 +1,6 @@
-"""OLMo 2: Llama that norms what modules add instead of what they read, and all heads of q and of k together."""
+"""OLMo 2: Llama that norms what modules add instead of what they read, and all heads of q and of k
+together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,19 @@ _THETA = 10000.0
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `olmo2` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
     variant = Variant(norms=Norms.AFTER, whole_qk_norm=True)
     turned = rope(fields, theta=_THETA)
-    return dense(fields, family="olmo2", rope=turned, windows=no_windows(fields), qk_norm=True, variant=variant)
+    return dense(
+        fields,
+        family="olmo2",
+        rope=turned,
+        windows=no_windows(fields),
+        qk_norm=True,
+        variant=variant,
+    )

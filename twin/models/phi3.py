@@ -1,4 +1,6 @@
-"""Phi 3 and 4 (dense): Llama with q, k and v in one matrix, gate and up in another, and heads that may be rotated in part."""
+"""Phi 3 and 4 (dense): Llama with q, k and v in one matrix, gate and up in another, and heads that
+may be rotated in part.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ _THETA = 10000.0
 _CONTEXT = 4096  # class default of original_max_position_embeddings
 _FUSED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
 _MODULES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
-_LONG = ("longrope", "su", "yarn")  # three names of one scaling: in this family the two older ones never meant another
+# three names of one scaling: in this family the two older ones never meant another
+_LONG = ("longrope", "su", "yarn")
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `phi3` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
     window = fields.count("sliding_window") if "sliding_window" in fields else 0
     windows = (window,) * fields.count("num_hidden_layers") if window else no_windows(fields)
     return dense(fields, family="phi3", rope=_rope(fields), windows=windows)
@@ -35,7 +43,9 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     rows = _rows(spec)
     for layer in range(spec.layers):
         for leaf, fused in _FUSED.items():
-            out[f"layers.{layer}.{leaf}"] = Tensor(f"model.layers.{layer}.{_MODULES[fused]}.weight", (rows[fused], spec.hidden))
+            out[f"layers.{layer}.{leaf}"] = Tensor(
+                f"model.layers.{layer}.{_MODULES[fused]}.weight", (rows[fused], spec.hidden)
+            )
     return out
 
 
@@ -54,38 +64,66 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
 
 def _rows(spec: ModelSpec) -> dict[str, int]:
     shapes = matrix_shapes(spec)
-    return {fused: sum(shapes[leaf][0] for leaf, of in _FUSED.items() if of == fused) for fused in _MODULES}
+    return {
+        fused: sum(shapes[leaf][0] for leaf, of in _FUSED.items() if of == fused)
+        for fused in _MODULES
+    }
 
 
 def _rope(config: Config) -> Rope:
     """`rope_scaling` and partial_rotary_factor, or both in `rope_parameters` (transformers 5)."""
     part = config.part("rope_parameters") or config.part("rope_scaling")
-    share = (part if part and "partial_rotary_factor" in part else config).real("partial_rotary_factor", 1.0)
-    long = part is not None and (part.values.get("rope_type") in _LONG or part.values.get("type") in _LONG)
+    share = (part if part and "partial_rotary_factor" in part else config).real(
+        "partial_rotary_factor", 1.0
+    )
+    long = part is not None and (
+        part.values.get("rope_type") in _LONG or part.values.get("type") in _LONG
+    )
     dropped = ("partial_rotary_factor", *(("rope_type", "type") if long else ()))
-    plain = {key: value for key, value in config.values.items() if key not in ("partial_rotary_factor", "rope_scaling")}
+    plain = {
+        key: value
+        for key, value in config.values.items()
+        if key not in ("partial_rotary_factor", "rope_scaling")
+    }
     for key in ("rope_parameters", "rope_scaling"):
         if found := config.part(key):
             plain[key] = {k: v for k, v in found.values.items() if k not in dropped}
     turned = rope(Config(config.name, plain), theta=_THETA)
     rotated = int(_head_dim(config) * share)
     if rotated < 2 or rotated % 2:
-        raise config.refuse("partial_rotary_factor", "a share that is an even number of a head's elements")
+        raise config.refuse(
+            "partial_rotary_factor", "a share that is an even number of a head's elements"
+        )
     scaling = _long(config, part, rotated // 2) if long and part else turned.scaling
-    return Rope(turned.theta, turned.style, scaling, None if rotated == _head_dim(config) else rotated)
+    return Rope(
+        turned.theta, turned.style, scaling, None if rotated == _head_dim(config) else rotated
+    )
 
 
 def _long(config: Config, part: Config, pairs: int) -> RopeScaling:
     """LongRoPE: a factor for each pair, and one of the rotated elements."""
-    context = (part if "original_max_position_embeddings" in part else config).count("original_max_position_embeddings", _CONTEXT)
+    context = (part if "original_max_position_embeddings" in part else config).count(
+        "original_max_position_embeddings", _CONTEXT
+    )
     if context < 2:
-        raise config.refuse("original_max_position_embeddings", "at least 2, because the rotation's factor divides by its logarithm")
-    factor = part.real("factor") if "factor" in part else config.count("max_position_embeddings") / context
+        raise config.refuse(
+            "original_max_position_embeddings",
+            "at least 2, because the rotation's factor divides by its logarithm",
+        )
+    factor = (
+        part.real("factor")
+        if "factor" in part
+        else config.count("max_position_embeddings") / context
+    )
     # as the published code: queries and keys grow with the reach
     grown = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
     factor = part.real("attention_factor", grown)
     return RopeScaling(
-        "longrope", factor, original_context=context, short=part.reals("short_factor", pairs), long=part.reals("long_factor", pairs)
+        "longrope",
+        factor,
+        original_context=context,
+        short=part.reals("short_factor", pairs),
+        long=part.reals("long_factor", pairs),
     )
 
 

@@ -1,4 +1,6 @@
-"""Published parameter counts: rounded, with or without the embedding table. The configuration must give them, or say why not."""
+"""Published parameter counts: rounded, with or without the embedding table. The configuration must
+give them, or say why not.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,28 @@ _KEYS = ("total", "active", "embedding", "difference")
 
 
 def check_published(fields: Config, spec: ModelSpec) -> None:
-    """Refuse counts that the configuration does not give, unless `difference` explains them; refuse an explanation of nothing.
+    """Refuse counts that the configuration does not give, unless `difference` explains them; refuse
+    an explanation of nothing.
 
-    `total`, `active`: as printed ("116.8 B"), each good to half of its last digit. `embedding`: whether active counts the embedding table.
+    `total`, `active`: as printed ("116.8 B"), each good to half of its last digit. `embedding`:
+    whether active counts the embedding table.
     """
     for key in fields.values:
         if key not in _KEYS:
-            raise ConfigError(f"{fields.name}: {shown(key)}: unknown key; allowed: {', '.join(_KEYS)}")
+            raise ConfigError(
+                f"{fields.name}: {shown(key)}: unknown key; allowed: {', '.join(_KEYS)}"
+            )
     table = 0 if spec.tied or not fields.flag("embedding", False) else spec.vocab * spec.hidden
     computed = {"total": spec.parameters, "active": spec.active_parameters + table}
-    wrong = [f"{key} {fields.text(key)} but config gives {computed[key]}" for key in computed if not agrees(fields, key, computed[key])]
+    wrong = [
+        f"{key} {fields.text(key)} but config gives {computed[key]}"
+        for key in computed
+        if not agrees(fields, key, computed[key])
+    ]
     if wrong and "difference" not in fields:
-        raise ConfigError(f"{fields.name}: {'; '.join(wrong)}; correct the wrong one, or explain it in difference")
+        raise ConfigError(
+            f"{fields.name}: {'; '.join(wrong)}; correct the wrong one, or explain it in difference"
+        )
     if not wrong and "difference" in fields:
         raise ConfigError(f"{fields.name}: difference explains counts that agree; remove it")
 

@@ -15,11 +15,19 @@ __all__ = ["Tensor", "from_config", "tensors", "windows"]
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `qwen2` configuration describes."""
     fields = Config(name, config)
-    return dense(fields, family="qwen2", rope=rope(fields, theta=None), windows=windows(fields), qkv_bias=True)
+    return dense(
+        fields,
+        family="qwen2",
+        rope=rope(fields, theta=None),
+        windows=windows(fields),
+        qkv_bias=True,
+    )
 
 
 def windows(config: Config) -> tuple[int, ...]:
-    """Qwen's rule: a window only where use_sliding_window is on, and only from layer max_window_layers on."""
+    """Qwen's rule: a window only where use_sliding_window is on, and only from layer
+    max_window_layers on.
+    """
     if not config.flag("use_sliding_window", False):
         return layer_types(config, 0) or no_windows(config)
     window = config.count("sliding_window")
@@ -28,5 +36,8 @@ def windows(config: Config) -> tuple[int, ...]:
     layers = config.count("num_hidden_layers")
     first = config.whole("max_window_layers")  # the first layer with a window
     if first > layers:
-        raise ConfigError(f"{config.name}: max_window_layers is {first}; allowed: 0 to num_hidden_layers = {layers}; switch windows off")
+        raise ConfigError(
+            f"{config.name}: max_window_layers is {first}; allowed: 0 to num_hidden_layers = "
+            f"{layers}; switch windows off"
+        )
     return (0,) * first + (window,) * (layers - first)

@@ -17,5 +17,17 @@ _HEAD_DIM = 128  # class default: hidden / heads would be wrong for several size
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `qwen3` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
-    return dense(fields, family="qwen3", rope=rope(fields, theta=None), windows=windows(fields), head_dim=_HEAD_DIM, qk_norm=True)
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
+    return dense(
+        fields,
+        family="qwen3",
+        rope=rope(fields, theta=None),
+        windows=windows(fields),
+        head_dim=_HEAD_DIM,
+        qk_norm=True,
+    )

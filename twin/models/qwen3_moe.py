@@ -23,29 +23,52 @@ MODULES = {
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `qwen3_moe` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not described")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not described",
+    )
     heads = fields.count("num_attention_heads")
-    kv_heads, head_dim = fields.count("num_key_value_heads", heads), fields.count("head_dim", _HEAD_DIM)
+    kv_heads, head_dim = (
+        fields.count("num_key_value_heads", heads),
+        fields.count("head_dim", _HEAD_DIM),
+    )
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     seen = windows(fields)
     experts = check_experts(fields, routed(fields), "num_experts", "num_experts_per_tok")
     layers = layout(
         fields,
-        lambda i: GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=seen[i], qk_norm=True),
-        feed_of(fields, experts, step=fields.count("decoder_sparse_step", 1), dense_layers=dense_layers(fields)),
+        lambda i: GroupedAttention(
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=seen[i], qk_norm=True
+        ),
+        feed_of(
+            fields,
+            experts,
+            step=fields.count("decoder_sparse_step", 1),
+            dense_layers=dense_layers(fields),
+        ),
     )
     return layered(
-        fields, family="qwen3_moe", rope=rope(fields, theta=None, simulated=True), layout=layers, modules=MODULES,
-        kv_heads=kv_heads, head_dim=head_dim, ffn=experts.width,
-    )  # fmt: skip
+        fields,
+        family="qwen3_moe",
+        rope=rope(fields, theta=None, simulated=True),
+        layout=layers,
+        modules=MODULES,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=experts.width,
+    )
 
 
 def routed(config: Config) -> ExpertFeed:
     """The routed experts of the Qwen families."""
     return ExpertFeed(
-        experts=config.count("num_experts"), top_k=config.count("num_experts_per_tok"), width=config.count("moe_intermediate_size"),
+        experts=config.count("num_experts"),
+        top_k=config.count("num_experts_per_tok"),
+        width=config.count("moe_intermediate_size"),
         renormalise=config.flag("norm_topk_prob", False),
-    )  # fmt: skip
+    )
 
 
 def dense_layers(config: Config) -> tuple[int, ...]:

@@ -18,10 +18,22 @@ _INTERVAL = 4
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `smollm3` configuration describes."""
     fields = Config(name, config)
-    fields.require("attention_bias", False, (False,), "biases in the attention of this family are not supported")
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not supported",
+    )
     turned, placed = rope(fields, theta=_THETA), _placed(fields)
     ropes = () if all(placed) else tuple(turned if has else None for has in placed)
-    return dense(fields, family="smollm3", rope=turned, windows=_windows(fields, placed), tied=True, ropes=ropes)
+    return dense(
+        fields,
+        family="smollm3",
+        rope=turned,
+        windows=_windows(fields, placed),
+        tied=True,
+        ropes=ropes,
+    )
 
 
 def _placed(config: Config) -> tuple[bool, ...]:
@@ -41,4 +53,6 @@ def _windows(config: Config, placed: tuple[bool, ...]) -> tuple[int, ...]:
     """The class's rule: with use_sliding_window, layers without positions have the window."""
     slides = config.flag("use_sliding_window", False) and "sliding_window" in config
     window = config.count("sliding_window") if slides else 0
-    return layer_types(config, window) or (tuple(0 if has else window for has in placed) if slides else no_windows(config))
+    return layer_types(config, window) or (
+        tuple(0 if has else window for has in placed) if slides else no_windows(config)
+    )

@@ -34,14 +34,18 @@ class DType(Enum):
 
 
 class RopeStyle(Enum):
-    """HALF rotates element i with i + head_dim/2 (Hugging Face); INTERLEAVED rotates 2i with 2i+1."""
+    """HALF rotates element i with i + head_dim/2 (Hugging Face); INTERLEAVED rotates 2i with
+    2i+1.
+    """
 
     HALF = "half"
     INTERLEAVED = "interleaved"
 
 
 class LaneHead(Enum):
-    """How lanes end: MEAN of normed lanes, norm of their SUM, or each lane its own VOCABULARY slice."""
+    """How lanes end: MEAN of normed lanes, norm of their SUM, or each lane its own VOCABULARY
+    slice.
+    """
 
     MEAN = "replicate"
     SUM = "pre_norm_lane_agg"
@@ -50,10 +54,11 @@ class LaneHead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and original_context.
+    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and
+    original_context.
 
-    `longrope` divides each pair's frequency by its own number, `short` up to original_context positions and else `long`, and multiplies
-    the rotated elements by `factor`.
+    `longrope` divides each pair's frequency by its own number, `short` up to original_context
+    positions and else `long`, and multiplies the rotated elements by `factor`.
     """
 
     kind: str  # "llama3", "linear", "longrope" or "yarn"
@@ -75,21 +80,23 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Delayed tensor parallelism: `count` residual streams, others' partials land `delay` layers later."""
+    """Delayed tensor parallelism: `count` residuals, others' partials land `delay` layers later."""
 
     count: int
     delay: int  # layers; 0 is ordinary tensor parallelism
     head: LaneHead = LaneHead.MEAN
-    early_exchange: bool = False  # True: the first `delay` layers reduce at once; False: own part times sqrt(count)
+    # True: the first `delay` layers reduce at once; False: own part times sqrt(count)
+    early_exchange: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: RMSNorm, gated feed-forward and rotary grouped-query attention, as in Llama but for `variant`, unless `layout` says what
-    each layer is.
+    """A decoder: RMSNorm, gated feed-forward and rotary grouped-query attention, as in Llama but
+    for `variant`, unless `layout` says what each layer is.
 
-    For a model with a layout, the fields of the dense shape (heads, kv_heads, head_dim, ffn, windows, qkv_bias, qk_norm) are for display:
-    its softmax attention, and the width of an expert. `layer(i)` is what a plan must be built from.
+    For a model with a layout, the fields of the dense shape (heads, kv_heads, head_dim, ffn,
+    windows, qkv_bias, qk_norm) are for display: its softmax attention, and the width of an expert.
+    `layer(i)` is what a plan must be built from.
     """
 
     name: str
@@ -107,14 +114,16 @@ class ModelSpec:
     windows: tuple[int, ...]  # per layer: attended positions including the newest, 0 for all
     tied: bool = False  # LM head shares the embedding table
     qkv_bias: bool = False
-    qk_norm: bool = False  # RMSNorm on q and k before RoPE, over head_dim unless the variant says over all heads
+    # RMSNorm on q and k before RoPE, over head_dim unless the variant says over all heads
+    qk_norm: bool = False
     dtype: DType = DType.BF16
     lanes: Lanes | None = None
     layout: tuple[Layer, ...] = ()  # per layer; empty: the dense shape in every layer
     stored: Formats | None = None  # None: every matrix in `dtype`
     hyper: HyperConnections | None = None
     variant: Variant = LLAMA
-    ropes: tuple[Rope | None, ...] = ()  # per layer, None: without positions; empty: `rope` in every layer
+    # per layer, None: without positions; empty: `rope` in every layer
+    ropes: tuple[Rope | None, ...] = ()
 
     @property
     def rotations(self) -> tuple[Rope | None, ...]:
@@ -143,16 +152,28 @@ class ModelSpec:
         if self.layout:
             return self.layout[index]
         attention = GroupedAttention(
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.windows[index],
-            qkv_bias=self.qkv_bias, qk_norm=self.qk_norm, whole_qk_norm=self.qk_norm and self.variant.whole_qk_norm,
-        )  # fmt: skip
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            window=self.windows[index],
+            qkv_bias=self.qkv_bias,
+            qk_norm=self.qk_norm,
+            whole_qk_norm=self.qk_norm and self.variant.whole_qk_norm,
+        )
         return Layer(attention, DenseFeed(width=self.ffn))
 
     def layer_weights(self, index: int) -> tuple[Weight, ...]:
-        """Every matrix of a layer in order of use: hyper-connection and mixer, hyper-connection and feed-forward."""
+        """Every matrix of a layer in order of use: hyper-connection and mixer, hyper-connection and
+        feed-forward.
+        """
         layer, formats = self.layer(index), self.formats
         hyper = self.hyper.weights(self.hidden, formats) if self.hyper else ()
-        return (*hyper[:1], *layer.mixer.weights(self.hidden, formats), *hyper[1:], *layer.feed.weights(self.hidden, formats))
+        return (
+            *hyper[:1],
+            *layer.mixer.weights(self.hidden, formats),
+            *hyper[1:],
+            *layer.feed.weights(self.hidden, formats),
+        )
 
     def end_weights(self) -> tuple[Weight, ...]:
         """What follows the last layer: the collapse of hyper-connections, the LM head."""
@@ -168,8 +189,13 @@ class ModelSpec:
     @property
     def vector_parameters(self) -> int:
         """Norm scales, biases and the like: resident, never streamed."""
-        own = sum(layer.mixer.vectors(self.hidden) + layer.feed.vectors(self.hidden) for layer in self._each())
-        hyper = self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
+        own = sum(
+            layer.mixer.vectors(self.hidden) + layer.feed.vectors(self.hidden)
+            for layer in self._each()
+        )
+        hyper = (
+            self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
+        )
         norms = 2 * (self.variant.norms.before + self.variant.norms.after)  # of a layer
         return own + (norms * self.layers + 1) * self.hidden + hyper
 
@@ -181,13 +207,20 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses, without the embedding table (where the LM head has a table of its own)."""
-        idle = sum(layer.feed.vectors(self.hidden) - layer.feed.active_vectors(self.hidden) for layer in self._each())
+        """Parameters that one token uses, without the embedding table (where the LM head has a
+        table of its own).
+        """
+        idle = sum(
+            layer.feed.vectors(self.hidden) - layer.feed.active_vectors(self.hidden)
+            for layer in self._each()
+        )
         return self.streamed_parameters + self.vector_parameters - idle
 
     @property
     def streamed_parameters(self) -> int:
-        """Matrix weights that a step of one token must read: every layer's (of experts the chosen ones) and the LM head."""
+        """Matrix weights that a step of one token must read: every layer's (of experts the chosen
+        ones) and the LM head.
+        """
         return total(self.weights(), "active_parameters")
 
     @property
@@ -197,12 +230,16 @@ class ModelSpec:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all matrices as stored: what the memory of a node must hold, without vectors and caches."""
+        """Bytes of all matrices as stored: what the memory of a node must hold, without vectors and
+        caches.
+        """
         table = 0 if self.tied else self.formats.of(Role.EMBED).bytes(self.vocab, self.hidden)
         return table + total(self.weights(), "stored_bytes")
 
     def kv_bytes(self, context: int, dtype: DType) -> int:
-        """Bytes of caches and states that one step at `context` cached positions reads, over all layers."""
+        """Bytes of caches and states that one step at `context` cached positions reads, over all
+        layers.
+        """
         return sum(layer.mixer.traffic(context, dtype.bytes).read_bytes for layer in self._each())
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
@@ -215,16 +252,21 @@ class ModelSpec:
         return sum(layer.mixer.held_bytes(context, element_bytes) for layer in self._each())
 
     def runnable_reason(self) -> str | None:
-        """Why the engine cannot run this model (it can still be planned and simulated); None: it can."""
+        """Why the engine cannot run this model (it can still be planned and simulated); None: it
+        can.
+        """
         if not self.layout and self.stored is None and self.hyper is None:
             return None
         return (
-            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; the engine runs dense models in 16 or 32 bits"
+            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; the "
+            "engine runs dense models in 16 or 32 bits"
         )
 
     def features(self) -> tuple[str, ...]:
         """What distinguishes this model from a dense one, in words."""
-        kinds = dict.fromkeys(type(part) for layer in self.layout for part in (layer.feed, layer.mixer))
+        kinds = dict.fromkeys(
+            type(part) for layer in self.layout for part in (layer.feed, layer.mixer)
+        )
         found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
         found += ["hyper-connections"] if self.hyper else []
         names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}

@@ -1,4 +1,6 @@
-"""What a dense family does otherwise than Llama. Each field is a constant of the kernel that is compiled for a model of the family."""
+"""What a dense family does otherwise than Llama. Each field is a constant of the kernel that is
+compiled for a model of the family.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ class Activation(Enum):
 
 
 class Norms(Enum):
-    """Where a layer norms: what its two modules read, what they add to the residual stream, or both."""
+    """Where a layer norms: what its two modules read, what they add to the residual, or both."""
 
     BEFORE = "before"
     AROUND = "around"
@@ -37,7 +39,7 @@ class Variant:
     norms: Norms = Norms.BEFORE
     whole_qk_norm: bool = False  # q and k are normed over all heads together, not head by head
     embedding: float = 1.0  # factor of a token's embedding
-    residual: float = 1.0  # factor of what a module adds to the residual stream
+    residual: float = 1.0  # factor of what a module adds to the residual
     score: float | None = None  # factor of query times key; None: 1 / sqrt(head_dim)
     logit: float = 1.0  # factor of the logits; it is folded into the final norm's weights
     score_cap: float | None = None  # cap * tanh(score / cap)

@@ -1,6 +1,7 @@
 """One stored matrix of a model, and the bytes that a step moves besides matrices.
 
-Sizes are those of the whole model (all ranks). A matrix [rows, cols] takes `cols` inputs to `rows` outputs.
+Sizes are those of the whole model (all ranks). A matrix [rows, cols] takes `cols` inputs to `rows`
+outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from twin.models.formats import Format, Role
 class Weight:
     """One stored matrix, or `experts` equal ones of which a token uses `active`.
 
-    With groups > 1 it is block-diagonal: the input has groups * cols elements, and rows / groups rows see each part of it.
+    With groups > 1 it is block-diagonal: the input has groups * cols elements, and rows / groups
+    rows see each part of it.
     """
 
     name: str
@@ -38,7 +40,9 @@ class Weight:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of one expert's matrix (of the matrix, where there are no experts), scales included."""
+        """Bytes of one expert's matrix (of the matrix, where there are no experts), scales
+        included.
+        """
         return self.format.bytes(self.rows, self.cols)
 
     @property

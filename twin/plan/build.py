@@ -74,39 +74,79 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(f"blocks={options.blocks}: at least {RANGES['blocks'][0]} block per GPU")
     check_least(options)
     if ranks % options.gpus:
-        raise PlanError(f"{spec.name} has {ranks} lanes, which do not divide over {options.gpus} GPUs")
+        raise PlanError(
+            f"{spec.name} has {ranks} lanes, which do not divide over {options.gpus} GPUs"
+        )
     if options.blocks % (ranks // options.gpus):
-        raise PlanError(f"blocks={options.blocks}: {ranks // options.gpus} lanes per GPU need a multiple of that many blocks")
+        raise PlanError(
+            f"blocks={options.blocks}: {ranks // options.gpus} lanes per GPU need a multiple of "
+            "that many blocks"
+        )
     if ranks > 1 and options.collective is CollectiveKind.NONE:
-        raise PlanError(f"collective=none with {ranks} ranks: their partial sums must meet; use push or library")
-    if options.collective is CollectiveKind.LIBRARY and options.execution is Execution.RESIDENT and ranks > 1:
-        raise PlanError("collective=library cannot run inside a resident kernel: use push, or execution graph or stream")
+        raise PlanError(
+            f"collective=none with {ranks} ranks: their partial sums must meet; use push or library"
+        )
+    if (
+        options.collective is CollectiveKind.LIBRARY
+        and options.execution is Execution.RESIDENT
+        and ranks > 1
+    ):
+        raise PlanError(
+            "collective=library cannot run inside a resident kernel: use push, or execution graph "
+            "or stream"
+        )
     between_gpus = options.execution is not Execution.RESIDENT and options.gpus > 1
-    if between_gpus and options.collective is CollectiveKind.PUSH and options.handoff is HandOffKind.GRID:
-        raise PlanError("handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or counter, or a library")
+    if (
+        between_gpus
+        and options.collective is CollectiveKind.PUSH
+        and options.handoff is HandOffKind.GRID
+    ):
+        raise PlanError(
+            "handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or "
+            "counter, or a library"
+        )
     if options.delay and not spec.lanes:
-        raise PlanError(f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, its delay is 0")
+        raise PlanError(
+            f"delay={options.delay}: {spec.name} was not trained with delayed tensor parallelism, "
+            "its delay is 0"
+        )
     delay = delay_of(spec, options)
     if not 0 <= delay < spec.layers:
-        message = f"delay={delay}: a later layer must hear of this one's output; {spec.name} has {spec.layers} layers"
+        message = (
+            f"delay={delay}: a later layer must hear of this one's output; {spec.name} has "
+            f"{spec.layers} layers"
+        )
         raise PlanError(f"{message}, choose 0 to {spec.layers - 1}")
     if not 1 <= options.context < options.max_context + 1:
-        raise PlanError(f"context={options.context}: must lie between 1 and max_context={options.max_context}")
+        raise PlanError(
+            f"context={options.context}: must lie between 1 and max_context={options.max_context}"
+        )
     if spec.vocab > LARGEST_VOCABULARY and spec.runnable_reason() is None:
         raise PlanError(
-            f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to {LARGEST_VOCABULARY}; use a smaller vocabulary"
+            f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to "
+            f"{LARGEST_VOCABULARY}; use a smaller vocabulary"
         )
     if ranks > 1 and spec.variant.whole_qk_norm:
-        raise PlanError(f"{spec.name}: q and k are normed over all heads, which {ranks} ranks would divide: use one GPU")
+        raise PlanError(
+            f"{spec.name}: q and k are normed over all heads, which {ranks} ranks would divide: "
+            "use one GPU"
+        )
     pages_of(options)
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
     if spec.head_dim % HEAD_STEP:
-        raise PlanError(f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} elements at a time")
+        raise PlanError(
+            f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} "
+            "elements at a time"
+        )
     if options.slot_bytes % 16:
-        raise PlanError(f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain")
+        raise PlanError(
+            f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain"
+        )
     if options.tile_rows % 2:
-        raise PlanError(f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together")
+        raise PlanError(
+            f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together"
+        )
 
 
 def _check_lanes(spec: ModelSpec, options: Options) -> None:
@@ -114,36 +154,67 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
     reduced = options.late_parts is LateParts.REDUCED
     least, most = RANGES["lane_stagger_ns"]
     if not least <= options.lane_stagger_ns <= most:
-        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: must lie between {least} and {most}")
+        raise PlanError(
+            f"lane_stagger_ns={options.lane_stagger_ns}: must lie between {least} and {most}"
+        )
     if not lanes:
         if options.lane_stagger_ns:
-            raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: {spec.name} has no lanes; use 0")
+            raise PlanError(
+                f"lane_stagger_ns={options.lane_stagger_ns}: {spec.name} has no lanes; use 0"
+            )
         if reduced:
-            raise PlanError(f"late_parts=reduced: {spec.name} has no lanes, so no part arrives late; use late_parts=each")
+            raise PlanError(
+                f"late_parts=reduced: {spec.name} has no lanes, so no part arrives late; use "
+                "late_parts=each"
+            )
         return
     if lanes.count < 2:
-        raise PlanError(f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, describe it without lanes")
+        raise PlanError(
+            f"{spec.name} has {lanes.count} lane: a model of one lane is an ordinary one, "
+            "describe it without lanes"
+        )
     delay = delay_of(spec, options)
     if reduced and delay == 0:
-        raise PlanError("late_parts=reduced with delay=0: all parts are needed at once, none is late; use late_parts=each or a delay")
+        raise PlanError(
+            "late_parts=reduced with delay=0: all parts are needed at once, none is late; use "
+            "late_parts=each or a delay"
+        )
     if options.lane_stagger_ns and lanes.count <= options.gpus:
-        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: each lane has a GPU of its own, nothing is shared; use 0")
+        raise PlanError(
+            f"lane_stagger_ns={options.lane_stagger_ns}: each lane has a GPU of its own, nothing "
+            "is shared; use 0"
+        )
     if options.lane_stagger_ns and options.execution is not Execution.RESIDENT:
-        raise PlanError(f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; use 0 or execution=resident")
+        raise PlanError(
+            f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; "
+            "use 0 or execution=resident"
+        )
     late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
     if late and 0 < spec.layers <= 2 * delay:
-        raise PlanError(f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before the next step; use counters")
+        raise PlanError(
+            f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before "
+            "the next step; use counters"
+        )
 
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:
     """Several tokens a step, and experts."""
     if spec.lanes and (options.tokens > 1 or options.residual is Residual.SLICED):
-        raise PlanError(f"{spec.name} has lanes, which are planned for one token and a replicated residual: use batch=1 and draft=0")
+        raise PlanError(
+            f"{spec.name} has lanes, which are planned for one token and a replicated residual: "
+            "use batch=1 and draft=0"
+        )
     feeds = [layer.feed for layer in spec.layout if isinstance(layer.feed, ExpertFeed)]
     if options.expert_ranks > 1 and not feeds:
-        raise PlanError(f"expert_ranks={options.expert_ranks}: {spec.name} has no routed experts; use expert_ranks=1")
+        raise PlanError(
+            f"expert_ranks={options.expert_ranks}: {spec.name} has no routed experts; use "
+            "expert_ranks=1"
+        )
     if ranks % options.expert_ranks:
         raise PlanError(f"expert_ranks={options.expert_ranks} groups do not divide {ranks} ranks")
     for feed in feeds:
         if feed.experts % options.expert_ranks:
-            raise PlanError(f"expert_ranks={options.expert_ranks}: {spec.name} has {feed.experts} experts, which do not divide over them")
+            raise PlanError(
+                f"expert_ranks={options.expert_ranks}: {spec.name} has {feed.experts} experts, "
+                "which do not divide over them"
+            )

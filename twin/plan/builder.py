@@ -1,4 +1,6 @@
-"""The pieces that a step's plan is put together from: stages, their values and buffers, and who reads what."""
+"""The pieces that a step's plan is put together from: stages, their values and buffers, and who
+reads what.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ from twin.plan.types import (
     Value,
 )
 
-ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")  # a whole step lies between two uses: one copy is enough
-EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)  # partial sums of all ranks
+# a whole step lies between two uses: one copy is enough
+ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")
+# partial sums of all ranks
+EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,17 @@ class Piece:
 @lru_cache(maxsize=1024)
 def _rows(owned: tuple[Span, ...], first: int, last: int, unit: int) -> tuple[Span, ...]:
     """The blocks' rows of the matrix that makes outputs first..last-1, `unit` rows each."""
-    return tuple((unit * (min(max(lo, first), last) - first), unit * (min(max(hi, first), last) - first)) for lo, hi in owned)
+    return tuple(
+        (unit * (min(max(lo, first), last) - first), unit * (min(max(hi, first), last) - first))
+        for lo, hi in owned
+    )
 
 
 @dataclass(slots=True)
 class Builder:
-    """A step under construction; `shift` is where the longer spans start, so that over a step all blocks stream the same."""
+    """A step under construction; `shift` is where the longer spans start, so that over a step all
+    blocks stream the same.
+    """
 
     spec: ModelSpec
     options: Options
@@ -64,16 +73,31 @@ class Builder:
     values: list[Value] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
-    modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)  # what a layer's halves publish, by their last stage
-    sums: dict[int, Value] = field(default_factory=dict)  # of late parts, by the value that they are parts of
+    # what a layer's halves publish, by their last stage
+    modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)
+    # of late parts, by the value that they are parts of
+    sums: dict[int, Value] = field(default_factory=dict)
 
-    # ---- stages ---------------------------------------------------------------------------------------------
+    # ---- stages ----------------------------------------------------------------------------------
 
     def stage(
-        self, kind: StageKind, layer: int, *, reads: Sequence[Read], publishes: int | None, vector: int, operations: tuple[str, ...],
-        matrix: Matrix | None = None, more: tuple[Matrix, ...] = (), items: tuple[Span, ...] = (), window: int = 0,
-        scan: Scan | None = None, routed: Routed | None = None, gate: int | None = None, kept: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kind: StageKind,
+        layer: int,
+        *,
+        reads: Sequence[Read],
+        publishes: int | None,
+        vector: int,
+        operations: tuple[str, ...],
+        matrix: Matrix | None = None,
+        more: tuple[Matrix, ...] = (),
+        items: tuple[Span, ...] = (),
+        window: int = 0,
+        scan: Scan | None = None,
+        routed: Routed | None = None,
+        gate: int | None = None,
+        kept: bool = False,
+    ) -> None:
         self.stages.append(
             Stage(
                 len(self.stages),
@@ -96,33 +120,65 @@ class Builder:
         )
 
     def rows(
-        self, kind: StageKind, layer: int, pieces: Sequence[Piece], *, reads: Sequence[Read], vector: int, operations: tuple[str, ...],
-        pushed: bool = False, name: str = "", routed: Routed | None = None, gate: int | None = None,
-    ) -> Value:  # fmt: skip
-        """A stage that multiplies one or more matrices with the same input; their elements follow each other in one value.
+        self,
+        kind: StageKind,
+        layer: int,
+        pieces: Sequence[Piece],
+        *,
+        reads: Sequence[Read],
+        vector: int,
+        operations: tuple[str, ...],
+        pushed: bool = False,
+        name: str = "",
+        routed: Routed | None = None,
+        gate: int | None = None,
+    ) -> Value:
+        """A stage that multiplies one or more matrices with the same input; their elements follow
+        each other in one value.
 
-        Of a kind that sums, ranks push their parts where others read them. The engine's blocks publish something each; where only the
-        twin runs a plan with fewer outputs than blocks, some own none.
+        Of a kind that sums, ranks push their parts where others read them. The engine's blocks
+        publish something each; where only the twin runs a plan with fewer outputs than blocks, some
+        own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
         if self.attention and outputs < self.blocks:
-            raise PlanError(f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at most {outputs} blocks per rank")
+            raise PlanError(
+                f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at "
+                f"most {outputs} blocks per rank"
+            )
         pushed = pushed or (ROWS[kind].summed and self.exchanged(layer))
         owned = spread(outputs, self.blocks, self.shift)
         self.shift = (self.shift + outputs) % self.blocks
         matrix, *more = self.matrices(pieces, owned)
-        value = self.value(name or kind.value, layer, len(self.stages), elements=outputs, pushed=pushed, owned=owned)
+        value = self.value(
+            name or kind.value,
+            layer,
+            len(self.stages),
+            elements=outputs,
+            pushed=pushed,
+            owned=owned,
+        )
         self.stage(
-            kind, layer, reads=reads, publishes=value.id, vector=vector, operations=operations, matrix=matrix, more=tuple(more),
-            routed=routed, gate=gate,
-        )  # fmt: skip
+            kind,
+            layer,
+            reads=reads,
+            publishes=value.id,
+            vector=vector,
+            operations=operations,
+            matrix=matrix,
+            more=tuple(more),
+            routed=routed,
+            gate=gate,
+        )
         value = self.collected(value)
         if ROWS[kind].summed:
             self.modules[kind, layer] = value
         return value
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
-        """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the other."""
+        """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the
+        other.
+        """
         made, first = [], 0
         for piece in pieces:
             last = first + piece.outputs
@@ -141,10 +197,14 @@ class Builder:
         return made
 
     def collected(self, value: Value) -> Value:
-        """With a library collective a pushed value stays local and a stage of its own gathers it."""
+        """With a library collective a pushed value stays local and a stage of its own gathers
+        it.
+        """
         if not value.pushed or self.options.collective is not CollectiveKind.LIBRARY:
             return value
-        local = replace(value, pushed=False, name=value.name + ".part", buffer=self._part_buffer(value))
+        local = replace(
+            value, pushed=False, name=value.name + ".part", buffer=self._part_buffer(value)
+        )
         self.values[value.id] = local
         stage = len(self.stages)
         gathered = replace(value, id=len(self.values), stage=stage)
@@ -152,28 +212,58 @@ class Builder:
         own = tuple((span,) if span[0] < span[1] else () for span in value.owned)
         layer = self.stages[-1].layer
         self.stage(
-            StageKind.COLLECTIVE, layer, reads=[Read(local.id, Parts.OWN, own)], publishes=gathered.id, vector=0,
+            StageKind.COLLECTIVE,
+            layer,
+            reads=[Read(local.id, Parts.OWN, own)],
+            publishes=gathered.id,
+            vector=0,
             operations=("all_reduce",),
-        )  # fmt: skip
+        )
         return gathered
 
     def _part_buffer(self, value: Value) -> int:
         pushed = next(b for b in self.buffers.values() if b.id == value.buffer)
-        return self.buffer(pushed.name + ".part", elements=pushed.elements, pushed=False, copies=pushed.copies, words=pushed.words).id
+        return self.buffer(
+            pushed.name + ".part",
+            elements=pushed.elements,
+            pushed=False,
+            copies=pushed.copies,
+            words=pushed.words,
+        ).id
 
-    # ---- values and buffers ---------------------------------------------------------------------------------
+    # ---- values and buffers ----------------------------------------------------------------------
 
     def value(
-        self, name: str, layer: int, stage: int, *, elements: int, pushed: bool, owned: tuple[Span, ...], words: int | None = None
+        self,
+        name: str,
+        layer: int,
+        stage: int,
+        *,
+        elements: int,
+        pushed: bool,
+        owned: tuple[Span, ...],
+        words: int | None = None,
     ) -> Value:
         """`words` of an element: one a token unless given."""
         once = name in ONCE_PER_STEP
         exchanged = self.ranks > 1 and name in EXCHANGED
         copies = 1 if once else self._exchange_copies() if exchanged else self.options.copies
         words = self.options.tokens if words is None else words
-        buffer = self.buffer(name, elements=elements, pushed=pushed or exchanged, copies=copies, words=words)
+        buffer = self.buffer(
+            name, elements=elements, pushed=pushed or exchanged, copies=copies, words=words
+        )
         suffix = "" if once else f"[{layer}]"
-        value = Value(len(self.values), name + suffix, stage, buffer.id, layer % copies, elements, pushed, owned, words)
+        value = Value(
+            len(self.values),
+            name + suffix,
+            stage,
+            buffer.id,
+            layer % copies,
+            elements,
+            pushed,
+            owned,
+            words,
+        )
         self.values.append(value)
         return value
 
@@ -182,21 +272,26 @@ class Builder:
         if name in self.buffers and self.buffers[name].elements != elements:
             name = f"{name}.{elements}"
         if name not in self.buffers:
-            self.buffers[name] = Buffer(len(self.buffers), name, elements, copies, self.ranks if pushed else 1, words)
+            self.buffers[name] = Buffer(
+                len(self.buffers), name, elements, copies, self.ranks if pushed else 1, words
+            )
         return self.buffers[name]
 
     def _exchange_copies(self) -> int:
-        """Copies of a value that other ranks read `delay` layers later, and whose reset they learn of that much later still."""
+        """Copies of a value that other ranks read `delay` layers later, and whose reset they learn
+        of that much later still.
+        """
         delay, lanes = self.options.delay or 0, self.spec.lanes
         copies = self.options.copies + 2 * delay
         if lanes and lanes.head is LaneHead.VOCABULARY:
-            # LM_HEAD reads these layers' parts; other ranks learn of the reset only `delay` layers into the next step.
+            # LM_HEAD reads these layers' parts; other ranks learn of the reset only `delay` layers
+            # into the next step.
             last = (self.spec.layers - 1, self.spec.layers - 1 - delay)
             while copies < self.spec.layers and any(layer % copies < delay for layer in last):
                 copies += 1
         return copies
 
-    # ---- reads ----------------------------------------------------------------------------------------------
+    # ---- reads -----------------------------------------------------------------------------------
 
     def whole(self, value: Value, *, residual: bool = False, parts: Parts | None = None) -> Read:
         """Every block reads every element that was written."""
@@ -205,10 +300,14 @@ class Builder:
 
     def span(self, value: Value, lo: int, hi: int) -> Read:
         """Every block reads elements lo..hi-1."""
-        return Read(value.id, Parts.ALL if value.pushed else Parts.OWN, (((lo, hi),),) * self.blocks)
+        return Read(
+            value.id, Parts.ALL if value.pushed else Parts.OWN, (((lo, hi),),) * self.blocks
+        )
 
     def residual(self, layer: int, value: Value) -> list[Read]:
-        """Which parts of this module's output, and of a delayed one, the next stage adds to the residual."""
+        """Which parts of this module's output, and of a delayed one, the next stage adds to the
+        residual.
+        """
         lanes = self.spec.lanes
         delay = self.options.delay or 0
         if not lanes or delay == 0:
@@ -219,18 +318,27 @@ class Builder:
             own = self.whole(value, residual=True, parts=Parts.OWN)
             return [replace(own, scale=math.sqrt(lanes.count))]
         maker = self.stages[value.stage]
-        kind = self.stages[maker.index - 1].kind if maker.kind is StageKind.COLLECTIVE else maker.kind
-        past = self.modules[kind, layer - delay]  # delivered late even if it was exchanged early, as in the published code
+        kind = (
+            self.stages[maker.index - 1].kind if maker.kind is StageKind.COLLECTIVE else maker.kind
+        )
+        # delivered late even if it was exchanged early, as in the published code
+        past = self.modules[kind, layer - delay]
         summed = self.sums.get(past.id)
-        late = self.whole(summed, residual=True) if summed else self.whole(past, residual=True, parts=Parts.OTHERS)
+        late = (
+            self.whole(summed, residual=True)
+            if summed
+            else self.whole(past, residual=True, parts=Parts.OTHERS)
+        )
         return [self.whole(value, residual=True, parts=Parts.OWN), late]
 
     def sum_late_parts(self, layer: int) -> None:
-        """Behind GATE_UP: the sums that the stage behind this layer's DOWN adds, and those that the next layer's GATE_UP adds.
+        """Behind GATE_UP: the sums that the stage behind this layer's DOWN adds, and those that the
+        next layer's GATE_UP adds.
 
-        Parts of O_PROJ have had `delay` - 1 layers and GATE_UP to arrive, those of DOWN `delay` layers less DOWN. A reader waits for no
-        sum: it waits for every block's DOWN anyway, or for what follows it, and a block publishes its sums before that. GATE_UP and DOWN
-        stream the most weights of a layer, so a helper that polls and adds meanwhile keeps nobody waiting.
+        Parts of O_PROJ have had `delay` - 1 layers and GATE_UP to arrive, those of DOWN `delay`
+        layers less DOWN. A reader waits for no sum: it waits for every block's DOWN anyway, or for
+        what follows it, and a block publishes its sums before that. GATE_UP and DOWN stream the
+        most weights of a layer, so a keeper that polls and adds meanwhile keeps nobody waiting.
         """
         delay = self.options.delay or 0
         if self.options.late_parts is not LateParts.REDUCED or delay == 0:
@@ -241,13 +349,33 @@ class Builder:
             self._sum(StageKind.O_PROJ, layer + 1 - delay)
 
     def _sum(self, kind: StageKind, layer: int) -> None:
-        """Each block sums the other ranks' parts of the elements that it owns, which nobody but itself resets."""
+        """Each block sums the other ranks' parts of the elements that it owns, which nobody but
+        itself resets.
+        """
         past = self.modules[kind, layer]
-        others = Read(past.id, Parts.OTHERS, tuple((span,) if span[0] < span[1] else () for span in past.owned))
-        summed = self.value(f"late_{kind.value}", layer, len(self.stages), elements=past.elements, pushed=False, owned=past.owned)
+        others = Read(
+            past.id,
+            Parts.OTHERS,
+            tuple((span,) if span[0] < span[1] else () for span in past.owned),
+        )
+        summed = self.value(
+            f"late_{kind.value}",
+            layer,
+            len(self.stages),
+            elements=past.elements,
+            pushed=False,
+            owned=past.owned,
+        )
         self.sums[past.id] = summed
         at = self.stages[-1].layer
-        self.stage(StageKind.REDUCE, at, reads=(others,), publishes=summed.id, vector=0, operations=("add_late",))
+        self.stage(
+            StageKind.REDUCE,
+            at,
+            reads=(others,),
+            publishes=summed.id,
+            vector=0,
+            operations=("add_late",),
+        )
 
     def exchanged(self, layer: int) -> bool:
         """Does any other rank ever read this layer's partial sums?"""

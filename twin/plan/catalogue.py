@@ -1,4 +1,5 @@
-"""One row for each kind of stage: what the builder, the kernel's layout and the twin have to know about it.
+"""One row for each kind of stage: what the builder, the kernel's layout and the twin have to know
+about it.
 
 The proof (twin/proof) keeps lists of its own, on purpose: a mistake here must not hide there.
 """
@@ -12,15 +13,19 @@ from twin.plan.kinds import StageKind
 
 
 class Input(Enum):
-    """The vectors that a block of the engine multiplies with matrices. A device's kernel holds one of each width."""
+    """The vectors that a block of the engine multiplies with matrices. A device's kernel holds one
+    of each width.
+    """
 
-    HIDDEN = "hidden"  # the residual stream, or a probe's constant
+    HIDDEN = "hidden"  # the residual, or a probe's constant
     HEADS = "heads"  # the outputs of all heads
     FFN = "ffn"  # the feed-forward's activations
 
 
 class Spent(Enum):
-    """What a stage's own time goes to, beside streaming and waiting; the names are those of twin/sim/causes.py."""
+    """What a stage's own time goes to, beside streaming and waiting; the names are those of
+    twin/sim/causes.py.
+    """
 
     CONSUMER = "consumer"
     ATTENTION = "attention"
@@ -34,7 +39,8 @@ class Row:
     """What holds for every stage of a kind."""
 
     engine: bool = False  # the kernel has code for it; else it is simulated only
-    input: Input | None = None  # of its matrix in the kernel, whose weights may be taken ahead of it; None: no such matrix
+    # of its matrix in the kernel, whose weights may be taken ahead of it; None: no such matrix
+    input: Input | None = None
     vector: bool = False  # its blocks gather whole vectors
     norm: bool = False  # the engine norms what it reads
     summed: bool = False  # every rank makes a part of what it publishes
@@ -43,13 +49,15 @@ class Row:
 
 
 ROWS: dict[StageKind, Row] = {
-    StageKind.EMBED: Row(engine=True, in_pass=False, spent=Spent.OTHER),  # in a pass the first norm embeds
+    # in a pass the first norm embeds
+    StageKind.EMBED: Row(engine=True, in_pass=False, spent=Spent.OTHER),
     StageKind.QKV: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.ATTENTION: Row(engine=True, spent=Spent.ATTENTION),
     StageKind.O_PROJ: Row(engine=True, input=Input.HEADS, vector=True, summed=True),
     StageKind.GATE_UP: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True),
-    StageKind.COLLECTIVE: Row(engine=True, in_pass=False),  # in a pass parts are read where they lie
+    # in a pass parts are read where they lie
+    StageKind.COLLECTIVE: Row(engine=True, in_pass=False),
     StageKind.LANE_MEAN: Row(engine=True, vector=True, norm=True),
     StageKind.LM_HEAD: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.SAMPLE: Row(engine=True, spent=Spent.SAMPLING),

@@ -1,8 +1,9 @@
 """The stages of a layer's feed-forward half on one rank: dense, or routed and shared experts.
 
-Experts are dealt to `expert_ranks` groups of ranks, whole; the ranks of a group hold a slice of each (expert_ranks=1: tensor parallelism).
-The residual stream is the same on all ranks, so tokens need not travel: every rank routes, multiplies what it holds, and the partial sums
-meet as after a dense layer.
+Experts are dealt to `expert_ranks` groups of ranks, whole; the ranks of a group hold a slice of
+each (expert_ranks=1: tensor parallelism). The residual is the same on all ranks, so tokens need not
+travel: every rank routes, multiplies what it holds, and the partial sums meet as after a dense
+layer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import COLUMN_STEP, cut, share, spread
-from twin.plan.streams import common_rows, pushes_common, stored, vector
+from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.types import Read, Routed, StageKind, Value
 
 Weights = dict[str, Weight]
@@ -29,80 +30,136 @@ def feed(b: Builder, layer: int, kind: Feed, reads: list[Read]) -> Value:
     return _experts(b, layer, kind, weights, reads)
 
 
-def _dense(b: Builder, layer: int, width: int, weights: Weights, prefix: str, reads: list[Read]) -> Value:
+def _dense(
+    b: Builder, layer: int, width: int, weights: Weights, prefix: str, reads: list[Read]
+) -> Value:
     ffn = share(b.spec.name, b.ranks, "feed-forward columns", width)
     up, down = weights[f"{prefix}up"], weights[f"{prefix}down"]
     act = b.rows(
-        StageKind.GATE_UP, layer, [Piece(ffn, up.cols, stored(b, up), unit=2)], reads=reads, vector=vector(b),
+        StageKind.GATE_UP,
+        layer,
+        [Piece(ffn, up.cols, stored(b, up), unit=2)],
+        reads=reads,
+        vector=vector(b),
         operations=("add_norm", "gate_up_proj", "silu_mul"),
-    )  # fmt: skip
+    )
     b.sum_late_parts(layer)
     pieces = [Piece(down.rows, ffn, stored(b, down))]
-    return b.rows(StageKind.DOWN, layer, pieces, reads=[b.whole(act)], vector=0, operations=("down_proj",))
+    return b.rows(
+        StageKind.DOWN, layer, pieces, reads=[b.whole(act)], vector=0, operations=("down_proj",)
+    )
 
 
-def _experts(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: list[Read]) -> Value:
+def _experts(
+    b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: list[Read]
+) -> Value:
     """router; shared up; route; shared down; routed up; routed down.
 
-    The shared experts' stages stand where a block would otherwise wait: for the logits, and for the first weights of the chosen experts.
+    The shared experts' stages stand where a block would otherwise wait: for the logits, and for the
+    first weights of the chosen experts.
     """
     router = [weights["router"]] + [w for w in (weights.get("shared_expert_gate"),) if w]
     logits = b.rows(
-        StageKind.ROUTER, layer, [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in router], reads=reads,
-        vector=vector(b), operations=("add_norm", "router", "top_k"), pushed=pushes_common(b),
-    )  # fmt: skip
+        StageKind.ROUTER,
+        layer,
+        [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in router],
+        reads=reads,
+        vector=vector(b),
+        operations=("add_norm", "router", "top_k"),
+        pushed=pushes_common(b),
+    )
     shared = _shared_up(b, layer, kind, weights) if kind.shared_width else None
     gate = len(b.stages)
     b.stage(
-        StageKind.ROUTE, layer, reads=[b.whole(logits)], publishes=None, vector=b.options.tokens * kind.experts * (1 + kind.top_k),
+        StageKind.ROUTE,
+        layer,
+        reads=[b.whole(logits)],
+        publishes=None,
+        vector=b.options.tokens * kind.experts * (1 + kind.top_k),
         operations=(),
-    )  # fmt: skip
+    )
     if shared is not None:
         _shared_down(b, layer, weights["shared_down"], shared)
     return _routed(b, layer, kind, weights, EMBED_STAGE if kind.hashed else gate)
 
 
 def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Value:
-    width, up = share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width), weights["shared_up"]
+    width, up = (
+        share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width),
+        weights["shared_up"],
+    )
     return b.rows(
-        StageKind.SHARED_UP, layer, [Piece(width, up.cols, stored(b, up), unit=2)], reads=(), vector=0,
+        StageKind.SHARED_UP,
+        layer,
+        [Piece(width, up.cols, stored(b, up), unit=2)],
+        reads=(),
+        vector=0,
         operations=("shared_gate_up_proj", "silu_mul"),
-    )  # fmt: skip
+    )
 
 
 def _shared_down(b: Builder, layer: int, down: Weight, act: Value) -> None:
-    """Publishes nothing: the block adds its rows to those of the routed experts, so both divide the rows alike."""
+    """Publishes nothing: the block adds its rows to those of the routed experts, so both divide the
+    rows alike.
+    """
     owned = spread(down.rows, b.blocks, b.shift)
     (matrix,) = b.matrices([Piece(down.rows, act.elements, stored(b, down))], owned)
     b.stage(
-        StageKind.SHARED_DOWN, layer, reads=[b.whole(act)], publishes=None, vector=0, operations=("shared_down_proj",), matrix=matrix,
+        StageKind.SHARED_DOWN,
+        layer,
+        reads=[b.whole(act)],
+        publishes=None,
+        vector=0,
+        operations=("shared_down_proj",),
+        matrix=matrix,
         kept=True,
-    )  # fmt: skip
+    )
 
 
 def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: int) -> Value:
-    """Up: the blocks divide the stacked rows of all chosen experts. Down: a block has the same rows of each expert."""
+    """Up: the blocks divide the stacked rows of all chosen experts. Down: a block has the same rows
+    of each expert.
+    """
     groups, tokens = b.options.expert_ranks, b.options.tokens
     up, down = weights["up"], weights["down"]
     width = _slice(b, kind.width, down.format)
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
     most = -(-routed.most * width // b.blocks)
-    matrix = cut(rows=2 * width, cols=up.cols, unit=2, owned=(), options=b.options, format=stored(b, up))
+    matrix = cut(
+        rows=2 * width, cols=up.cols, unit=2, owned=(), options=b.options, format=stored(b, up)
+    )
     owned = tuple((block * most, (block + 1) * most) for block in range(b.blocks))
-    act = b.value("routed_up", layer, len(b.stages), elements=b.blocks * most, pushed=False, owned=owned)
+    act = b.value(
+        "routed_up", layer, len(b.stages), elements=b.blocks * most, pushed=False, owned=owned
+    )
     b.stage(
-        StageKind.ROUTED_UP, layer, reads=(), publishes=act.id, vector=0, operations=("permute", "grouped_gate_up_proj", "silu_mul"),
-        matrix=matrix, routed=routed, gate=gate,
-    )  # fmt: skip
+        StageKind.ROUTED_UP,
+        layer,
+        reads=(),
+        publishes=act.id,
+        vector=0,
+        operations=("permute", "grouped_gate_up_proj", "silu_mul"),
+        matrix=matrix,
+        routed=routed,
+        gate=gate,
+    )
     return b.rows(
-        StageKind.ROUTED_DOWN, layer, [Piece(down.rows, width, stored(b, down))], reads=[b.whole(act)], vector=0,
-        operations=("grouped_down_proj", "combine"), routed=routed, gate=gate,
-    )  # fmt: skip
+        StageKind.ROUTED_DOWN,
+        layer,
+        [Piece(down.rows, width, stored(b, down))],
+        reads=[b.whole(act)],
+        vector=0,
+        operations=("grouped_down_proj", "combine"),
+        routed=routed,
+        gate=gate,
+    )
 
 
 def _slice(b: Builder, width: int, format: Format) -> int:
-    """Columns of an expert on one rank of its group; slices are whole groups of a format's scales, so the last may be padded."""
+    """Columns of an expert on one rank of its group; slices are whole groups of a format's scales,
+    so the last may be padded.
+    """
     ranks = b.ranks // b.options.expert_ranks
     grain = COLUMN_STEP
     if ranks > 1 and format.block[0] == 1:  # scales of a row's elements cannot be cut

@@ -13,18 +13,21 @@ class StageKind(Enum):
     GATE_UP = "gate_up"  # residual += reads; norm; silu(gate) * up
     DOWN = "down"  # rows of the down projection
     COLLECTIVE = "collective"  # library all-gather of the ranks' parts, between kernels only
-    LANE_MEAN = "lane_mean"  # lanes only: publish this lane's final stream
+    LANE_MEAN = "lane_mean"  # lanes only: publish this lane's final residual
     LM_HEAD = "lm_head"  # final norm; rows of the vocabulary
     SAMPLE = "sample"  # next token
     STREAM = "stream"  # probe: consume weights, no exchange
     EXCHANGE = "exchange"  # probe: publish and gather, no weights
-    REDUCE = "reduce"  # reads summed, each block its own elements (of the residual stream where that is sliced); publishes the sums
-    HYPER = "hyper"  # residual streams += reads; how they mix, one partial sum per stream
+    # reads summed, each block its own elements (of the residual where that is sliced); publishes
+    # the sums
+    REDUCE = "reduce"
+    HYPER = "hyper"  # residuals += reads; how they mix, one partial sum per residual
     LATENT = "latent"  # norm; rows of compressed queries, keys and values
     QUERY = "query"  # norm; queries from the compressed ones
     ABSORB = "absorb"  # each head's query carried into the latent space
     INDEX = "index"  # scores of compressed entries
-    HEAD_OUT = "head_out"  # combine splits; first half of the output projection, head by head or group by group
+    # combine splits; first half of the output projection, head by head or group by group
+    HEAD_OUT = "head_out"
     DELTA_IN = "delta_in"  # norm; rows of a linear attention's queries, keys, values and gates
     DELTA = "delta"  # convolve; read, update and write the recurrent state
     ROUTER = "router"  # residual += reads; norm; one logit an expert
@@ -32,4 +35,5 @@ class StageKind(Enum):
     SHARED_UP = "shared_up"  # silu(gate) * up of the shared experts
     SHARED_DOWN = "shared_down"  # their rows of the down projection, kept for ROUTED_DOWN
     ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
-    ROUTED_DOWN = "routed_down"  # their weighted rows of the down projection, and those that were kept
+    # their weighted rows of the down projection, and those that were kept
+    ROUTED_DOWN = "routed_down"

@@ -1,4 +1,5 @@
-"""The least and the most of each option that is a number: the one owner, for plans and studies alike.
+"""The least and the most of each option that is a number: the one owner, for plans and studies
+alike.
 
 Beyond the least no plan means anything. Beyond the most none is made in reasonable time, or none
 could ever run. The proof keeps a list of its own.
@@ -29,7 +30,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "ahead_slots": (0, 2**20),
     "lane_stagger_ns": (0, MOST_STAGGER_NS),
 }
-BY_MODEL = ("delay", "context", "lane_stagger_ns")  # build.py says what the model makes of their limits
+# build.py says what the model makes of their limits
+BY_MODEL = ("delay", "context", "lane_stagger_ns")
 
 
 def check_least(options: Options) -> None:

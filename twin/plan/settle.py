@@ -9,25 +9,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twin.models.spec import ModelSpec
-from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, LateParts, Options, Residual
+from twin.plan.types import (
+    CollectiveKind,
+    Common,
+    Execution,
+    HandOffKind,
+    LateParts,
+    Options,
+    Residual,
+)
 
-# In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 % slower with one token, 0.5, 5 and 90 %
-# faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384 elements) 16 % faster.
-SLICED_FROM = 8192  # elements of all tokens' residual streams
+# In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 %
+# slower with one token, 0.5, 5 and 90 % faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384
+# elements) 16 % faster.
+SLICED_FROM = 8192  # elements of all tokens' residuals
 
 
 def settled(spec: ModelSpec, options: Options) -> Options:
     """The options with nothing left open."""
     delay = delay_of(spec, options)
-    elements = options.tokens * (spec.hyper.streams if spec.hyper else 1) * spec.hidden
+    elements = options.tokens * (spec.hyper.residuals if spec.hyper else 1) * spec.hidden
     large = not dense(spec, options) and elements >= SLICED_FROM and not spec.lanes
     residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
     pushed = options.collective is CollectiveKind.PUSH
-    common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)  # 0.3 to 9 % faster in the twin for MoE models on 8 H200
+    # 0.3 to 9 % faster in the twin for MoE models on 8 H200
+    common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    passes = dense(spec, options) and not spec.variant.norms.after and not spec.variant.whole_qk_norm  # they have no code for such norms
+    # they have no code for such norms
+    passes = (
+        dense(spec, options) and not spec.variant.norms.after and not spec.variant.whole_qk_norm
+    )
     chunk = options.prompt_chunk if passes else 1
-    return replace(options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk)
+    return replace(
+        options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk
+    )
 
 
 def delay_of(spec: ModelSpec, options: Options) -> int:
@@ -38,18 +53,22 @@ def delay_of(spec: ModelSpec, options: Options) -> int:
 
 
 def dense(spec: ModelSpec, options: Options) -> bool:
-    """Are all layers dense and alike, in one stored type, and is a step one token? Their attention is then the kernel's.
+    """Are all layers dense and alike, in one stored type, and is a step one token? Their attention
+    is then the kernel's.
 
-    The same before and after options are settled: only other plans' residual streams are sliced by default.
+    The same before and after options are settled: only other plans' residuals are sliced by
+    default.
     """
     several = options.tokens > 1 or options.residual is Residual.SLICED
     return spec.runnable_reason() is None and not several
 
 
 def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
-    """By the bytes of one addition to the residual: own part and others' parts, or own part, sums, and a slice of the others' parts.
+    """By the bytes of one addition to the residual: own part and others' parts, or own part, sums,
+    and a slice of the others' parts.
 
-    Polled hand-offs only: a helper of the block makes the sums beside its other work. A kernel, or a barrier, for them would cost more.
+    Polled hand-offs only: the block's keeper makes the sums beside its other work. A kernel, or a
+    barrier, for them would cost more.
     """
     polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
     if not spec.lanes or not delay or not polled:

@@ -1,4 +1,5 @@
-"""Cuts a model's weights into what each rank holds for each stage: shared by the reference and the engine's packer.
+"""Cuts a model's weights into what each rank holds for each stage: shared by the reference and the
+engine's packer.
 
 Matrices keep their stored type; vectors and tables are FP32, the type the engine computes in.
 """
@@ -20,7 +21,9 @@ Vector = NDArray[np.float32]
 
 
 class Weights(Protocol):
-    """Tensors by canonical name ("layers.3.q", "embed", ...), matrices as [out, in], in their stored type."""
+    """Tensors by canonical name ("layers.3.q", "embed", ...), matrices as [out, in], in their
+    stored type.
+    """
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -36,14 +39,26 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
     layer, matrix = f"layers.{stage.layer}", stage.matrix
     if matrix is None:
         raise PlanError(f"{stage.name} has no weights of a model")
-    columns, outputs = (slice(rank * count, (rank + 1) * count) for count in (matrix.cols, matrix.rows // matrix.unit))
+    columns, outputs = (
+        slice(rank * count, (rank + 1) * count)
+        for count in (matrix.cols, matrix.rows // matrix.unit)
+    )
     match stage.kind:
         case StageKind.QKV:
-            return np.concatenate([_turning(weights, name, weights[f"{layer}.{name}"][_head_rows(plan, name, rank)]) for name in "qkv"])
+            return np.concatenate(
+                [
+                    _turning(
+                        weights, name, weights[f"{layer}.{name}"][_head_rows(plan, name, rank)]
+                    )
+                    for name in "qkv"
+                ]
+            )
         case StageKind.O_PROJ:
             return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
-            pair = np.stack([weights[f"{layer}.gate"][outputs], weights[f"{layer}.up"][outputs]], axis=1)
+            pair = np.stack(
+                [weights[f"{layer}.gate"][outputs], weights[f"{layer}.up"][outputs]], axis=1
+            )
             return pair.reshape(matrix.rows, matrix.cols)
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
@@ -57,15 +72,20 @@ def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector 
     """[rows] added to the stage's rows on this rank, None when it has no bias."""
     if stage.kind is not StageKind.QKV or not weights.spec.qkv_bias:
         return None
-    biases = {name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)] for name in "qkv"}
-    return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(np.float32)
+    biases = {
+        name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)]
+        for name in "qkv"
+    }
+    return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(
+        np.float32
+    )
 
 
 def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     """[hidden] RMSNorm scale that the stage applies to its input, None when it applies none.
 
-    Lanes that end as the mean of normed lanes are normed where they are published, all others in the LM head. What a family multiplies
-    its logits with is part of the final norm's scale.
+    Lanes that end as the mean of normed lanes are normed where they are published, all others in
+    the LM head. What a family multiplies its logits with is part of the final norm's scale.
     """
     lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
@@ -85,7 +105,9 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
 
 
 def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
-    """[hidden] RMSNorm scale of what the stage adds to the residual stream, None where the family norms nothing of it."""
+    """[hidden] RMSNorm scale of what the stage adds to the residual, None where the family norms
+    nothing of it.
+    """
     spec = weights.spec
     if not spec.variant.norms.after or not stage.reads:
         return None
@@ -102,20 +124,29 @@ def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
 
 
 def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | None:
-    """Scales of q and k in an attention stage, [head_dim] or of all heads, None when the model has none."""
+    """Scales of q and k in an attention stage, [head_dim] or of all heads, None when the model has
+    none.
+    """
     if stage.kind is not StageKind.ATTENTION or not weights.spec.qk_norm:
         return None
-    q, k = (_turning(weights, name, weights[f"layers.{stage.layer}.{name}_norm"]).astype(np.float32) for name in "qk")
+    q, k = (
+        _turning(weights, name, weights[f"layers.{stage.layer}.{name}_norm"]).astype(np.float32)
+        for name in "qk"
+    )
     return q, k
 
 
 def rope_tables(spec: ModelSpec, positions: int) -> list[tuple[Vector, Vector]]:
     """The tables of `spec.rotations`, in order."""
-    return [rope_table(spec, positions, rope) if rope else _standing(spec, positions) for rope in spec.rotations]
+    return [
+        rope_table(spec, positions, rope) if rope else _standing(spec, positions)
+        for rope in spec.rotations
+    ]
 
 
 def rope_table(spec: ModelSpec, positions: int, rope: Rope | None = None) -> tuple[Vector, Vector]:
-    """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles. `rope`: the model's own unless given.
+    """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles.
+    `rope`: the model's own unless given.
 
     Pairs that are not rotated stand still: cosine one, sine zero.
     """
@@ -126,7 +157,10 @@ def rope_table(spec: ModelSpec, positions: int, rope: Rope | None = None) -> tup
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
     factor = rope.scaling.factor if rope.scaling and rope.scaling.kind == "longrope" else 1.0
     cos, sin = _standing(spec, positions)
-    cos[:, : rotated // 2], sin[:, : rotated // 2] = factor * np.cos(angles), factor * np.sin(angles)
+    cos[:, : rotated // 2], sin[:, : rotated // 2] = (
+        factor * np.cos(angles),
+        factor * np.sin(angles),
+    )
     return cos, sin
 
 
@@ -136,15 +170,20 @@ def _standing(spec: ModelSpec, positions: int) -> tuple[Vector, Vector]:
 
 
 def _turning(weights: Weights, name: str, rows: Array) -> Array:
-    """Rows of q or k, [heads * head_dim, ...], with the elements of each head in the order in which the kernel turns them.
+    """Rows of q or k, [heads * head_dim, ...], with the elements of each head in the order in which
+    the kernel turns them.
 
-    It turns element i with i + head_dim / 2. Where a family rotates a part of a head, each half begins with its half of that part; scores
-    do not depend on the order, which is the same for q and k.
+    It turns element i with i + head_dim / 2. Where a family rotates a part of a head, each half
+    begins with its half of that part; scores do not depend on the order, which is the same for q
+    and k.
     """
     spec, rotated = weights.spec, weights.spec.rope.rotated
     if name == "v" or rotated is None or spec.rope.style is RopeStyle.INTERLEAVED:
         return rows
-    first, rest = np.arange(rotated).reshape(2, -1), np.arange(rotated, spec.head_dim).reshape(2, -1)
+    first, rest = (
+        np.arange(rotated).reshape(2, -1),
+        np.arange(rotated, spec.head_dim).reshape(2, -1),
+    )
     order = np.concatenate([first, rest], axis=1).reshape(-1)
     return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
@@ -162,23 +201,35 @@ def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
     table = weights["embed" if weights.spec.tied else "lm_head"]
     rows = table[rank * shard.vocab : (rank + 1) * shard.vocab]
     missing = shard.vocab - len(rows)
-    return np.concatenate([rows, np.zeros((missing, shard.hidden), table.dtype)]) if missing else rows
+    return (
+        np.concatenate([rows, np.zeros((missing, shard.hidden), table.dtype)]) if missing else rows
+    )
 
 
-def _scaled(frequencies: NDArray[np.float64], scaling: RopeScaling | None, positions: int) -> NDArray[np.float64]:
+def _scaled(
+    frequencies: NDArray[np.float64], scaling: RopeScaling | None, positions: int
+) -> NDArray[np.float64]:
     """Llama 3: long wavelengths are divided by the factor, short ones kept, those between blended.
 
-    LongRoPE: each pair's own factor, by how far the plan reaches. A sequence keeps its factors: cached keys are turned already.
+    LongRoPE: each pair's own factor, by how far the plan reaches. A sequence keeps its factors:
+    cached keys are turned already.
     """
     if scaling is None:
         return frequencies
     if scaling.kind == "longrope":
-        own: NDArray[np.float64] = frequencies / np.array(scaling.long if positions > scaling.original_context else scaling.short)
+        own: NDArray[np.float64] = frequencies / np.array(
+            scaling.long if positions > scaling.original_context else scaling.short
+        )
         return own
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind != "llama3":
         raise PlanError(f"rope scaling {scaling.kind!r}: expected llama3 or linear")
-    turns = scaling.original_context * frequencies / (2 * math.pi)  # full turns within the original context
-    keep = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0)
+    # full turns within the original context
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    keep = np.clip(
+        (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
+        0.0,
+        1.0,
+    )
     return frequencies * (keep + (1.0 - keep) / scaling.factor)

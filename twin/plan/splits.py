@@ -1,4 +1,6 @@
-"""The kernel's attention on one rank: its heads, into how many splits it divides the cached positions of a key head, their pages."""
+"""The kernel's attention on one rank: its heads, into how many splits it divides the cached
+positions of a key head, their pages.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +10,96 @@ from twin.plan.partition import kv_share, share
 from twin.plan.settle import dense
 from twin.plan.types import Attention, Limits, Options
 
-# On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks at four splits at once: Llama-3.2-1B
-# with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
+# On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
+# at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
+# 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
-POSITIONS_PER_SPLIT = 128  # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797 (studies/h200-history)
+# on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797
+# (studies/h200-history)
+POSITIONS_PER_SPLIT = 128
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
-TENSOR_ROW, TENSOR_HEAD = 128, 128  # bytes that a cached key is a multiple of; most elements: wider heads leave no registers
+# bytes that a cached key is a multiple of; most elements: wider heads leave no registers
+TENSOR_ROW, TENSOR_HEAD = 128, 128
 
 
-def attention_of(spec: ModelSpec, options: Options, limits: Limits, *, ranks: int, blocks: int) -> Attention | None:
-    """Of a model on ranks of `blocks` blocks; None where its layers need caches that the kernel does not know. Raises PlanError."""
+def attention_of(
+    spec: ModelSpec, options: Options, limits: Limits, *, ranks: int, blocks: int
+) -> Attention | None:
+    """Of a model on ranks of `blocks` blocks; None where its layers need caches that the kernel
+    does not know. Raises PlanError.
+    """
     if not dense(spec, options):
         return None
-    heads, kv_heads = share(spec.name, ranks, "attention heads", spec.heads), kv_share(spec.name, ranks, spec.kv_heads)
+    heads, kv_heads = (
+        share(spec.name, ranks, "attention heads", spec.heads),
+        kv_share(spec.name, ranks, spec.kv_heads),
+    )
     replicas = max(1, ranks // spec.kv_heads)
-    return attention(options, limits, heads=heads, kv_heads=kv_heads, head_dim=spec.head_dim, blocks=blocks, kv_replicas=replicas)
+    return attention(
+        options,
+        limits,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=spec.head_dim,
+        blocks=blocks,
+        kv_replicas=replicas,
+    )
 
 
 def attention(
-    options: Options, limits: Limits, *, heads: int, kv_heads: int, head_dim: int, blocks: int, kv_replicas: int = 1
+    options: Options,
+    limits: Limits,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    blocks: int,
+    kv_replicas: int = 1,
 ) -> Attention:
     """Splits of each KV head and the page capacity of each split."""
     pages = pages_of(options)
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
     if scans_on_tensor_cores(limits, options, group=heads // kv_heads, head_dim=head_dim):
-        wanted = min(pages, -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES)) * SPLITS_AT_ONCE)
+        wanted = min(
+            pages,
+            -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES))
+            * SPLITS_AT_ONCE,
+        )
     splits = options.attention_splits or max(1, min(blocks // kv_heads, wanted))
     positions = -(-pages // splits) * options.kv_page
-    return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, kv_replicas=kv_replicas, splits=splits, item_positions=positions)
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_replicas=kv_replicas,
+        splits=splits,
+        item_positions=positions,
+    )
 
 
 def pages_of(options: Options) -> int:
     """Pages of a cached head at max_context. Raises PlanError for more splits than that."""
     pages = -(-options.max_context // options.kv_page)
     if options.attention_splits and options.attention_splits > pages:
-        raise PlanError(f"attention_splits={options.attention_splits}: more than the {pages} pages of {options.kv_page} positions")
+        raise PlanError(
+            f"attention_splits={options.attention_splits}: more than the {pages} pages of "
+            f"{options.kv_page} positions"
+        )
     return pages
 
 
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
-    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows of cached keys are whole 128 bytes, in
-    which an item's positions are stored twisted."""
+    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows
+    of cached keys are whole 128 bytes, in which an item's positions are stored twisted.
+    """
     if not limits.teams or options.kv_dtype.bytes != 2:
         return False
     whole = head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and head_dim <= TENSOR_HEAD
-    return whole and group <= 2 * TENSOR_HEADS and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
+    return (
+        whole
+        and group <= 2 * TENSOR_HEADS
+        and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
+    )
 
 
 def slot_positions(options: Options, head_dim: int) -> int:

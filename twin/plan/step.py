@@ -10,7 +10,7 @@ from twin.plan.builder import Builder
 from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
 from twin.plan.partition import cut, spread
-from twin.plan.streams import enter, landed, summed
+from twin.plan.residuals import enter, landed, summed
 from twin.plan.types import Read, Sampling, StageKind
 
 CANDIDATE = 2  # logit and index
@@ -25,23 +25,30 @@ def step(b: Builder) -> None:
     if b.spec.hyper:
         residual = enter(b, "head_hyper", -1, residual)
     _head(b, residual)
-    if b.options.sampling is Sampling.FULL:  # the token comes from the last stage, which is known only now
+    # the token comes from the last stage, which is known only now
+    if b.options.sampling is Sampling.FULL:
         b.values[0] = replace(b.values[0], stage=len(b.stages) - 1)
 
 
 def _embed(b: Builder) -> None:
-    """The sampled token of the previous step arrives by value only when one block samples for all."""
+    """The sampled token of the previous step arrives by value only when one block samples for
+    all.
+    """
     reads: tuple[Read, ...] = ()
     if b.options.sampling is Sampling.FULL:
         owned = ((0, 1), *[(1, 1)] * (b.blocks - 1))
         token = b.value("token", 0, 0, elements=1, pushed=False, owned=owned)  # value 0
         reads = (replace(b.whole(token), previous_step=True),)
     vector = b.options.tokens * b.shard.hidden
-    b.stage(StageKind.EMBED, -1, reads=reads, publishes=None, vector=vector, operations=("embedding",))
+    b.stage(
+        StageKind.EMBED, -1, reads=reads, publishes=None, vector=vector, operations=("embedding",)
+    )
 
 
 def _layer(b: Builder, layer: int, residual: list[Read]) -> list[Read]:
-    """residual += mixer(norm(residual)); residual += feed(norm(residual)), with hyper-connections around both."""
+    """residual += mixer(norm(residual)); residual += feed(norm(residual)), with hyper-connections
+    around both.
+    """
     parts = b.spec.layer(layer)
     mixed = mixer(b, layer, parts.mixer, enter(b, "attn_hyper", layer, residual))
     fed = feed(b, layer, parts.feed, enter(b, "ffn_hyper", layer, landed(b, layer, mixed)))
@@ -52,7 +59,9 @@ def _head(b: Builder, residual: list[Read]) -> None:
     spec, shard = b.spec, b.shard
     if spec.lanes is not None and spec.lanes.head is not LaneHead.VOCABULARY:
         owned = spread(shard.hidden, b.blocks)
-        value = b.value("lane_mean", 0, len(b.stages), elements=shard.hidden, pushed=True, owned=owned)
+        value = b.value(
+            "lane_mean", 0, len(b.stages), elements=shard.hidden, pushed=True, owned=owned
+        )
         b.stage(
             StageKind.LANE_MEAN,
             -1,
@@ -64,19 +73,40 @@ def _head(b: Builder, residual: list[Read]) -> None:
         residual = [b.whole(b.collected(value))]
     full = b.options.sampling is Sampling.FULL
     if full and shard.vocab < b.blocks:  # a block without logits tells nobody how far it is
-        raise PlanError(f"the vocabulary has {shard.vocab} rows per rank for {b.blocks} blocks: use fewer blocks or sampling=greedy")
+        raise PlanError(
+            f"the vocabulary has {shard.vocab} rows per rank for {b.blocks} blocks: use fewer "
+            "blocks or sampling=greedy"
+        )
     owned = spread(shard.vocab, b.blocks, b.shift)
     stored = spec.end_weights()[-1].format if spec.stored else None
-    matrix = cut(rows=shard.vocab, cols=shard.hidden, unit=1, owned=owned, options=b.options, format=stored)
-    published = owned if full else tuple((CANDIDATE * block, CANDIDATE * (block + 1)) for block in range(b.blocks))
+    matrix = cut(
+        rows=shard.vocab, cols=shard.hidden, unit=1, owned=owned, options=b.options, format=stored
+    )
+    published = (
+        owned
+        if full
+        else tuple((CANDIDATE * block, CANDIDATE * (block + 1)) for block in range(b.blocks))
+    )
     elements = shard.vocab if full else CANDIDATE * b.blocks
     name = "logits" if full else "candidates"
     value = b.value(name, 0, len(b.stages), elements=elements, pushed=b.ranks > 1, owned=published)
     b.stage(
-        StageKind.LM_HEAD, -1, reads=residual, publishes=value.id, matrix=matrix, vector=summed(b),
+        StageKind.LM_HEAD,
+        -1,
+        reads=residual,
+        publishes=value.id,
+        matrix=matrix,
+        vector=summed(b),
         operations=("add_norm", "lm_head"),
-    )  # fmt: skip
+    )
     everything = b.whole(b.collected(value))
     if full:
         everything = replace(everything, spans=(everything.spans[0], *[()] * (b.blocks - 1)))
-    b.stage(StageKind.SAMPLE, -1, reads=(everything,), publishes=0 if full else None, vector=0, operations=("sample",))
+    b.stage(
+        StageKind.SAMPLE,
+        -1,
+        reads=(everything,),
+        publishes=0 if full else None,
+        vector=0,
+        operations=("sample",),
+    )

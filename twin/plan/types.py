@@ -1,13 +1,15 @@
 """The plan: frozen data that says, for one decode step, who computes, waits for and publishes what.
 
-Ranks are the units of tensor parallelism. Without lanes a rank is a GPU; with lanes a rank is a lane, and one
-GPU may host several. Every rank runs the same stages on the same spans (its weights differ), so spans are
-given once, per block of a rank. All exchanged values are FP32, but for attention's partial outputs (`partial_words`).
+Tensor parallelism divides a model into ranks. Without lanes a rank is a GPU; with lanes a rank is a
+lane, and one GPU may host several. Every rank runs the same stages on the same spans (its weights
+differ), so spans are given once, per block of a rank. All exchanged values are FP32, but for
+attention's partial outputs (`partial_words`).
 
 Within one stage a block, in this order: waits for all its reads, resets, computes, publishes.
 
-A step handles `Plan.tokens` tokens: one, or those of several sequences and their drafts. Plans of more than one token, and of layers
-that are not dense, are simulated only (`simulation_only` says why, by the rows of the catalogue).
+A step handles `Plan.tokens` tokens: one, or those of several sequences and their drafts. Plans of
+more than one token, and of layers that are not dense, are simulated only (`simulation_only` says
+why, by the rows of the catalogue).
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
 MOST_STAGGER_NS = 100_000  # more than any layer takes
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
 ITEM_WORDS = 4  # what a dense layer's attention item publishes is padded to so many words, 16 bytes
-BATCH_ROWS = 64  # rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its own
-MOST_BATCH_ROWS = 256  # where few warps share a row; Stage::tile_inverse of the kernel is exact up to there
+# rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its
+# own
+BATCH_ROWS = 64
+# where few warps share a row; Stage::tile_inverse of the kernel is exact up to there
+MOST_BATCH_ROWS = 256
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 WARP_COLUMNS = 128  # fewest of a tile that a warp covers
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
@@ -49,11 +54,12 @@ class CollectiveKind(Enum):
 class Execution(Enum):
     RESIDENT = "resident"  # one launch for the whole generation
     GRAPH = "graph"  # one kernel per stage, launched as a graph
-    STREAM = "stream"  # one kernel per operation, launched one by one
+    LAUNCHES = "stream"  # one kernel per operation, launched one by one
 
 
 class Placement(Enum):
-    DIE_AWARE = "die-aware"  # neighbouring blocks share a die; each block's weights lie in its die's memory
+    # neighbouring blocks share a die; each block's weights lie in its die's memory
+    DIE_AWARE = "die-aware"
     FLAT = "flat"  # blocks round-robin over dies; weights interleaved over all stacks
 
 
@@ -63,17 +69,20 @@ class Sampling(Enum):
 
 
 class Residual(Enum):
-    """Where the residual stream lies."""
+    """Where the residual lies."""
 
     REPLICATED = "replicated"  # every block keeps all of it and adds redundantly
-    SLICED = "sliced"  # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
+    # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
+    SLICED = "sliced"
 
 
 class LateParts(Enum):
     """Who adds up what the other ranks published `delay` layers ago."""
 
     EACH = "each"  # every block reads every other rank's part
-    REDUCED = "reduced"  # every block sums its own elements of the parts once; a stage REDUCE publishes them within the rank
+    # every block sums its own elements of the parts once; a stage REDUCE publishes them within the
+    # rank
+    REDUCED = "reduced"
 
 
 class Common(Enum):
@@ -114,15 +123,24 @@ class Options:
     kv_page: int = 16  # positions per page; page p belongs to split p % splits
     attention_splits: int | None = None  # per KV head; None: from max_context
     copies: int = 3  # rotating copies of each exchange buffer
-    prompt_chunk: int = 1  # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
+    # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
+    prompt_chunk: int = 1
     batch: int = 1  # sequences decoded together; more than 1 can only be simulated
-    draft: int = 0  # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
-    expert_ranks: int = 1  # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
-    ahead_slots: int = 0  # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
-    residual: Residual | None = None  # None: sliced where the tokens of a step have 8,192 elements or more
-    common: Common | None = None  # None: sharded where ranks push, replicated before library collectives
-    lane_stagger_ns: int = 0  # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
-    late_parts: LateParts | None = None  # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or barrier
+    # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
+    draft: int = 0
+    # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
+    expert_ranks: int = 1
+    # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
+    ahead_slots: int = 0
+    # None: sliced where the tokens of a step have 8,192 elements or more
+    residual: Residual | None = None
+    # None: sharded where ranks push, replicated before library collectives
+    common: Common | None = None
+    # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
+    lane_stagger_ns: int = 0
+    # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or
+    # barrier
+    late_parts: LateParts | None = None
 
     @property
     def tokens(self) -> int:
@@ -139,14 +157,17 @@ class Limits:
     on_chip_bytes: int  # per block
     memory_bytes: int  # per GPU
     oversubscribe: bool  # blocks may share a core (CPU)
-    teams: bool = False  # warps keep activations in registers (our kernel for NVIDIA); else they lie on the chip
+    # warps keep activations in registers (our kernel for NVIDIA); else they lie on the chip
+    teams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published element.
+    """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published
+    element.
 
-    Of routed experts, one expert's. Where the blocks divide the chosen experts' rows among themselves, nobody owns rows (`owned` is empty).
+    Of routed experts, one expert's. Where the blocks divide the chosen experts' rows among
+    themselves, nobody owns rows (`owned` is empty).
     """
 
     rows: int
@@ -159,21 +180,28 @@ class Matrix:
 
     @property
     def batch_rows(self) -> int:
-        """Most rows that a block multiplies between two barriers: the fewer share a row, the more rows' partial sums have room."""
+        """Most rows that a block multiplies between two barriers: the fewer share a row, the more
+        rows' partial sums have room.
+        """
         rows = min(BATCH_ROWS * max(1, MOST_WARPS // self.sharers), MOST_BATCH_ROWS)
         return max(self.tile_rows, rows // self.tile_rows * self.tile_rows)
 
     @property
     def sharers(self) -> int:
-        """Most partial sums of one row that a block makes: of its column slices, or of a GPU block's warps, which may be more."""
+        """Most partial sums of one row that a block makes: of its column slices, or of a GPU
+        block's warps, which may be more.
+        """
         if self.tile_cols < self.cols:
             return max(MOST_WARPS, -(-self.cols // self.tile_cols))
-        return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())  # a team of warps is a power of two
+        # a team of warps is a power of two
+        return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())
 
     @property
     def sums_floats(self) -> int:
-        """Partial sums of one batch of rows on the chip, FP32 [sharers][batch_rows]: `multiply` in gemv.cuh strides by the whole batch,
-        also where a block has fewer rows, so only the last part ends early."""
+        """Partial sums of one batch of rows on the chip, FP32 [sharers][batch_rows]: `multiply` in
+        gemv.cuh strides by the whole batch, also where a block has fewer rows, so only the last
+        part ends early.
+        """
         most = max((hi - lo for lo, hi in self.owned), default=self.rows)
         return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
 
@@ -190,9 +218,11 @@ class Routed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """Cached entries that a stage reads, as items [sequence][cached head][split]; item // splits is (sequence, head).
+    """Cached entries that a stage reads, as items [sequence][cached head][split]; item // splits is
+    (sequence, head).
 
-    Entry e of a head belongs to split e // page % splits. A recurrent state is a cache of constant size whose entries are all written.
+    Entry e of a head belongs to split e // page % splits. A recurrent state is a cache of constant
+    size whose entries are all written.
     """
 
     sequences: int
@@ -205,8 +235,10 @@ class Scan:
     page: int  # entries
     held_bytes: int  # memory of a rank for all its sequences, at options.max_context
     extra_bytes: int = 0  # read beside the entries, of each item
-    written_bytes: int = 0  # of each item: its state; the entries that attention adds are spread over the items
-    chosen: bool = False  # which entries follows from the stage's reads: they cannot be asked for before
+    # of each item: its state; the entries that attention adds are spread over the items
+    written_bytes: int = 0
+    # which entries follows from the stage's reads: they cannot be asked for before
+    chosen: bool = False
 
     @property
     def items(self) -> int:
@@ -217,7 +249,9 @@ class Scan:
         split = item % self.splits
         pages = -(-self.entries // self.page)
         whole = len(range(split, pages, self.splits)) * self.page
-        short = pages * self.page - self.entries if pages and (pages - 1) % self.splits == split else 0
+        short = (
+            pages * self.page - self.entries if pages and (pages - 1) % self.splits == split else 0
+        )
         return (whole - short) * self.entry_bytes + self.extra_bytes
 
 
@@ -235,7 +269,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One publication per step: elements of one copy of a buffer, each written by exactly one block of each rank.
+    """One publication per step: elements of one copy of a buffer, each written by exactly one block
+    of each rank.
 
     A pushed value is written by every rank into its own part on every rank.
     """
@@ -260,13 +295,16 @@ class Read:
     spans: tuple[tuple[Span, ...], ...]  # [blocks][...]
     scale: float = 1.0  # residual reads are multiplied by it
     previous_step: bool = False
-    residual: bool = False  # added to the residual stream, parts in rank order
-    sequences: tuple[int, ...] | None = None  # [blocks] sequences whose words of each element are used; None: all
+    residual: bool = False  # added to the residual, parts in rank order
+    # [blocks] sequences whose words of each element are used; None: all
+    sequences: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Each block sets the elements it owns (of every part, in its own rank's memory) back to the sentinel."""
+    """Each block sets the elements it owns (of every part, in its own rank's memory) back to the
+    sentinel.
+    """
 
     value: int
     previous_step: bool = False
@@ -281,15 +319,21 @@ class Stage:
     resets: tuple[Reset, ...]
     publishes: int | None  # value id
     matrix: Matrix | None
-    vector_elements: int  # activation elements each block touches besides its reads (norm, residual, combine)
+    # activation elements each block touches besides its reads (norm, residual, combine)
+    vector_elements: int
     operations: tuple[str, ...]  # the kernels that an engine without fusion would launch for it
-    items: tuple[Span, ...] = ()  # attention: [blocks] items (kv head, split) = item // splits, item % splits
+    # attention: [blocks] items (kv head, split) = item // splits, item % splits
+    items: tuple[Span, ...] = ()
     window: int = 0  # attention: attended positions including the newest, 0 for all
-    more: tuple[Matrix, ...] = ()  # further matrices of the same input, whose elements follow those of `matrix`
-    scan: Scan | None = None  # cached entries, where they are not the keys and values of `Plan.attention`
+    # further matrices of the same input, whose elements follow those of `matrix`
+    more: tuple[Matrix, ...] = ()
+    # cached entries, where they are not the keys and values of `Plan.attention`
+    scan: Scan | None = None
     routed: Routed | None = None
-    gate: int | None = None  # the stage whose end in a block lets it fetch this stage's weights; None: known ahead
-    kept: bool = False  # the rows' sums stay in the block, for the next stage that owns the same rows
+    # the stage whose end in a block lets it fetch this stage's weights; None: known ahead
+    gate: int | None = None
+    # the rows' sums stay in the block, for the next stage that owns the same rows
+    kept: bool = False
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -297,14 +341,17 @@ class Stage:
 
     @property
     def has_code(self) -> bool:
-        """Does the kernel have code for the stage and decode its weights? It multiplies the plan's own weight type, and
-        attends keys and values that all layers cache alike."""
+        """Does the kernel have code for the stage and decode its weights? It multiplies the plan's
+        own weight type, and attends keys and values that all layers cache alike.
+        """
         own = all(matrix.format is None for matrix in self.matrices)
         return ROWS[self.kind].engine and own and self.scan is None
 
     @property
     def late(self) -> bool:
-        """A sum of late parts: a later stage's reads wait for it, nothing else in the block does."""
+        """A sum of late parts: a later stage's reads wait for it, nothing else in the block
+        does.
+        """
         return self.kind is StageKind.REDUCE and not any(read.residual for read in self.reads)
 
     @property
@@ -314,7 +361,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The residual stream and the vocabulary on one rank. Zero in a probe that does not use them."""
+    """The residual and the vocabulary on one rank. Zero in a probe that does not use them."""
 
     hidden: int
     vocab: int  # rows of the LM head on a rank; the last rank may own fewer valid rows
@@ -322,9 +369,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The attention that the kernel has code for, alike in all layers: a rank's heads and its paged cache.
+    """The attention that the kernel has code for, alike in all layers: a rank's heads and its paged
+    cache.
 
-    Page p of a KV head, `Options.kv_page` positions, belongs to split p % splits, so a block reads only what it wrote.
+    Page p of a KV head, `Options.kv_page` positions, belongs to split p % splits, so a block reads
+    only what it wrote.
     """
 
     heads: int
@@ -359,7 +408,8 @@ class Plan:
     ranks_per_gpu: int
     blocks: int  # per rank
     shard: Shard
-    attention: Attention | None  # None: no stage runs it; caches that only the twin knows are their stages' scans
+    # None: no stage runs it; caches that only the twin knows are their stages' scans
+    attention: Attention | None
     buffers: tuple[Buffer, ...]
     values: tuple[Value, ...]
     stages: tuple[Stage, ...]
@@ -367,7 +417,9 @@ class Plan:
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        """Of all stages and spans, so computed once: layouts and teams are looked up by plan, and that took most of a proof's time."""
+        """Of all stages and spans, so computed once: layouts and teams are looked up by plan, and
+        that took most of a proof's time.
+        """
         if self._hash is None:
             parts = tuple(getattr(self, f.name) for f in fields(self) if f.compare)
             object.__setattr__(self, "_hash", hash(parts))
@@ -382,8 +434,10 @@ class Plan:
         return rank // self.ranks_per_gpu
 
     def start_ns(self, rank: int) -> int:
-        """How long a rank waits once a step's token is known. Lanes of one GPU that run side by side wait for their hand-offs at the same
-        times, and nothing is streamed then; lanes that are apart leave the stream to each other."""
+        """How long a rank waits once a step's token is known. Lanes of one GPU that run side by
+        side wait for their hand-offs at the same times, and nothing is streamed then; lanes that
+        are apart leave the stream to each other.
+        """
         return rank % self.ranks_per_gpu % STAGGERED_LANES * self.options.lane_stagger_ns
 
     @property
@@ -396,45 +450,70 @@ class Plan:
         assert self.attention is not None, f"{self.name} has no attention of the kernel's"
         return self.attention
 
-    def aside(self, stage: Stage) -> bool:
-        """Does a helper of the block make this stage beside the others? Our kernel for NVIDIA has one, which polls."""
-        polled = self.options.execution is Execution.RESIDENT and self.options.handoff is HandOffKind.SENTINEL
+    def by_keeper(self, stage: Stage) -> bool:
+        """Does the block's keeper make this stage beside the others? Our kernel for NVIDIA has one,
+        which polls.
+        """
+        polled = (
+            self.options.execution is Execution.RESIDENT
+            and self.options.handoff is HandOffKind.SENTINEL
+        )
         return stage.late and self.limits.teams and polled
 
     def weight_bytes(self) -> int:
-        """Weights that one step streams, all ranks together; of routed experts what uniform routing uses on average."""
+        """Weights that one step streams, all ranks together; of routed experts what uniform routing
+        uses on average.
+        """
         return round(self.ranks * sum(self._streamed_bytes(stage) for stage in self.stages))
 
     def moved_bytes(self, stage: Stage) -> int:
-        """What a stage of all ranks streams, reads and writes in a step; of routed experts the average of uniform routing."""
+        """What a stage of all ranks streams, reads and writes in a step; of routed experts the
+        average of uniform routing.
+        """
         return round(self.ranks * (self._streamed_bytes(stage) + self._cached_bytes(stage)))
 
     def _streamed_bytes(self, stage: Stage) -> float:
-        share = expected_experts(stage.routed, self.tokens) / self.options.expert_ranks if stage.routed else 1.0
+        share = (
+            expected_experts(stage.routed, self.tokens) / self.options.expert_ranks
+            if stage.routed
+            else 1.0
+        )
         return share * self.stage_bytes(stage)
 
     def stage_bytes(self, stage: Stage) -> int:
-        """Bytes of a stage's matrices on one rank as its blocks stream them; of one expert where it is routed."""
+        """Bytes of a stage's matrices on one rank as its blocks stream them; of one expert where it
+        is routed.
+        """
         return sum(self._matrix_bytes(matrix) for matrix in stage.matrices)
 
     def _matrix_bytes(self, matrix: Matrix) -> int:
         if matrix.format is None:
             return matrix.rows * matrix.cols * self.options.weight_dtype.bytes
         spans = matrix.owned or ((0, matrix.rows),)
-        return sum(rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, hi - lo, matrix.cols) for lo, hi in spans)
+        return sum(
+            rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, hi - lo, matrix.cols)
+            for lo, hi in spans
+        )
 
     def kv_bytes(self) -> int:
-        """Caches and states that one step reads and writes at options.context, all ranks together."""
+        """Caches and states that one step reads and writes at options.context, all ranks
+        together.
+        """
         return self.ranks * sum(self._cached_bytes(stage) for stage in self.stages)
 
     def _cached_bytes(self, stage: Stage) -> int:
         """Of one rank."""
         scan = stage.scan
         if scan is not None:
-            return sum(scan.item_bytes(item) for item in range(scan.items)) + scan.items * scan.written_bytes
+            return (
+                sum(scan.item_bytes(item) for item in range(scan.items))
+                + scan.items * scan.written_bytes
+            )
         if stage.kind is not StageKind.ATTENTION:
             return 0
-        positions = min(self.options.context, stage.window) if stage.window else self.options.context
+        positions = (
+            min(self.options.context, stage.window) if stage.window else self.options.context
+        )
         own = self.kernel_attention()
         return own.position_bytes(self.options.kv_dtype) * own.kv_heads * positions
 
@@ -442,14 +521,18 @@ class Plan:
         return self.weight_bytes() + self.kv_bytes()
 
     def memory_bytes(self) -> int:
-        """Device memory of one GPU: all weights (of all experts it holds), embedding table, exchange buffers, caches."""
+        """Device memory of one GPU: all weights (of all experts it holds), embedding table,
+        exchange buffers, caches.
+        """
         per_rank = sum(self._held_bytes(stage) for stage in self.stages)
         per_rank += sum(4 * b.elements * b.copies * b.parts * b.words for b in self.buffers)
         return self._table_bytes() + self.ranks_per_gpu * per_rank
 
     def _table_bytes(self) -> int:
         """The embedding table, which every GPU holds whole."""
-        return self.spec.vocab * self.spec.hidden * self.options.weight_dtype.bytes if self.spec else 0
+        return (
+            self.spec.vocab * self.spec.hidden * self.options.weight_dtype.bytes if self.spec else 0
+        )
 
     def _held_bytes(self, stage: Stage) -> int:
         """What a rank keeps in memory for a stage: weights and caches."""
@@ -463,18 +546,30 @@ class Plan:
         return weights + own.items * own.item_positions * own.position_bytes(self.options.kv_dtype)
 
     def simulation_only(self) -> str | None:
-        """Why the engine cannot run this plan, by its options and the catalogue's rows of its stages; None: it can."""
+        """Why the engine cannot run this plan, by its options and the catalogue's rows of its
+        stages; None: it can.
+        """
         for name, limit in ENGINE_OPTIONS.items():
             value = getattr(self.options, name)
             if value > limit:
-                return f"{name}={value} can be planned and simulated only; the engine runs {name}={limit}"
+                return (
+                    f"{name}={value} can be planned and simulated only; the engine runs "
+                    f"{name}={limit}"
+                )
         if self.options.residual is Residual.SLICED:
-            return "residual=sliced can be planned and simulated only; the engine runs residual=replicated"
+            return (
+                "residual=sliced can be planned and simulated only; the engine runs "
+                "residual=replicated"
+            )
         stage = next((stage for stage in self.stages if not stage.has_code), None)
         if stage is None:
             return None
         model = self.spec.runnable_reason() if self.spec else None
-        return model or f"{stage.name} can be planned and simulated only; the engine runs dense models in 16 or 32 bits"
+        return (
+            model
+            or f"{stage.name} can be planned and simulated only; the engine runs dense models in "
+            "16 or 32 bits"
+        )
 
     def launches(self) -> int:
         """Kernels launched per step."""
@@ -483,19 +578,22 @@ class Plan:
                 return 0
             case Execution.GRAPH:
                 return len(self.stages)
-            case Execution.STREAM:
+            case Execution.LAUNCHES:
                 return sum(len(s.operations) for s in self.stages)
 
 
 def partial_words(heads: int, dim: int, dtype: DType) -> int:
-    """32-bit words of the partial outputs of `heads` heads of `dim` elements, and of their maxima and sums: outputs of a cache of 16 bits
-    or less go two to a word (Outputs in attention.cuh)."""
+    """32-bit words of the partial outputs of `heads` heads of `dim` elements, and of their maxima
+    and sums: outputs of a cache of 16 bits or less go two to a word (Outputs in attention.cuh).
+    """
     outputs = heads * dim
     return (outputs if dtype is DType.FP32 else -(-outputs // 2)) + heads * PARTIAL_EXTRA
 
 
 def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
-    """(rows, cols) of each ring slot of a block, in the order of the stream: row groups, then column slices."""
+    """(rows, cols) of each ring slot of a block, in the order of the stream: row groups, then
+    column slices.
+    """
     return tiles_of(matrix, *matrix.owned[block])
 
 
@@ -503,15 +601,21 @@ def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
     """The same for rows lo..hi-1."""
     for row in range(lo, hi, matrix.tile_rows):
         for col in range(0, matrix.cols, matrix.tile_cols):
-            yield (row, min(row + matrix.tile_rows, hi)), (col, min(col + matrix.tile_cols, matrix.cols))
+            yield (
+                (row, min(row + matrix.tile_rows, hi)),
+                (col, min(col + matrix.tile_cols, matrix.cols)),
+            )
 
 
 @lru_cache(maxsize=4096)
 def rows_bytes(format: Format, tile_rows: int, tile_cols: int, rows: int, cols: int) -> int:
     """Stored bytes of [rows, cols] when every tile brings its own scales."""
-    high = ((rows // tile_rows, tile_rows), (1, rows % tile_rows))  # (row groups, rows of each); the last one may be shorter
+    # (row groups, rows of each); the last one may be shorter
+    high = ((rows // tile_rows, tile_rows), (1, rows % tile_rows))
     wide = ((cols // tile_cols, tile_cols), (1, cols % tile_cols))
-    return sum(groups * slices * format.bytes(h, w) for groups, h in high for slices, w in wide if h and w)
+    return sum(
+        groups * slices * format.bytes(h, w) for groups, h in high for slices, w in wide if h and w
+    )
 
 
 def expected_experts(routed: Routed, tokens: int) -> float:
@@ -520,5 +624,7 @@ def expected_experts(routed: Routed, tokens: int) -> float:
 
 
 def routed_share(total: int, blocks: int, block: int) -> Span:
-    """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them evenly and in order."""
+    """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them
+    evenly and in order.
+    """
     return block * total // blocks, (block + 1) * total // blocks

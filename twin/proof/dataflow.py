@@ -1,7 +1,9 @@
-"""What a stage must read to compute the model: derived from the model alone, then compared with the plan.
+"""What a stage must read to compute the model: derived from the model alone, then compared with the
+plan.
 
-A plan that forgets a read would run and compute something else without a sign, so every stage's reads are compared
-exactly: value, parts, scale and step. The elements may be more than needed, never fewer.
+A plan that forgets a read would run and compute something else without a sign, so every stage's
+reads are compared exactly: value, parts, scale and step. The elements may be more than needed,
+never fewer.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ PROBE_KINDS = (StageKind.STREAM, StageKind.EXCHANGE, StageKind.ATTENTION, StageK
 
 
 def check_data_flow(plan: Plan) -> list[Violation]:
-    """Everything a model's plan, or a probe's, reads wrongly. The plan's structure must be sound."""
+    """Everything a model's plan, or a probe's, reads wrongly. The plan's structure must be
+    sound.
+    """
     found = list(_every_word_read(plan))
     if plan.spec is None:
         return found + list(_probe(plan))
@@ -29,11 +33,13 @@ def check_data_flow(plan: Plan) -> list[Violation]:
     return found + walk.found
 
 
-# ---- every word that is written is read ------------------------------------------------------------------------------
+# ---- every word that is written is read ----------------------------------------------------------
 
 
 def _every_word_read(plan: Plan) -> Iterator[Violation]:
-    """Only a poll proves that a store arrived; without one it could land after the word's next use."""
+    """Only a poll proves that a store arrived; without one it could land after the word's next
+    use.
+    """
     spans: dict[tuple[int, bool], set[Span]] = {}
     for stage in plan.stages:
         for read in stage.reads:
@@ -50,11 +56,13 @@ def _every_word_read(plan: Plan) -> Iterator[Violation]:
                 yield Violation("unread", plan.stages[value.stage].name, message)
 
 
-# ---- probes ----------------------------------------------------------------------------------------------------------
+# ---- probes --------------------------------------------------------------------------------------
 
 
 def _probe(plan: Plan) -> Iterator[Violation]:
-    """A probe's hand-offs form a ring: each publisher gathers what the one before it published; in an exchange others may, too."""
+    """A probe's hand-offs form a ring: each publisher gathers what the one before it published; in
+    an exchange others may, too.
+    """
     for stage in plan.stages:
         if stage.kind not in PROBE_KINDS:
             yield Violation("data flow", stage.name, "a plan without a model has no such stage")
@@ -64,11 +72,16 @@ def _probe(plan: Plan) -> Iterator[Violation]:
         assert stage.publishes is not None
         before = plan.values[chain[index - 1].publishes or 0]
         owned = plan.values[stage.publishes].owned
-        listens = [stage.kind is StageKind.EXCHANGE and any(read.spans[block] for read in stage.reads) for block in range(plan.blocks)]
+        listens = [
+            stage.kind is StageKind.EXCHANGE and any(read.spans[block] for read in stage.reads)
+            for block in range(plan.blocks)
+        ]
         working = [lo < hi or heard for (lo, hi), heard in zip(owned, listens, strict=True)]
         parts = Parts.ALL if before.pushed else Parts.OWN
         spans = tuple(((0, before.elements),) if works else () for works in working)
-        yield from compare(plan, stage, [Need(before, spans, parts, previous_step=before.stage >= stage.index)])
+        yield from compare(
+            plan, stage, [Need(before, spans, parts, previous_step=before.stage >= stage.index)]
+        )
     for stage in plan.stages:
         if stage.publishes is None and stage.reads:
             yield Violation("data flow", stage.name, "reads but publishes nothing")

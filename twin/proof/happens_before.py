@@ -1,17 +1,22 @@
-"""Proves that no word of an exchange buffer is reused too early, by following who knows what about whom.
+"""Proves that no word of an exchange buffer is reused too early, by following who knows what about
+whom.
 
-`own[b, x]` is the latest stage (on a time line of three unrolled steps) that block b knows block x of its rank to have
-completed, meaning its reads and its resets; `foreign[b, x]` is the same for block x of *every* other rank, which is one number
-because all ranks run the same plan. A successful poll teaches what the writer knew when it published. A path of
-knowledge that starts at some stage only uses what is published after it, so a hazard holds in every step or in none
-and is checked once.
+`own[b, x]` is the latest stage (on a time line of three unrolled steps) that block b knows block x
+of its rank to have completed, meaning its reads and its resets; `foreign[b, x]` is the same for
+block x of *every* other rank, which is one number because all ranks run the same plan. A successful
+poll teaches what the writer knew when it published. A path of knowledge that starts at some stage
+only uses what is published after it, so a hazard holds in every step or in none and is checked
+once.
 
-Assumed of an executor: a block's reads and resets are performed before its publication can be seen, at whatever
-rank it is seen (release), and nothing after a successful poll is performed before it (acquire).
+Assumed of an executor: a block's reads and resets are performed before its publication can be seen,
+at whatever rank it is seen (release), and nothing after a successful poll is performed before it
+(acquire).
 
-Sums of late parts (`Stage.late`) a helper of the block may make beside the block's other stages. It begins when the block's reads of the
-stage before have succeeded, and the block publishes in the stage behind only when the helper is done: so resets and publications follow
-it as in the plan. Polls do not: the block begins them with what its own reads taught it (`polling`), without what the helper learned.
+Sums of late parts (`Stage.late`) the block's keeper may make beside the block's other stages. It
+begins when the block's reads of the stage before have succeeded, and the block publishes in the
+stage behind only when the keeper is done: so resets and publications follow it as in the plan.
+Polls do not: the block begins them with what its own reads taught it (`polling`), without what the
+keeper learned.
 """
 
 from __future__ import annotations
@@ -27,9 +32,12 @@ from numpy.typing import NDArray
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
 from twin.proof.violation import Violation
 
-STEPS = 3  # a value, its reset at most a step later, the next value in that copy and its polls at most a step after it
+# a value, its reset at most a step later, the next value in that copy and its polls at most a step
+# after it
+STEPS = 3
 NEVER = -1
-GROUPS_AT_ONCE = 16  # groups of readers that are compared with all owners at once: more would not stay in the cache
+# groups of readers that are compared with all owners at once: more would not stay in the cache
+GROUPS_AT_ONCE = 16
 
 Times = NDArray[np.signedinteger[Any]]  # [blocks, blocks]
 Mask = NDArray[np.bool_]
@@ -57,7 +65,9 @@ def prove_reuse(plan: Plan) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """Who learns from whom by one read: blocks that poll words of the same writers learn the same."""
+    """Who learns from whom by one read: blocks that poll words of the same writers learn the
+    same.
+    """
 
     readers: Numbers  # blocks that poll anything that is written
     group: Numbers  # of each of them
@@ -67,10 +77,16 @@ class _Lesson:
     def latest(self, known: Times) -> Times:
         """[groups, blocks] what the writers of a group know together."""
         if len(self.starts) == 1:
-            together: Times = (known if len(self.writers) == len(known) else known[self.writers]).max(axis=0, keepdims=True)
+            together: Times = (
+                known if len(self.writers) == len(known) else known[self.writers]
+            ).max(axis=0, keepdims=True)
             return together
         rows = known[self.writers]
-        return rows if len(self.starts) == len(rows) else np.maximum.reduceat(rows, self.starts, axis=0)
+        return (
+            rows
+            if len(self.starts) == len(rows)
+            else np.maximum.reduceat(rows, self.starts, axis=0)
+        )
 
     def teach(self, known: Times, news: Times) -> None:
         """`news` [groups, blocks] joins what the readers know."""
@@ -88,12 +104,15 @@ class _Machine:
     proof: Proof = field(default_factory=Proof)
     own: Times = field(init=False)
     foreign: Times = field(init=False)
-    polling: Times | None = field(init=False)  # `own` without what sums of late parts add to it; None: no helper makes any
+    # `own` without what sums of late parts add to it; None: no keeper makes any
+    polling: Times | None = field(init=False)
     on_entry: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     after_reads: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     reads: dict[int, list[tuple[Stage, Read]]] = field(init=False)  # by value
-    published: dict[tuple[int, int, int], tuple[Times, Times]] = field(default_factory=dict)  # by value, step and lesson
-    last_reads: dict[int, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))  # by stage: (value, previous step)
+    # by value, step and lesson
+    published: dict[tuple[int, int, int], tuple[Times, Times]] = field(default_factory=dict)
+    # by stage: (value, previous step)
+    last_reads: dict[int, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))
     numbers: dict[int, int] = field(default_factory=dict)  # of spans, by the plan's objects
     contents: dict[object, int] = field(default_factory=dict)  # and by what they say
     masks: dict[tuple[int, int], Mask] = field(default_factory=dict)
@@ -105,15 +124,22 @@ class _Machine:
         last: dict[int, tuple[int, bool]] = {}
         for stage in self.plan.stages:
             for read in stage.reads:
-                last[read.value] = max(last.get(read.value, (-1, False)), (stage.index, read.previous_step), key=lambda at: (at[1], at[0]))
+                last[read.value] = max(
+                    last.get(read.value, (-1, False)),
+                    (stage.index, read.previous_step),
+                    key=lambda at: (at[1], at[0]),
+                )
         for value, (index, previous) in last.items():
             self.last_reads[index].append((value, previous))
         small = STEPS * len(self.plan.stages) <= np.iinfo(np.int16).max
-        times: type[np.signedinteger[Any]] = np.int16 if small else np.int32  # half the bytes to go through
+        # half the bytes to go through
+        times: type[np.signedinteger[Any]] = np.int16 if small else np.int32
         self.own = np.full((self.plan.blocks, self.plan.blocks), NEVER, times)
         self.foreign = self.own.copy()
         resident = self.plan.options.execution is Execution.RESIDENT
-        self.polling = self.own.copy() if resident and any(stage.late for stage in self.plan.stages) else None
+        self.polling = (
+            self.own.copy() if resident and any(stage.late for stage in self.plan.stages) else None
+        )
 
     def run(self) -> Proof:
         """Walks the steps until nothing is left to check."""
@@ -165,9 +191,12 @@ class _Machine:
                 self.published[key] = (lesson.latest(self.own), lesson.latest(self.foreign))
 
     def _learn(self, read: Read, step: int, *, polls: bool) -> None:
-        """Every block that polled takes over what the writers it saw knew when they published: about their own rank, and about every
-        rank that is foreign to them."""
-        known = self.published.get((read.value, step - read.previous_step, self._number(read.spans)))
+        """Every block that polled takes over what the writers it saw knew when they published:
+        about their own rank, and about every rank that is foreign to them.
+        """
+        known = self.published.get(
+            (read.value, step - read.previous_step, self._number(read.spans))
+        )
         lesson = self._lesson(read)
         if known is None or lesson is None:
             return
@@ -177,7 +206,9 @@ class _Machine:
             either = np.maximum(of_writer, of_others)
             about_own = of_others if read.parts is Parts.OTHERS else either
             # With two ranks, the writer's only foreign rank is the reader's own.
-            about_others = of_writer if read.parts is Parts.OTHERS and self.plan.ranks == 2 else either
+            about_others = (
+                of_writer if read.parts is Parts.OTHERS and self.plan.ranks == 2 else either
+            )
         lesson.teach(self.own, about_own)
         if self.plan.ranks > 1:
             lesson.teach(self.foreign, about_others)
@@ -185,26 +216,34 @@ class _Machine:
             lesson.teach(self.polling, about_own)
 
     def _lesson(self, read: Read) -> _Lesson | None:
-        """None: no block polls anything that is written. Found once for all steps and for all layers that are alike."""
+        """None: no block polls anything that is written. Found once for all steps and for all
+        layers that are alike.
+        """
         owned = self.plan.values[read.value].owned
         key = (self._number(read.spans), self._number(owned))
         if key not in self.lessons:
             if self.plan.options.handoff is HandOffKind.COUNTER:
-                polled = np.array([bool(spans) for spans in read.spans])[:, None] & _written(owned)[None]
+                polled = (
+                    np.array([bool(spans) for spans in read.spans])[:, None] & _written(owned)[None]
+                )
             else:
                 polled = self.touches(read.spans, owned)
             self.lessons[key] = _lesson_of(polled)
         return self.lessons[key]
 
     def _number(self, spans: tuple[object, ...]) -> int:
-        """Equal spans share it: layers that are alike have them in tuples of their own, which are compared here once."""
+        """Equal spans share it: layers that are alike have them in tuples of their own, which are
+        compared here once.
+        """
         known = self.numbers.get(id(spans))
         if known is None:
             known = self.numbers[id(spans)] = self.contents.setdefault(spans, len(self.contents))
         return known
 
     def _barrier(self, stage: Stage, now: int) -> None:
-        """A kernel's end orders all blocks of a GPU, the grid protocol those of a rank, or of all ranks if the stage pushed."""
+        """A kernel's end orders all blocks of a GPU, the grid protocol those of a rank, or of all
+        ranks if the stage pushed.
+        """
         resident = self.plan.options.execution is Execution.RESIDENT
         if resident and self.plan.options.handoff is not HandOffKind.GRID:
             return
@@ -228,11 +267,13 @@ class _Machine:
         key = (self._number(mine), self._number(theirs))
         if key not in self.overlaps:
             (lo, hi), (low, high) = np.array(mine).T, np.array(theirs).T
-            self.overlaps[key] = np.maximum(lo[:, None], low[None]) < np.minimum(hi[:, None], high[None])
+            self.overlaps[key] = np.maximum(lo[:, None], low[None]) < np.minimum(
+                hi[:, None], high[None]
+            )
         return self.overlaps[key]
 
 
-# ---- sentinel: readers before reset before the next write, and before the next poll begins --------------------------
+# ---- sentinel: readers before reset before the next write, and before the next poll begins -------
 
 
 def _plan_sentinel_checks(machine: _Machine) -> None:
@@ -255,7 +296,9 @@ def _plan_sentinel_checks(machine: _Machine) -> None:
             machine.on_entry[polled].append(_reset_before_poll(machine, old, stage, read, reset))
 
 
-def _readers_before_reset(machine: _Machine, value: Value, stage: Stage, read: Read, reset: int) -> Check:
+def _readers_before_reset(
+    machine: _Machine, value: Value, stage: Stage, read: Read, reset: int
+) -> Check:
     plan = machine.plan
     read_at = stage.index + len(plan.stages) * read.previous_step
     place = plan.stages[reset % len(plan.stages)].name
@@ -269,7 +312,10 @@ def _readers_before_reset(machine: _Machine, value: Value, stage: Stage, read: R
         reader, owner = _first(bad)
         where = _common(read.spans[reader], value.owned[owner])
         return Violation(
-            "race", place, f"block {owner} resets {value.name}[{where}] before block {reader} is known to have read it in {stage.name}"
+            "race",
+            place,
+            f"block {owner} resets {value.name}[{where}] before block {reader} is known to have "
+            f"read it in {stage.name}",
         )
 
     return check
@@ -290,14 +336,17 @@ def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int) -
                 return Violation(
                     "race",
                     stage,
-                    f"block {writer} writes {new.name}[{where}] before block {owner} of {who} is known to have reset {old.name} in {place}",
+                    f"block {writer} writes {new.name}[{where}] before block {owner} of {who} is "
+                    f"known to have reset {old.name} in {place}",
                 )
         return None
 
     return check
 
 
-def _reset_before_poll(machine: _Machine, old: Value, stage: Stage, read: Read, reset: int) -> Check:
+def _reset_before_poll(
+    machine: _Machine, old: Value, stage: Stage, read: Read, reset: int
+) -> Check:
     plan = machine.plan
     new, place = plan.values[read.value], plan.stages[reset % len(plan.stages)].name
 
@@ -312,13 +361,14 @@ def _reset_before_poll(machine: _Machine, old: Value, stage: Stage, read: Read, 
         return Violation(
             "race",
             stage.name,
-            f"block {reader} may take a stale {old.name}[{where}] for {new.name}: block {owner} is not known to have reset it in {place}",
+            f"block {reader} may take a stale {old.name}[{where}] for {new.name}: block {owner} "
+            f"is not known to have reset it in {place}",
         )
 
     return check
 
 
-# ---- counter, grid: readers before the next write ---------------------------------------------------------------------
+# ---- counter, grid: readers before the next write ------------------------------------------------
 
 
 def _plan_counter_checks(machine: _Machine) -> None:
@@ -326,11 +376,17 @@ def _plan_counter_checks(machine: _Machine) -> None:
     for old, new, step in _successions(plan):
         for stage, read in machine.reads[old.id]:
             read_at = count * (step + read.previous_step) + stage.index
-            machine.after_reads[count + new.stage].append(_readers_before_write(machine, old, new, stage, read, read_at))
+            machine.after_reads[count + new.stage].append(
+                _readers_before_write(machine, old, new, stage, read, read_at)
+            )
 
 
-def _readers_before_write(machine: _Machine, old: Value, new: Value, stage: Stage, read: Read, read_at: int) -> Check:
-    """All writers against all readers, whatever their elements: an early arrival would also complete the old count."""
+def _readers_before_write(
+    machine: _Machine, old: Value, new: Value, stage: Stage, read: Read, read_at: int
+) -> Check:
+    """All writers against all readers, whatever their elements: an early arrival would also
+    complete the old count.
+    """
 
     def check() -> Violation | None:
         for known, who in ((machine.own, "its rank"), (machine.foreign, "another rank")):
@@ -341,14 +397,17 @@ def _readers_before_write(machine: _Machine, old: Value, new: Value, stage: Stag
             if bad.any():
                 writer, reader = _first(bad)
                 place = machine.plan.stages[new.stage].name
-                message = f"block {writer} writes {new.name} over {old.name} before block {reader} of {who} is known to have read it in"
+                message = (
+                    f"block {writer} writes {new.name} over {old.name} before block {reader} of "
+                    f"{who} is known to have read it in"
+                )
                 return Violation("race", place, f"{message} {stage.name}")
         return None
 
     return check
 
 
-# ---- who follows whom -------------------------------------------------------------------------------------------------
+# ---- who follows whom ----------------------------------------------------------------------------
 
 
 def _reads(plan: Plan) -> dict[int, list[tuple[Stage, Read]]]:
@@ -360,9 +419,11 @@ def _reads(plan: Plan) -> dict[int, list[tuple[Stage, Read]]]:
 
 
 def _successions(plan: Plan) -> Iterator[tuple[Value, Value, int]]:
-    """(old, new, step of old) for each `new` of step 1 and the value before it in its copy; older ones follow by transitivity.
+    """(old, new, step of old) for each `new` of step 1 and the value before it in its copy; older
+    ones follow by transitivity.
 
-    A value that is not pushed still resets every part, so a pushed successor waits for it at all ranks too.
+    A value that is not pushed still resets every part, so a pushed successor waits for it at all
+    ranks too.
     """
     chains: dict[tuple[int, int], list[Value]] = defaultdict(list)
     for value in sorted(plan.values, key=lambda value: value.stage):

@@ -11,14 +11,25 @@ from twin.errors import PlanError
 from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
-from twin.plan.types import MOST_BATCH_ROWS, Matrix, Plan, Residual, Sampling, Span, Stage, StageKind
+from twin.plan.types import (
+    MOST_BATCH_ROWS,
+    Matrix,
+    Plan,
+    Residual,
+    Sampling,
+    Span,
+    Stage,
+    StageKind,
+)
 from twin.proof.violation import Violation
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
-MOST_INDEX = 2**24  # a token's number is exchanged as an FP32, which holds every whole number up to here
+# a token's number is exchanged as an FP32, which holds every whole number up to here
+MOST_INDEX = 2**24
 MOST_NUMBER = 2**31 - 1  # tables hold 4-byte fields
-PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {  # (a matrix, reads, a publication); None: either
+# (a matrix, reads, a publication); None: either
+PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {
     StageKind.STREAM: (True, False, False),
     StageKind.EXCHANGE: (False, True, True),
     StageKind.ATTENTION: (False, False, False),
@@ -31,19 +42,35 @@ def check_kernel(plan: Plan) -> list[Violation]:
     """Of a plan that the engine runs; the plan's structure must be sound."""
     if _simulated_only(plan):
         return []
-    found = [*_limits(plan), *(violation for stage in plan.stages for violation in _stage(plan, stage))]
-    return found if plan.spec else [*found, *(violation for stage in plan.stages for violation in _probe_stage(stage))]
+    found = [
+        *_limits(plan),
+        *(violation for stage in plan.stages for violation in _stage(plan, stage)),
+    ]
+    return (
+        found
+        if plan.spec
+        else [*found, *(violation for stage in plan.stages for violation in _probe_stage(stage))]
+    )
 
 
 def check_layout(plan: Plan) -> list[Violation]:
-    """The same, of what the kernel makes of a plan whose data flow is sound: does the layout exist, and do its numbers fit the tables?"""
+    """The same, of what the kernel makes of a plan whose data flow is sound: does the layout exist,
+    and do its numbers fit the tables?
+    """
     return [] if _simulated_only(plan) else list(_laid_out(plan))
 
 
 def _simulated_only(plan: Plan) -> bool:
-    """By the model and the options, not by the stages: a dense model's plan with a stage that the kernel lacks is refused here."""
+    """By the model and the options, not by the stages: a dense model's plan with a stage that the
+    kernel lacks is refused here.
+    """
     options, spec = plan.options, plan.spec
-    several = options.batch > 1 or options.draft > 0 or options.expert_ranks > 1 or options.ahead_slots > 0
+    several = (
+        options.batch > 1
+        or options.draft > 0
+        or options.expert_ranks > 1
+        or options.ahead_slots > 0
+    )
     layered = spec is not None and bool(spec.layout or spec.stored or spec.hyper)
     return several or options.residual is Residual.SLICED or layered
 
@@ -51,25 +78,39 @@ def _simulated_only(plan: Plan) -> bool:
 def _limits(plan: Plan) -> Iterator[Violation]:
     vocab = plan.shard.vocab * plan.ranks
     if vocab > MOST_INDEX:
-        yield Violation("kernel", THE_PLAN, f"{vocab} tokens: their numbers travel as FP32, exact up to {MOST_INDEX}")
+        yield Violation(
+            "kernel",
+            THE_PLAN,
+            f"{vocab} tokens: their numbers travel as FP32, exact up to {MOST_INDEX}",
+        )
     for buffer in plan.buffers:
         if buffer.words != 1:
-            yield Violation("kernel", THE_PLAN, f"buffer {buffer.name} has {buffer.words} words an element; a step of one token has 1")
+            yield Violation(
+                "kernel",
+                THE_PLAN,
+                f"buffer {buffer.name} has {buffer.words} words an element; a step of one token "
+                "has 1",
+            )
     own = plan.attention
     if own is None:
         return
     whole = min(own.heads, own.kv_heads, own.head_dim) > 0 and own.heads % own.kv_heads == 0
     if not whole or own.head_dim % HEAD_STEP:
         has = f"{own.heads} heads on {own.kv_heads} KV heads of {own.head_dim} elements"
-        message = f"{has}: the kernel takes whole groups, and heads of a multiple of {HEAD_STEP} elements"
+        message = (
+            f"{has}: the kernel takes whole groups, and heads of a multiple of {HEAD_STEP} elements"
+        )
         yield Violation("kernel", THE_PLAN, message)
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     for what, there in (
-        ("chosen experts", stage.routed), ("a gate for its weights", stage.gate is not None), ("a scan of its own", stage.scan),
-        ("several matrices", stage.more), ("sums that stay in the block", stage.kept),
-    ):  # fmt: skip
+        ("chosen experts", stage.routed),
+        ("a gate for its weights", stage.gate is not None),
+        ("a scan of its own", stage.scan),
+        ("several matrices", stage.more),
+        ("sums that stay in the block", stage.kept),
+    ):
         if there:
             yield Violation("kernel", stage.name, f"has {what}, which can be simulated only")
     if stage.matrix is not None:
@@ -85,7 +126,9 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
         yield Violation("kernel", stage.name, "a plan without a model has no such stage")
         return
     has = (stage.matrix is not None, bool(stage.reads), stage.publishes is not None)
-    for what, there, needed in zip(("a matrix", "reads", "a publication"), has, wanted, strict=True):
+    for what, there, needed in zip(
+        ("a matrix", "reads", "a publication"), has, wanted, strict=True
+    ):
         if needed is not None and there != needed:
             verdict = f"lacks {what}" if needed else f"has {what}, and takes none"
             yield Violation("kernel", stage.name, f"a probe's {stage.kind.value} stage {verdict}")
@@ -93,42 +136,76 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
 
 def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
     if matrix.format is not None:
-        yield Violation("kernel", stage.name, f"its weights are stored as {matrix.format.name}; the kernel multiplies 16 or 32 bits")
+        yield Violation(
+            "kernel",
+            stage.name,
+            f"its weights are stored as {matrix.format.name}; the kernel multiplies 16 or 32 bits",
+        )
     for what, columns in (("columns", matrix.cols), ("columns a tile", matrix.tile_cols)):
         if columns % LOADED_AT_ONCE and columns < matrix.cols + (what == "columns"):
             yield Violation(
-                "kernel", stage.name, f"{columns} {what}: must be a multiple of {LOADED_AT_ONCE}, {UNIT_BYTES} bytes of 16-bit weights"
+                "kernel",
+                stage.name,
+                f"{columns} {what}: must be a multiple of {LOADED_AT_ONCE}, {UNIT_BYTES} bytes of "
+                "16-bit weights",
             )
     if not 1 <= matrix.unit <= 2:
-        yield Violation("kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2")
+        yield Violation(
+            "kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2"
+        )
     if plan.limits.teams and matrix.tile_rows > MOST_BATCH_ROWS:
-        yield Violation("kernel", stage.name, f"tiles of {matrix.tile_rows} rows; a block adds up at most {MOST_BATCH_ROWS} at once")
+        yield Violation(
+            "kernel",
+            stage.name,
+            f"tiles of {matrix.tile_rows} rows; a block adds up at most {MOST_BATCH_ROWS} at once",
+        )
 
 
 def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
-    """Full: block 0 gathers the logits and publishes the token. Greedy: every block looks at all candidates and publishes nothing."""
+    """Full: block 0 gathers the logits and publishes the token. Greedy: every block looks at all
+    candidates and publishes nothing.
+    """
     full = plan.options.sampling is Sampling.FULL
     if len(stage.reads) != 1:
-        yield Violation("kernel", stage.name, f"reads {len(stage.reads)} values; it chooses from one")
+        yield Violation(
+            "kernel", stage.name, f"reads {len(stage.reads)} values; it chooses from one"
+        )
         return
     if stage.publishes is not None:
         owned = plan.values[stage.publishes].owned
         alone: tuple[Span, ...] = ((0, 1),) + ((1, 1),) * (plan.blocks - 1)
         if plan.values[stage.publishes].elements != 1 or owned[0] != alone[0]:
             yield Violation(
-                "kernel", stage.name, f"block 0 chooses the token, but publishes {owned[0]} of {plan.values[stage.publishes].name}"
+                "kernel",
+                stage.name,
+                f"block 0 chooses the token, but publishes {owned[0]} of "
+                f"{plan.values[stage.publishes].name}",
             )
         if not full and plan.blocks > 1:
-            yield Violation("kernel", stage.name, f"all {plan.blocks} blocks choose greedily, and one publishes; use sampling=full")
+            yield Violation(
+                "kernel",
+                stage.name,
+                f"all {plan.blocks} blocks choose greedily, and one publishes; use sampling=full",
+            )
     elements = plan.values[stage.reads[0].value].elements
     if not full and elements % 2:
-        yield Violation("kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token")
+        yield Violation(
+            "kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token"
+        )
 
 
 def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
-    """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters, tables, what prompts and samplers need."""
+    """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters,
+    tables, what prompts and samplers need.
+    """
     words = sum(buffer.elements * buffer.copies * buffer.parts for buffer in plan.buffers)
-    floats = sizes["exchange_floats"] - words + LINE_FLOATS * sizes["counters"] + sizes["prompt_floats"] + sizes["constant_floats"]
+    floats = (
+        sizes["exchange_floats"]
+        - words
+        + LINE_FLOATS * sizes["counters"]
+        + sizes["prompt_floats"]
+        + sizes["constant_floats"]
+    )
     sampled = 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
     return int(4 * (floats + sampled)) + PAGE_BYTES * plan.blocks
 
@@ -145,11 +222,19 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
     needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
     held = needed + plan.ranks_per_gpu * _beside(plan, made.sizes)
     if needed <= limit < held:  # more is refused elsewhere
-        yield Violation("budget", THE_PLAN, f"the engine holds {held} bytes of memory per GPU, the limit is {limit}")
+        yield Violation(
+            "budget",
+            THE_PLAN,
+            f"the engine holds {held} bytes of memory per GPU, the limit is {limit}",
+        )
     columns = [(name, value) for name, value in made.sizes.items() if name not in FLOATS]
     for name, table in made.tables.items():
         widest = max((max(abs(field) for field in row) for row in table), default=0)
         columns.append((f"a number in the table of {name}", widest))
     for name, value in columns:
         if abs(value) > MOST_NUMBER:
-            yield Violation("kernel", THE_PLAN, f"{name} is {value:.0f}; the kernel's tables hold at most {MOST_NUMBER}")
+            yield Violation(
+                "kernel",
+                THE_PLAN,
+                f"{name} is {value:.0f}; the kernel's tables hold at most {MOST_NUMBER}",
+            )

@@ -8,16 +8,36 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from twin.models.spec import DType, LaneHead, ModelSpec
-from twin.plan.types import CollectiveKind, LateParts, Parts, Plan, Read, Residual, Sampling, Shard, Span, Stage, StageKind, Value
+from twin.plan.types import (
+    CollectiveKind,
+    LateParts,
+    Parts,
+    Plan,
+    Read,
+    Residual,
+    Sampling,
+    Shard,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+)
 from twin.proof.violation import Violation
 
 SUMMED = (  # of which every rank has a share
-    StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN, StageKind.COLLECTIVE, StageKind.LANE_MEAN, StageKind.LM_HEAD,
-)  # fmt: skip
+    StageKind.O_PROJ,
+    StageKind.DOWN,
+    StageKind.ROUTED_DOWN,
+    StageKind.COLLECTIVE,
+    StageKind.LANE_MEAN,
+    StageKind.LM_HEAD,
+)
 
 
 def partials_of(plan: Plan, heads: int, dim: int) -> int:
-    """Words for so many heads' outputs over a part of the positions: numbers of 16 bits in pairs, a maximum and a sum of each."""
+    """Words for so many heads' outputs over a part of the positions: numbers of 16 bits in pairs, a
+    maximum and a sum of each.
+    """
     packed = 1 if plan.options.kv_dtype is DType.FP32 else 2
     return -(-heads * dim // packed) + 2 * heads
 
@@ -27,7 +47,9 @@ Spans = tuple[tuple[Span, ...], ...]  # [blocks][...]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One read that the computation calls for; `spans[block]` are the elements without which it is wrong."""
+    """One read that the computation calls for; `spans[block]` are the elements without which it is
+    wrong.
+    """
 
     value: Value
     spans: Spans
@@ -55,7 +77,8 @@ class Walk:
     at: int = 0
     found: list[Violation] = field(default_factory=list)
     modules: set[int] = field(default_factory=set)  # values whose other parts may be added late
-    sums: dict[int, Value] = field(default_factory=dict)  # of those parts, by such a value, until they are added
+    # of those parts, by such a value, until they are added
+    sums: dict[int, Value] = field(default_factory=dict)
 
     def step(self, body: Callable[[Walk], list[Need]]) -> None:
         """`body` takes the layers' stages and returns what the head adds to the residual."""
@@ -71,49 +94,91 @@ class Walk:
         self.take(StageKind.EMBED, -1, needs, elements=None)
         self._head(body(self), full)
         for past in self.sums:
-            self.found.append(Violation("data flow", "the plan", f"the late parts of {plan.values[past].name} are summed and never added"))
+            self.found.append(
+                Violation(
+                    "data flow",
+                    "the plan",
+                    f"the late parts of {plan.values[past].name} are summed and never added",
+                )
+            )
         if self.at != len(plan.stages):
             raise Wrong(plan.stages[self.at].name, "follows the end of the step")
 
     def _head(self, residual: list[Need], full: bool) -> None:
         plan, shard, lanes = self.plan, self.plan.shard, self.spec.lanes
         if lanes and lanes.head is not LaneHead.VOCABULARY:
-            residual = [self.all(self.gathered(self.take(StageKind.LANE_MEAN, -1, residual, elements=shard.hidden)))]
+            residual = [
+                self.all(
+                    self.gathered(
+                        self.take(StageKind.LANE_MEAN, -1, residual, elements=shard.hidden)
+                    )
+                )
+            ]
         stage = self.peek(StageKind.LM_HEAD, -1)
         elements = shard.vocab if full else 2 * plan.blocks
-        head = self.take(StageKind.LM_HEAD, -1, residual, elements=elements, matrix=(shard.vocab, shard.hidden, 1))
+        head = self.take(
+            StageKind.LM_HEAD,
+            -1,
+            residual,
+            elements=elements,
+            matrix=(shard.vocab, shard.hidden, 1),
+        )
         rows = stage.matrix.owned if stage.matrix else ()
-        if head.owned != (rows if full else tuple((2 * block, 2 * block + 2) for block in range(plan.blocks))):
-            self.say(stage, "blocks do not publish the logits of their rows" if full else "each block publishes 2 elements: logit, index")
+        if head.owned != (
+            rows if full else tuple((2 * block, 2 * block + 2) for block in range(plan.blocks))
+        ):
+            self.say(
+                stage,
+                "blocks do not publish the logits of their rows"
+                if full
+                else "each block publishes 2 elements: logit, index",
+            )
         head = self.gathered(head)
         need = self.all(head)
         if full:
             token = plan.values[plan.stages[-1].publishes or 0]
-            need = Need(head, tuple(((0, head.elements),) if lo < hi else () for lo, hi in token.owned), need.parts)
+            need = Need(
+                head,
+                tuple(((0, head.elements),) if lo < hi else () for lo, hi in token.owned),
+                need.parts,
+            )
         self.take(StageKind.SAMPLE, -1, [need], elements=1 if full else None)
 
     def gathered(self, value: Value) -> Value:
-        """With a library collective, the value that holds every rank's part; it takes a stage of its own."""
-        if self.plan.options.collective is not CollectiveKind.LIBRARY or self.at >= len(self.plan.stages):
+        """With a library collective, the value that holds every rank's part; it takes a stage of
+        its own.
+        """
+        if self.plan.options.collective is not CollectiveKind.LIBRARY or self.at >= len(
+            self.plan.stages
+        ):
             return value
         stage = self.plan.stages[self.at]
         if stage.kind is not StageKind.COLLECTIVE:
             return value
         everything = tuple((span,) if span[0] < span[1] else () for span in value.owned)
-        gathered = self.take(StageKind.COLLECTIVE, self.plan.stages[value.stage].layer, [Need(value, everything)], elements=value.elements)
+        gathered = self.take(
+            StageKind.COLLECTIVE,
+            self.plan.stages[value.stage].layer,
+            [Need(value, everything)],
+            elements=value.elements,
+        )
         if not gathered.pushed:
             self.say(stage, f"{gathered.name} is gathered but not marked as pushed")
         return gathered
 
     def residual(self, modules: list[Value]) -> list[Need]:
-        """What the newest module, and the one `delay` layers before it, add to the residual stream."""
+        """What the newest module, and the one `delay` layers before it, add to the residual."""
         lanes, layer = self.spec.lanes, len(modules) - 1
         self.modules.add(modules[-1].id)
         delay = self._delay()
         if not lanes or delay == 0 or (layer < delay and lanes.early_exchange):
             return [replace(self.all(modules[-1], residual=True), scale=self.spec.variant.residual)]
         scale = math.sqrt(lanes.count) if layer < delay else 1.0
-        needs = [Need(modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True)]
+        needs = [
+            Need(
+                modules[-1], whole(self.plan, modules[-1].elements), Parts.OWN, scale, residual=True
+            )
+        ]
         late = layer - delay
         if late >= 0:
             needs.append(self._late(modules[late]))
@@ -127,41 +192,70 @@ class Walk:
         summed = self.sums.pop(past.id, None)
         if summed is None:
             stage = self.plan.stages[min(self.at, len(self.plan.stages) - 1)]
-            raise Wrong(stage.name, f"needs the late parts of {past.name}, which no stage before sums")
+            raise Wrong(
+                stage.name, f"needs the late parts of {past.name}, which no stage before sums"
+            )
         return self.all(summed, residual=True)
 
     def _sum_late_parts(self) -> None:
-        """Takes the sums of late parts that stand next. Each is of one module's output, once; blocks sum what they own of it.
+        """Takes the sums of late parts that stand next. Each is of one module's output, once;
+        blocks sum what they own of it.
 
-        A block publishes sums while it still waits for parts of others. That is safe because nobody but itself resets what it waits for.
+        A block publishes sums while it still waits for parts of others. That is safe because nobody
+        but itself resets what it waits for.
         """
         plan = self.plan
-        while self.at < len(plan.stages) and plan.stages[self.at].late and plan.options.late_parts is LateParts.REDUCED:
+        while (
+            self.at < len(plan.stages)
+            and plan.stages[self.at].late
+            and plan.options.late_parts is LateParts.REDUCED
+        ):
             stage = plan.stages[self.at]
             read = stage.reads[0] if stage.reads else None
             if read is None or read.value not in self.modules or read.value in self.sums:
                 what = plan.values[read.value].name if read else "nothing"
-                raise Wrong(stage.name, f"sums {what}, which is no module's output before it or was summed already")
+                raise Wrong(
+                    stage.name,
+                    f"sums {what}, which is no module's output before it or was summed already",
+                )
             past = plan.values[read.value]
-            need = Need(past, tuple((span,) if span[0] < span[1] else () for span in past.owned), Parts.OTHERS)
-            self.sums[past.id] = self.take(StageKind.REDUCE, stage.layer, [need], elements=past.elements)
+            need = Need(
+                past,
+                tuple((span,) if span[0] < span[1] else () for span in past.owned),
+                Parts.OTHERS,
+            )
+            self.sums[past.id] = self.take(
+                StageKind.REDUCE, stage.layer, [need], elements=past.elements
+            )
             if self.sums[past.id].owned != past.owned:
-                self.say(stage, f"blocks do not publish the sums of the elements that they own of {past.name}")
+                self.say(
+                    stage,
+                    f"blocks do not publish the sums of the elements that they own of {past.name}",
+                )
             if any(spans != needed for spans, needed in zip(read.spans, need.spans, strict=True)):
                 self.say(stage, f"blocks read more of {past.name} than they own")
             if stage.layer != plan.stages[stage.index - 1].layer:
                 self.say(stage, f"stands in layer {plan.stages[stage.index - 1].layer}")
             if stage.resets:
-                self.say(stage, "resets something, which a stage that runs beside the others must not do")
+                self.say(
+                    stage, "resets something, which a stage that runs beside the others must not do"
+                )
 
     def _delay(self) -> int:
         delay = self.plan.options.delay
         return delay if delay is not None else self.spec.lanes.delay if self.spec.lanes else 0
 
     def all(self, value: Value, *, residual: bool = False) -> Need:
-        """Every element of every rank: a value that other ranks hold a share of has to be pushed."""
+        """Every element of every rank: a value that other ranks hold a share of has to be
+        pushed.
+        """
         shared = self.plan.ranks > 1 and self.plan.stages[value.stage].kind in SUMMED
-        return Need(value, whole(self.plan, value.elements), Parts.ALL if shared else Parts.OWN, residual=residual)
+        return Need(
+            value,
+            whole(self.plan, value.elements),
+            Parts.ALL if shared else Parts.OWN,
+            residual=residual,
+        )
 
     def peek(self, kind: StageKind, layer: int) -> Stage:
         if kind is not StageKind.REDUCE:
@@ -174,18 +268,30 @@ class Walk:
         return stage
 
     def take(
-        self, kind: StageKind, layer: int, needs: list[Need], *, elements: int | None,
+        self,
+        kind: StageKind,
+        layer: int,
+        needs: list[Need],
+        *,
+        elements: int | None,
         matrix: tuple[int, int, int] | list[tuple[int, int, int]] | None = None,
-    ) -> Value:  # fmt: skip
-        """Compare the next stage with what it should be. `elements` is what it publishes, None for nothing."""
+    ) -> Value:
+        """Compare the next stage with what it should be. `elements` is what it publishes, None for
+        nothing.
+        """
         stage = self.peek(kind, layer)
         self.at += 1
         self.found += compare(self.plan, stage, needs)
         has = tuple((m.rows, m.cols, m.unit) for m in stage.matrices)
         wanted = matrix if isinstance(matrix, list) else [matrix] if matrix else []
         if list(has) != wanted:
-            raise Wrong(stage.name, f"its matrices (rows, cols, unit) are {list(has)}, the model needs {wanted}")
-        published = self.plan.values[stage.publishes].elements if stage.publishes is not None else None
+            raise Wrong(
+                stage.name,
+                f"its matrices (rows, cols, unit) are {list(has)}, the model needs {wanted}",
+            )
+        published = (
+            self.plan.values[stage.publishes].elements if stage.publishes is not None else None
+        )
         if published != elements:
             raise Wrong(stage.name, f"publishes {published} elements, the model needs {elements}")
         return self.plan.values[stage.publishes or 0]
@@ -200,7 +306,11 @@ class Walk:
         if plan.shard != shard:
             raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}: {shard}")
         if (attention is not None) != _alike(plan, spec):
-            raise Wrong("the plan", f"its attention is {attention}; the kernel's is that of dense layers and steps of one token")
+            raise Wrong(
+                "the plan",
+                f"its attention is {attention}; the kernel's is that of dense layers and steps of "
+                "one token",
+            )
         if attention is None:
             return
         heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
@@ -217,7 +327,10 @@ def compare(plan: Plan, stage: Stage, needs: list[Need]) -> Iterator[Violation]:
     """Where a stage's reads differ from what it needs."""
     left = list(stage.reads)
     for need in needs:
-        read = next((read for read in left if read.value == need.value.id and read.parts is need.parts), None)
+        read = next(
+            (read for read in left if read.value == need.value.id and read.parts is need.parts),
+            None,
+        )
         if read is None:
             message = f"does not read {need.value.name} ({need.parts.value} parts)"
             yield Violation("data flow", stage.name, message)
@@ -225,7 +338,10 @@ def compare(plan: Plan, stage: Stage, needs: list[Need]) -> Iterator[Violation]:
         left.remove(read)
         yield from _compare_read(stage, read, need)
     for read in left:
-        message = f"reads {plan.values[read.value].name} ({read.parts.value} parts), which the model does not call for"
+        message = (
+            f"reads {plan.values[read.value].name} ({read.parts.value} parts), which the model "
+            "does not call for"
+        )
         yield Violation("data flow", stage.name, message)
 
 
@@ -233,18 +349,27 @@ def _compare_read(stage: Stage, read: Read, need: Need) -> Iterator[Violation]:
     name = need.value.name
     for what in ("scale", "residual", "previous_step", "sequences"):
         if getattr(read, what) != getattr(need, what):
-            yield Violation("data flow", stage.name, f"reads {name} with {what}={getattr(read, what)}, not {getattr(need, what)}")
+            yield Violation(
+                "data flow",
+                stage.name,
+                f"reads {name} with {what}={getattr(read, what)}, not {getattr(need, what)}",
+            )
     different = _difference(read.spans, need.spans)
     if different is not None:
         block, element, missing = different
-        fault = f"needs {name}[{element}] and does not read it" if missing else f"reads {name}[{element}], which it does not use"
+        fault = (
+            f"needs {name}[{element}] and does not read it"
+            if missing
+            else f"reads {name}[{element}], which it does not use"
+        )
         yield Violation("data flow", stage.name, f"block {block} {fault}")
 
 
 @lru_cache(maxsize=1024)
 def _difference(has: Spans, needed: Spans) -> tuple[int, int, bool] | None:
-    """The first block that reads something else, and an element that it lacks (True) or has too much. Layers that are alike are
-    compared once."""
+    """The first block that reads something else, and an element that it lacks (True) or has too
+    much. Layers that are alike are compared once.
+    """
     if has == needed:
         return None
     for block, (spans, wanted) in enumerate(zip(has, needed, strict=True)):
@@ -254,7 +379,8 @@ def _difference(has: Spans, needed: Spans) -> tuple[int, int, bool] | None:
         if holes:
             return block, holes[0], True
         more = [hole for span in spans if (hole := first_hole(wanted, span)) is not None]
-        if more:  # it would lie where the kernel expects another, or count as known although nobody polls it
+        # it would lie where the kernel expects another, or count as known although nobody polls it
+        if more:
             return block, more[0], False
     return None
 

@@ -1,7 +1,8 @@
-"""The exchange memory of all ranks as the reference sees it: every element knows which publication it holds.
+"""The exchange memory of all ranks as the reference sees it: every element knows which publication
+it holds.
 
-The stamps make a wrong plan fail instead of computing with a stale value: a read must find this step's
-publication, and under the sentinel protocol a publication must find its elements reset.
+The stamps make a wrong plan fail instead of computing with a stale value: a read must find this
+step's publication, and under the sentinel protocol a publication must find its elements reset.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ Mask = NDArray[np.bool_]
 
 
 class Memory:
-    """Exchange buffers, [ranks][copies][parts][elements] each, with one stamp per element (0: holds the sentinel).
+    """Exchange buffers, [ranks][copies][parts][elements] each, with one stamp per element (0: holds
+    the sentinel).
 
-    Where an element is a word of several numbers, these are a last axis; they are kept as computed, not rounded to their share of it.
+    Where an element is a word of several numbers, these are a last axis; they are kept as computed,
+    not rounded to their share of it.
     """
 
     def __init__(self, plan: Plan, dtype: type[np.floating[Any]]) -> None:
@@ -31,14 +34,19 @@ class Memory:
         self.dtype = dtype
         shapes = [(plan.ranks, b.copies, b.parts, b.elements) for b in plan.buffers]
         numbers = {value.buffer: numbers_of(plan, value) for value in plan.values}
-        kept = [(*shape, numbers[b.id]) if numbers.get(b.id, 1) > 1 else shape for shape, b in zip(shapes, plan.buffers, strict=True)]
+        kept = [
+            (*shape, numbers[b.id]) if numbers.get(b.id, 1) > 1 else shape
+            for shape, b in zip(shapes, plan.buffers, strict=True)
+        ]
         self.data: list[Array] = [np.full(shape, np.nan, dtype) for shape in kept]
         self.stamps = [np.zeros(shape, np.int64) for shape in shapes]
         self._owners = [_owners(value) for value in plan.values]
         self._masks: dict[tuple[int, tuple[tuple[Span, ...], ...]], Mask] = {}
 
     def gather(self, read: Read, rank: int, step: int, reader: str) -> Array:
-        """[n, parts, elements(, numbers)] that the blocks of `rank` see, NaN outside their spans; n is 1 when all see the same."""
+        """[n, parts, elements(, numbers)] that the blocks of `rank` see, NaN outside their spans; n
+        is 1 when all see the same.
+        """
         value = self.plan.values[read.value]
         parts = self._parts(read, value, rank)
         mask = self._mask(read, value.elements)
@@ -47,19 +55,31 @@ class Memory:
         unready = (stamps != self._stamp(value, step - read.previous_step)) & seen
         if unready.any():
             part, element = (int(i[0]) for i in np.nonzero(unready))
-            raise InvalidPlan(f"step {step}, {reader}: {value.name}[{element}], part {parts[part]}, is not published on rank {rank}")
+            raise InvalidPlan(
+                f"step {step}, {reader}: {value.name}[{element}], part {parts[part]}, is not "
+                f"published on rank {rank}"
+            )
         data = self.data[value.buffer][rank, value.copy, parts, : value.elements]
-        return np.where(mask[:, None, :].reshape(len(mask), 1, -1, *(1,) * (data.ndim - 2)), data, self.dtype(np.nan))
+        return np.where(
+            mask[:, None, :].reshape(len(mask), 1, -1, *(1,) * (data.ndim - 2)),
+            data,
+            self.dtype(np.nan),
+        )
 
     def publish(self, value: Value, rank: int, step: int, out: Array) -> None:
-        """Each block writes the elements it owns from its row of `out` ([n, elements(, numbers)])."""
+        """Each block writes the elements it owns from its row of `out` ([n, elements(,
+        numbers)]).
+        """
         elements, blocks = self._owners[value.id]
         written = out[blocks if len(out) > 1 else 0, elements]
         part = rank if value.pushed else 0
         for target in range(self.plan.ranks) if value.pushed else (rank,):
             stamps = self.stamps[value.buffer][target, value.copy, part]
             if self.plan.options.handoff is HandOffKind.SENTINEL and stamps[elements].any():
-                raise InvalidPlan(f"step {step}: {value.name} is published on rank {target} before its copy {value.copy} was reset")
+                raise InvalidPlan(
+                    f"step {step}: {value.name} is published on rank {target} before its copy "
+                    f"{value.copy} was reset"
+                )
             stamps[elements] = self._stamp(value, step)
             self.data[value.buffer][target, value.copy, part, elements] = written
 
@@ -95,7 +115,12 @@ class Memory:
 
 def numbers_of(plan: Plan, value: Value) -> int:
     """How many numbers a word of this value holds: two 16-bit outputs of attention, else one."""
-    return 2 if plan.stages[value.stage].kind is StageKind.ATTENTION and plan.options.kv_dtype is not DType.FP32 else 1
+    return (
+        2
+        if plan.stages[value.stage].kind is StageKind.ATTENTION
+        and plan.options.kv_dtype is not DType.FP32
+        else 1
+    )
 
 
 def _owners(value: Value) -> tuple[Index, Index]:

@@ -1,7 +1,8 @@
 """The plan computed with NumPy: the judge of every other executor's numbers.
 
-It walks the plan's stages, spans, reads, scales and resets as they are written, all ranks in lock step, so a
-wrong plan gives wrong numbers or is refused. Blocks that see the same input are computed together.
+It walks the plan's stages, spans, reads, scales and resets as they are written, all ranks in lock
+step, so a wrong plan gives wrong numbers or is refused. Blocks that see the same input are computed
+together.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from twin.reference.memory import Memory, numbers_of
 
 Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
 
-KV_TYPES: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.FP32: np.float32}
+KV_TYPES: dict[DType, Any] = {
+    DType.FP16: np.float16,
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.FP32: np.float32,
+}
 
 
 class Reference:
     """One sequence through a plan; `dtype` is the type of all arithmetic.
 
-    `kv_dtype` is what cached keys and values are rounded to: the plan's unless given, None for no rounding.
+    `kv_dtype` is what cached keys and values are rounded to: the plan's unless given, None for no
+    rounding.
     """
 
     def __init__(
@@ -52,26 +58,33 @@ class Reference:
         self.memory = Memory(plan, dtype)
         self.position = 0
         self.sampled = -1  # what the plan's own SAMPLE chose greedily, -1 if a logit is NaN
-        self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks  # [n, hidden]; n is 1 when all blocks agree
+        # [n, hidden]; n is 1 when all blocks agree
+        self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
         layers = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
         shape = (layers, plan.ranks, own.items, own.item_positions, own.head_dim)
         self.keys, self.values = np.zeros(shape, stored), np.zeros(shape, stored)
-        self.turns = [(cos.astype(dtype), sin.astype(dtype)) for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)]
+        self.turns = [
+            (cos.astype(dtype), sin.astype(dtype))
+            for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)
+        ]
         self._embedding = weights["embed"]
         self._matrices: dict[tuple[int, int], Array] = {}
         self._vectors: dict[tuple[str, int, int], Any] = {}
 
-    # ---- one token ------------------------------------------------------------------------------------------
+    # ---- one token -------------------------------------------------------------------------------
 
     def step(self, token: int) -> Array:
         """Logits [vocab] after `token` at the next position, which joins the cache."""
         if not 0 <= token < self.spec.vocab:
             raise EngineError(f"token {token}: must lie between 0 and {self.spec.vocab - 1}")
         if self.position >= self.plan.options.max_context:
-            raise EngineError(f"position {self.position}: the plan was made for max_context={self.plan.options.max_context}")
+            raise EngineError(
+                f"position {self.position}: the plan was made for "
+                f"max_context={self.plan.options.max_context}"
+            )
         if self.plan.options.sampling is Sampling.FULL and self.position > 0:
             self._publish_token(token)
         self.logits = np.full(self.spec.vocab, np.nan, self.dtype)
@@ -80,8 +93,16 @@ class Reference:
         self.position += 1
         return self.logits
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, sampler: Sampler | None = None, stop: Container[int] = ()) -> list[int]:
-        """Up to `max_tokens` tokens after `prompt`, a stop token included; greedy without a sampler."""
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampler: Sampler | None = None,
+        stop: Container[int] = (),
+    ) -> list[int]:
+        """Up to `max_tokens` tokens after `prompt`, a stop token included; greedy without a
+        sampler.
+        """
         if not prompt:
             raise EngineError("the prompt is empty: give at least one token")
         for token in prompt:
@@ -95,18 +116,28 @@ class Reference:
         return tokens
 
     def _publish_token(self, token: int) -> None:
-        """What SAMPLE published at the end of the previous step, known only now: a prompt overrides it."""
+        """What SAMPLE published at the end of the previous step, known only now: a prompt overrides
+        it.
+        """
         published = self.plan.stages[-1].publishes
         assert published is not None
         for rank in range(self.plan.ranks):
-            self.memory.publish(self.plan.values[published], rank, self.position - 1, np.array([[token]], self.dtype))
+            self.memory.publish(
+                self.plan.values[published],
+                rank,
+                self.position - 1,
+                np.array([[token]], self.dtype),
+            )
 
     def _run(self, stage: Stage, token: int) -> None:
         """All ranks wait, then reset, then compute and publish."""
         first = self.position == 0
         ranks = range(self.plan.ranks)
         reads = [r for r in stage.reads if not (first and r.previous_step)]
-        inputs = [[self.memory.gather(read, rank, self.position, stage.name) for read in reads] for rank in ranks]
+        inputs = [
+            [self.memory.gather(read, rank, self.position, stage.name) for read in reads]
+            for rank in ranks
+        ]
         for reset in stage.resets:
             if not (first and reset.previous_step):
                 for rank in ranks:
@@ -122,13 +153,13 @@ class Reference:
             case StageKind.EMBED:
                 return self._embed(rank, inputs, token)
             case StageKind.QKV:
-                return self._rows(stage, rank, self._stream(stage, rank, inputs))
+                return self._rows(stage, rank, self._hidden(stage, rank, inputs))
             case StageKind.ATTENTION:
                 return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
                 return self._rows(stage, rank, self._combine(inputs[0][:, 0]))
             case StageKind.GATE_UP:
-                rows = self._rows(stage, rank, self._stream(stage, rank, inputs))
+                rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
                 gate, up = rows[:, 0::2], rows[:, 1::2]
                 return ACTIVATIONS[self.spec.variant.activation](gate) * up
             case StageKind.DOWN:
@@ -139,28 +170,36 @@ class Reference:
                 sums: Array = inputs[0].sum(axis=1)
                 return sums
             case StageKind.LANE_MEAN:
-                return self._stream(stage, rank, inputs)
+                return self._hidden(stage, rank, inputs)
             case StageKind.LM_HEAD:
-                return self._head(stage, rank, self._stream(stage, rank, inputs))
+                return self._head(stage, rank, self._hidden(stage, rank, inputs))
             case StageKind.SAMPLE:
                 return self._sample(rank, inputs[0])
             case _:
                 raise PlanError(f"{stage.name} is a probe's stage")
 
-    # ---- stages ---------------------------------------------------------------------------------------------
+    # ---- stages ----------------------------------------------------------------------------------
 
     def _embed(self, rank: int, inputs: list[Array], token: int) -> Array:
         if inputs:
             token = int(inputs[0][0, 0, 0])
-        self.residual[rank] = self._embedding[token].astype(self.dtype)[None] * self.dtype(self.spec.variant.embedding)
+        self.residual[rank] = self._embedding[token].astype(self.dtype)[None] * self.dtype(
+            self.spec.variant.embedding
+        )
         return self.residual[rank]
 
-    def _stream(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
-        """[n, hidden]: the residual stream (or the meeting lanes) after the stage's reads, normed if the stage norms."""
-        after = self._vector("post_norm", stage, 0, lambda: shards.stage_post_norm(stage, self.weights))
+    def _hidden(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
+        """[n, hidden]: the residual (or the meeting lanes) after the stage's reads, normed if the
+        stage norms.
+        """
+        after = self._vector(
+            "post_norm", stage, 0, lambda: shards.stage_post_norm(stage, self.weights)
+        )
         for read, parts in zip(stage.reads, inputs, strict=True):
             made = parts.sum(axis=1)
-            total = self.dtype(read.scale) * (made if after is None else rms_norm(made, after, self.spec.norm_eps))
+            total = self.dtype(read.scale) * (
+                made if after is None else rms_norm(made, after, self.spec.norm_eps)
+            )
             self.residual[rank] = self.residual[rank] + total if read.residual else total
         x, lanes = self.residual[rank], self.spec.lanes
         if stage.kind is StageKind.LM_HEAD and lanes and lanes.head is LaneHead.MEAN:
@@ -169,7 +208,9 @@ class Reference:
         return x if scale is None else rms_norm(x, scale, self.spec.norm_eps)
 
     def _rows(self, stage: Stage, rank: int, x: Array) -> Array:
-        """[n, rows]: the stage's matrix times x ([n, cols]); with n > 1 a block computes only the rows it owns."""
+        """[n, rows]: the stage's matrix times x ([n, cols]); with n > 1 a block computes only the
+        rows it owns.
+        """
         matrix, owned = self._matrix(stage, rank), stage.matrix.owned if stage.matrix else ()
         if len(x) == 1:
             rows: Array = (matrix @ x[0])[None]
@@ -177,13 +218,16 @@ class Reference:
             rows = np.full((len(x), len(matrix)), np.nan, self.dtype)
             for block, (lo, hi) in enumerate(owned):
                 rows[block, lo:hi] = matrix[lo:hi] @ x[block]
-        bias = self._vector("bias", stage, rank, lambda: shards.stage_bias(self.plan, stage, rank, self.weights))
+        bias = self._vector(
+            "bias", stage, rank, lambda: shards.stage_bias(self.plan, stage, rank, self.weights)
+        )
         if bias is not None:
             rows += bias
         return rows
 
     def _attention(self, stage: Stage, rank: int, qkv: Array, qk: Array | None = None) -> Array:
-        """[1, words of all items, numbers of a word]: each block appends and scans its own items, from its own view of q, k and v.
+        """[1, words of all items, numbers of a word]: each block appends and scans its own items,
+        from its own view of q, k and v.
 
         `qk`: all heads of q and k, of a model that norms them together.
         """
@@ -203,7 +247,9 @@ class Reference:
         return self._worded(stage, out)
 
     def _worded(self, stage: Stage, items: Array) -> Array:
-        """[1, words, numbers] as they are published, from [items, group, head_dim + 2]: outputs of all heads, then maxima and sums."""
+        """[1, words, numbers] as they are published, from [items, group, head_dim + 2]: outputs of
+        all heads, then maxima and sums.
+        """
         assert stage.publishes is not None
         value = self.plan.values[stage.publishes]
         numbers = numbers_of(self.plan, value)
@@ -215,8 +261,15 @@ class Reference:
         return words.reshape(1, -1, numbers) if numbers > 1 else words.reshape(1, -1)
 
     def _item(self, stage: Stage, rank: int, item: int, q: Array, k: Array, v: Array) -> Array:
-        """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the item's positions."""
-        own, page_size, newest, variant = self.attention, self.plan.options.kv_page, self.position, self.spec.variant
+        """[query heads of the group, head_dim + 2]: unnormalised output, maximum, sum over the
+        item's positions.
+        """
+        own, page_size, newest, variant = (
+            self.attention,
+            self.plan.options.kv_page,
+            self.position,
+            self.spec.variant,
+        )
         split = item % own.splits
         keys, values = self.keys[stage.layer, rank, item], self.values[stage.layer, rank, item]
         page, offset = divmod(newest, page_size)
@@ -224,12 +277,18 @@ class Reference:
             slot = page // own.splits * page_size + offset
             keys[slot], values[slot] = k, v
         first = max(0, newest + 1 - stage.window) if stage.window else 0
-        lo, hi = (slots_before(position, split, own.splits, page_size) for position in (first, newest + 1))
+        lo, hi = (
+            slots_before(position, split, own.splits, page_size) for position in (first, newest + 1)
+        )
         out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
         if lo < hi:
             scores = q @ keys[lo:hi].astype(self.dtype).T
-            scores = scores / self.dtype(math.sqrt(own.head_dim)) if variant.score is None else scores * self.dtype(variant.score)
+            scores = (
+                scores / self.dtype(math.sqrt(own.head_dim))
+                if variant.score is None
+                else scores * self.dtype(variant.score)
+            )
             scores = capped(scores, variant.score_cap)
             out[:, -2] = scores.max(axis=1)
             weights = np.exp(scores - out[:, -2, None])
@@ -242,11 +301,15 @@ class Reference:
         scales = self._qk_norms(stage)
         assert scales is not None
         q, k, _ = np.split(qk, np.cumsum([len(scale) for scale in scales]))
-        made = [rms_norm(x, scale, self.spec.norm_eps) for x, scale in zip((q, k), scales, strict=True)]
+        made = [
+            rms_norm(x, scale, self.spec.norm_eps) for x, scale in zip((q, k), scales, strict=True)
+        ]
         return np.concatenate([*made, qkv[len(q) + len(k) :]])
 
     def _rotated(self, stage: Stage, x: Array, which: int) -> Array:
-        """q (which 0) or k (1), [..., head_dim], normed if the model norms each head, and rotated to the current position."""
+        """q (which 0) or k (1), [..., head_dim], normed if the model norms each head, and rotated
+        to the current position.
+        """
         scales = self._qk_norms(stage)
         if scales is not None and not self.spec.variant.whole_qk_norm:
             x = rms_norm(x, scales[which], self.spec.norm_eps)
@@ -254,11 +317,15 @@ class Reference:
         return rotate(x, cos[self.position], sin[self.position], self.spec.rope.style)
 
     def _qk_norms(self, stage: Stage) -> tuple[Array, Array] | None:
-        scales: tuple[Array, Array] | None = self._vector("qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights))
+        scales: tuple[Array, Array] | None = self._vector(
+            "qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights)
+        )
         return scales
 
     def _combine(self, partials: Array) -> Array:
-        """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in split order."""
+        """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in
+        split order.
+        """
         own, group = self.attention, self.attention.group
         numbers = partials.shape[2] if partials.ndim > 2 else 1
         words = partials.reshape(len(partials), own.kv_heads, own.splits, -1, numbers)
@@ -271,9 +338,14 @@ class Reference:
         return output.reshape(len(partials), -1)
 
     def _head(self, stage: Stage, rank: int, x: Array) -> Array:
-        """[1, elements]: logits, or each block's best (logit, index); also keeps the logits of the valid rows."""
+        """[1, elements]: logits, or each block's best (logit, index); also keeps the logits of the
+        valid rows.
+        """
         assert stage.matrix is not None
-        rows, first = capped(self._rows(stage, rank, x), self.spec.variant.logit_cap), rank * self.plan.shard.vocab
+        rows, first = (
+            capped(self._rows(stage, rank, x), self.spec.variant.logit_cap),
+            rank * self.plan.shard.vocab,
+        )
         out: list[tuple[float, int]] = []
         logits = np.full(self.plan.shard.vocab, -np.inf, self.dtype)
         for block, (lo, hi) in enumerate(stage.matrix.owned):
@@ -293,16 +365,21 @@ class Reference:
         logits, tokens = (seen, np.arange(len(seen))) if full else (seen[0::2], seen[1::2])
         token = -1 if np.isnan(logits).any() else int(tokens[logits == logits.max()].min())
         if rank and token != self.sampled:
-            raise InvalidPlan(f"position {self.position}: rank {rank} chose token {token}, rank 0 chose {self.sampled}")
+            raise InvalidPlan(
+                f"position {self.position}: rank {rank} chose token {token}, rank 0 chose "
+                f"{self.sampled}"
+            )
         self.sampled = token
         return np.array([[token]], self.dtype)
 
-    # ---- weights --------------------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     def _matrix(self, stage: Stage, rank: int) -> Array:
         key = (stage.index, rank)
         if key not in self._matrices:
-            self._matrices[key] = shards.stage_matrix(self.plan, stage, rank, self.weights).astype(self.dtype)
+            self._matrices[key] = shards.stage_matrix(self.plan, stage, rank, self.weights).astype(
+                self.dtype
+            )
         return self._matrices[key]
 
     def _vector(self, name: str, stage: Stage, rank: int, make: Callable[[], Any]) -> Any:
@@ -319,14 +396,19 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 
 
 def silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # exp of a large negative gate's opposite is infinite and the quotient rightly zero
+    # exp of a large negative gate's opposite is infinite and the quotient rightly zero
+    with np.errstate(over="ignore"):
         out: Array = x / (1 + np.exp(-x))
     return out
 
 
 def gelu(x: Array) -> Array:
     """The approximation by tanh."""
-    out: Array = x.dtype.type(0.5) * x * (1 + np.tanh(x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)))
+    out: Array = (
+        x.dtype.type(0.5)
+        * x
+        * (1 + np.tanh(x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)))
+    )
     return out
 
 
@@ -342,14 +424,20 @@ def rotate(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
     """x [..., head_dim] turned by the angles of one position ([head_dim / 2])."""
     half = x.shape[-1] // 2
     out = np.empty_like(x)
-    pairs = (slice(None, half), slice(half, None)) if style is RopeStyle.HALF else (slice(0, None, 2), slice(1, None, 2))
+    pairs = (
+        (slice(None, half), slice(half, None))
+        if style is RopeStyle.HALF
+        else (slice(0, None, 2), slice(1, None, 2))
+    )
     a, b = x[..., pairs[0]], x[..., pairs[1]]
     out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
     return out
 
 
 def slots_before(position: int, split: int, splits: int, page: int) -> int:
-    """How many positions below `position` a split holds: whole pages, and its part of the one that is not full."""
+    """How many positions below `position` a split holds: whole pages, and its part of the one that
+    is not full.
+    """
     full, rest = divmod(position, page)
     rounds, current = divmod(full, splits)
     return (rounds + (split < current)) * page + (rest if split == current else 0)
@@ -363,6 +451,10 @@ def check_rows(plan: Plan) -> None:
         if stage.kind is StageKind.LM_HEAD and plan.options.sampling is Sampling.GREEDY:
             continue
         unit = stage.matrix.unit
-        rows: tuple[Span, ...] = tuple((unit * lo, unit * hi) for lo, hi in plan.values[stage.publishes].owned)
+        rows: tuple[Span, ...] = tuple(
+            (unit * lo, unit * hi) for lo, hi in plan.values[stage.publishes].owned
+        )
         if rows != stage.matrix.owned:
-            raise InvalidPlan(f"{stage.name}: the rows that blocks own are not those of the elements they publish")
+            raise InvalidPlan(
+                f"{stage.name}: the rows that blocks own are not those of the elements they publish"
+            )

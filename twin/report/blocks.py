@@ -1,10 +1,12 @@
-"""Marked blocks of a Markdown file: what a script writes, with the fit and the inputs that it was computed from.
+"""Marked blocks of a Markdown file: what a script writes, with the fit and the inputs that it was
+computed from.
 
     <!-- made: speeds columns=1,2,5 fit=2026-11-22T161133-probes inputs=0123456789ab -->
     ...
     <!-- end -->
 
-`fit` and `inputs` are the block's stamp, written with it. Every other word is the author's choice and stays.
+`fit` and `inputs` are the block's stamp, written with it. Every other word is the author's choice
+and stays.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from dataclasses import dataclass
 from twin.errors import ConfigError
 from twin.text import shown
 
-MARK = re.compile(r"^<!-- made: (?P<name>\S+)(?P<words>[^\n]*?) -->\n(?P<body>.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
+MARK = re.compile(
+    r"^<!-- made: (?P<name>\S+)(?P<words>[^\n]*?) -->\n(?P<body>.*?)^<!-- end -->$",
+    re.DOTALL | re.MULTILINE,
+)
 FIT, INPUTS = STAMPED = ("fit", "inputs")
 
 
@@ -72,8 +77,12 @@ def _block(found: re.Match[str]) -> Block:
     return Block(found["name"], words, stamp, found["body"])
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1) -> str:
-    """A table of Markdown: the first `text_columns` to the left, the others to the right. None is an empty cell."""
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1
+) -> str:
+    """A table of Markdown: the first `text_columns` to the left, the others to the right. None is
+    an empty cell.
+    """
     lines = [list(head), ["---" if at < text_columns else "---:" for at in range(len(head))]]
     lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -24,7 +24,8 @@ COLOURS = {
 ROW_PX = 34
 MARGIN = {"l": 10, "r": 20, "t": 10, "b": 45}  # of figures whose rows have names
 EDGES_PX = MARGIN["t"] + MARGIN["b"]
-# Digits of a logarithmic axis' ticks, from sparse to dense: the first that gives enough ticks is taken.
+# Digits of a logarithmic axis' ticks, from sparse to dense: the first that gives enough ticks is
+# taken.
 DIGITS: tuple[tuple[float, ...], ...] = (
     (1,),
     (1, 2, 5),
@@ -50,7 +51,9 @@ def spoken(cause: str) -> str:
     return cause.replace("_", "-")
 
 
-def attribution(rows: Mapping[str, Mapping[str, float]], *, axis: str = "microseconds a step") -> Figure:
+def attribution(
+    rows: Mapping[str, Mapping[str, float]], *, axis: str = "microseconds a step"
+) -> Figure:
     """Stacked bars: one row each, its time by cause."""
     names = list(rows)
     causes = [c for c in COLOURS if any(parts.get(c, 0) > 0 for parts in rows.values())]
@@ -94,14 +97,20 @@ def timeline(spans: Sequence[Span]) -> Figure:
                 "x": [round(span.end_us - span.start_us, 4) for span in mine],
                 "marker": {"color": COLOURS[cause], "line": {"width": 0}},
                 "customdata": [span.label for span in mine],
-                "hovertemplate": "%{customdata}: %{x:.3f} us " + spoken(cause) + "<extra>%{y}</extra>",
+                "hovertemplate": "%{customdata}: %{x:.3f} us "
+                + spoken(cause)
+                + "<extra>%{y}</extra>",
             }
         )
     layout = {
         "barmode": "overlay",
         "bargap": 0.25,
         "height": EDGES_PX + 26 * len(rows),
-        "xaxis": {"title": {"text": "microseconds since the step began"}, "gridcolor": "#e5e9f0", "zeroline": False},
+        "xaxis": {
+            "title": {"text": "microseconds since the step began"},
+            "gridcolor": "#e5e9f0",
+            "zeroline": False,
+        },
         "yaxis": {"autorange": "reversed", "automargin": True},
         "margin": MARGIN,
     }
@@ -109,7 +118,9 @@ def timeline(spans: Sequence[Span]) -> Figure:
 
 
 def log_ticks(values: Iterable[float | None]) -> dict[str, Any]:
-    """Ticks of a logarithmic axis over positive `values`, each with its whole number: plotly's own "D2" labels 500 as "5"."""
+    """Ticks of a logarithmic axis over positive `values`, each with its whole number: plotly's own
+    "D2" labels 500 as "5".
+    """
     known = [value for value in values if value is not None and value > 0]
     if not known:
         return {}
@@ -117,20 +128,49 @@ def log_ticks(values: Iterable[float | None]) -> dict[str, Any]:
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for digits in DIGITS:
-        found = [tick for power in powers for digit in digits if low / 1.2 <= (tick := digit * 10.0**power) <= high * 1.2]
+        found = [
+            tick
+            for power in powers
+            for digit in digits
+            if low / 1.2 <= (tick := digit * 10.0**power) <= high * 1.2
+        ]
         if len(found) >= FEWEST_TICKS:
             break
     return {"tickmode": "array", "tickvals": found, "ticktext": [f"{tick:,.10g}" for tick in found]}
 
 
-def comparison(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], *, band: float = 0.15) -> Figure:
-    """Predicted against measured tokens/s on logarithmic axes; on the diagonal they agree, the band is +-`band`."""
+def comparison(
+    names: Sequence[str],
+    predicted: Sequence[float],
+    measured: Sequence[float],
+    *,
+    band: float = 0.15,
+) -> Figure:
+    """Predicted against measured tokens/s on logarithmic axes; on the diagonal they agree, the band
+    is +-`band`.
+    """
     low, high = 0.7 * min([*predicted, *measured]), 1.4 * max([*predicted, *measured])
-    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    line: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
     data = [
-        line | {"x": [low, high, high, low], "y": [low * (1 + band), high * (1 + band), high * (1 - band), low * (1 - band)],
-                "fill": "toself", "fillcolor": "rgba(43,108,176,0.10)", "line": {"width": 0}},
-        line | {"x": [low, high], "y": [low, high], "line": {"color": "#8a94a6", "dash": "dot", "width": 1}},
+        line
+        | {
+            "x": [low, high, high, low],
+            "y": [low * (1 + band), high * (1 + band), high * (1 - band), low * (1 - band)],
+            "fill": "toself",
+            "fillcolor": "rgba(43,108,176,0.10)",
+            "line": {"width": 0},
+        },
+        line
+        | {
+            "x": [low, high],
+            "y": [low, high],
+            "line": {"color": "#8a94a6", "dash": "dot", "width": 1},
+        },
         {
             "type": "scatter",
             "mode": "markers",
@@ -141,7 +181,7 @@ def comparison(names: Sequence[str], predicted: Sequence[float], measured: Seque
             "hovertemplate": "%{customdata}: measured %{x:.4g}, predicted %{y:.4g}<extra></extra>",
             "showlegend": False,
         },
-    ]  # fmt: skip
+    ]
     axis = {"type": "log", "gridcolor": "#e5e9f0", "automargin": True, **log_ticks([low, high])}
     layout = {
         "height": 440,
@@ -152,7 +192,9 @@ def comparison(names: Sequence[str], predicted: Sequence[float], measured: Seque
     return {"data": data, "layout": layout}
 
 
-def tornado(names: Sequence[str], effects: Sequence[float], assumed: Sequence[bool], *, axis: str) -> Figure:
+def tornado(
+    names: Sequence[str], effects: Sequence[float], assumed: Sequence[bool], *, axis: str
+) -> Figure:
     """Relative effect of each number, the strongest on top; numbers nobody measured stand out."""
     data = [
         {
@@ -164,13 +206,21 @@ def tornado(names: Sequence[str], effects: Sequence[float], assumed: Sequence[bo
             "marker": {"color": colour},
             "hovertemplate": "%{y}: %{x:+.2f}%<extra></extra>",
         }
-        for flag, label, colour in ((False, "has a source", "#2b6cb0"), (True, "assumed", "#d69e2e"))
+        for flag, label, colour in (
+            (False, "has a source", "#2b6cb0"),
+            (True, "assumed", "#d69e2e"),
+        )
     ]
     layout = {
         "barmode": "overlay",
         "height": EDGES_PX + 22 * len(names),
         "xaxis": {"title": {"text": axis}, "gridcolor": "#e5e9f0", "zerolinecolor": "#1b2433"},
-        "yaxis": {"categoryorder": "array", "categoryarray": list(names), "autorange": "reversed", "automargin": True},
+        "yaxis": {
+            "categoryorder": "array",
+            "categoryarray": list(names),
+            "autorange": "reversed",
+            "automargin": True,
+        },
         "margin": MARGIN,
     }
     return {"data": data, "layout": layout}

@@ -20,7 +20,11 @@ LISTED = 6  # columns up to which a row with a sentence becomes a list on narrow
 Figure = dict[str, Any]  # plotly's own JSON: {"data": [...], "layout": {...}}
 
 LAYOUT: Figure = {
-    "font": {"family": "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif", "size": 12, "color": "#1b2433"},
+    "font": {
+        "family": "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif",
+        "size": 12,
+        "color": "#1b2433",
+    },
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
@@ -50,14 +54,21 @@ class Page:
         """The whole document, plotly.js included."""
         from plotly.offline import get_plotlyjs  # slow to load, and most commands write no page
 
-        cards = "".join(f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in self.cards)
+        cards = "".join(
+            f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>"
+            for value, name in self.cards
+        )
         sections = "".join(_section(i, section) for i, section in enumerate(self.sections))
         style, script = (_beside(f"page.{kind}") for kind in ("css", "js"))
         return (
-            f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(self.title)}</title>"
-            f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{style}</style>"
-            f"<script>{get_plotlyjs()}</script></head>\n<body><main><header><h1>{escape(self.title)}</h1>"
-            f"<p>{escape(self.subtitle)}</p></header><div class='cards'>{cards}</div>\n{sections}</main>"
+            "<!doctype html>\n<html lang='en'><head><meta "
+            f"charset='utf-8'><title>{escape(self.title)}</title>"
+            "<meta name='viewport' content='width=device-width, "
+            f"initial-scale=1'><style>{style}</style>"
+            f"<script>{get_plotlyjs()}</script></head>\n"
+            f"<body><main><header><h1>{escape(self.title)}</h1>"
+            f"<p>{escape(self.subtitle)}</p></header><div class='cards'>{cards}</div>\n"
+            f"{sections}</main>"
             f"<script>{script}</script></body></html>\n"
         )
 
@@ -66,22 +77,46 @@ class Page:
         return path
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int | Collection[int] = 1) -> str:
-    """A table; the first `text_columns`, or those of these places, are text, the others numbers. A Chip is drawn as one."""
+def html_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    text_columns: int | Collection[int] = 1,
+) -> str:
+    """A table; the first `text_columns`, or those of these places, are text, the others numbers. A
+    Chip is drawn as one.
+    """
     texts = range(text_columns) if isinstance(text_columns, int) else text_columns
     kinds = ["" if i in texts else " class='number'" for i in range(len(header))]
-    head = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
-    told = 2 < len(header) <= LISTED and any(len(str(cell)) >= SENTENCE for row in rows for cell in row)
+    head = "".join(
+        f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True)
+    )
+    told = 2 < len(header) <= LISTED and any(
+        len(str(cell)) >= SENTENCE for row in rows for cell in row
+    )
     names = header if told else ("",) * len(header)
-    cells = ("".join(_cell(cell, kind, name) for kind, cell, name in zip(kinds, row, names, strict=True)) for row in rows)
+    cells = (
+        "".join(_cell(cell, kind, name) for kind, cell, name in zip(kinds, row, names, strict=True))
+        for row in rows
+    )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     look = ("told" if told else "beside") + (" wide" if len(header) > WIDE else "")
-    return f"<div class='scroll'><table class='{look}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return (
+        "<div class='scroll'><table "
+        f"class='{look}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def words_section() -> Section:
     """What the words of a page mean, for its end."""
-    return Section("Words", "", (), html_table(("word", "meaning"), [(word, WORDS[word]) for word in OF_A_PAGE], text_columns=2))
+    return Section(
+        "Words",
+        "",
+        (),
+        html_table(
+            ("word", "meaning"), [(word, WORDS[word]) for word in OF_A_PAGE], text_columns=2
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +142,36 @@ def _length(text: str) -> str:
 
 
 def _section(index: int, section: Section) -> str:
-    figures = "".join(_figure(f"figure-{index}-{i}", figure) for i, figure in enumerate(section.figures))
+    figures = "".join(
+        _figure(f"figure-{index}-{i}", figure) for i, figure in enumerate(section.figures)
+    )
     long = " class='long'" if section.long else ""
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    return f"<section{long}><h2>{escape(section.title)}</h2>{text}{figures}{section.body}</section>\n"
+    return (
+        f"<section{long}><h2>{escape(section.title)}</h2>{text}{figures}{section.body}</section>\n"
+    )
 
 
 def _figure(name: str, figure: Figure) -> str:
-    """The legend stands above the figure as text: plotly's own covers bars where a screen is narrow."""
+    """The legend stands above the figure as text: plotly's own covers bars where a screen is
+    narrow.
+    """
     layout = LAYOUT | figure["layout"] | {"showlegend": False}
     content = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
     return (
-        f"{_legend(name, figure)}<div class='figure' id='{name}' style='height:{layout['height']}px'></div>"
-        f"<script type='application/json' data-figure='{name}'>{content}</script>"
+        f"{_legend(name, figure)}<div class='figure' id='{name}' "
+        f"style='height:{layout['height']}px'></div><script type='application/json' "
+        f"data-figure='{name}'>{content}</script>"
     )
 
 
 def _legend(name: str, figure: Figure) -> str:
     """What each colour is; empty for a figure of one series."""
-    shown = [(at, trace) for at, trace in enumerate(figure["data"]) if trace.get("showlegend", "name" in trace)]
+    shown = [
+        (at, trace)
+        for at, trace in enumerate(figure["data"])
+        if trace.get("showlegend", "name" in trace)
+    ]
     if len(shown) < 2:
         return ""
     entries = "".join(

@@ -1,4 +1,6 @@
-"""A machine for people and for other programs: its numbers, its speeds beside the published ones, what is left out."""
+"""A machine for people and for other programs: its numbers, its speeds beside the published ones,
+what is left out.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,47 @@ def described(machine: Machine) -> dict[str, Any]:
     numbers = {}
     for name, number in machine.numbers().items():
         low, high = interval(number)
-        numbers[name] = {"value": number.value, "low": low, "high": high, "kind": number.kind.value, "source": number.source}
+        numbers[name] = {
+            "value": number.value,
+            "low": low,
+            "high": high,
+            "kind": number.kind.value,
+            "source": number.source,
+        }
     published = [
-        {"model": row.model, "context": row.context, "tokens_per_s": row.tokens_per_s, "error": error(machine, row), "use": row.use.value,
-         "kind": row.kind.value, "source": row.source, "conditions": row.conditions}
+        {
+            "model": row.model,
+            "context": row.context,
+            "tokens_per_s": row.tokens_per_s,
+            "error": error(machine, row),
+            "use": row.use.value,
+            "kind": row.kind.value,
+            "source": row.source,
+            "conditions": row.conditions,
+        }
         for row in machine.published
-    ]  # fmt: skip
+    ]
     cells = [
-        {"model": c.model, "tokens_per_s": c.tokens_per_s, "low": c.low_tokens_per_s, "high": c.high_tokens_per_s, "units": c.units,
-         "steps": c.steps, "binding": c.binding}
+        {
+            "model": c.model,
+            "tokens_per_s": c.tokens_per_s,
+            "low": c.low_tokens_per_s,
+            "high": c.high_tokens_per_s,
+            "units": c.units,
+            "steps": c.steps,
+            "binding": c.binding,
+        }
         for c in cells_of(machine)
-    ]  # fmt: skip
+    ]
     return {
-        "name": machine.name, "title": machine.title, "numbers": numbers, "published": published, "context": CONTEXT, "models": cells,
+        "name": machine.name,
+        "title": machine.title,
+        "numbers": numbers,
+        "published": published,
+        "context": CONTEXT,
+        "models": cells,
         "not_modelled": list(machine.not_modelled),
-    }  # fmt: skip
+    }
 
 
 def shown(machine: Machine) -> str:
@@ -64,23 +92,51 @@ def _numbers(machine: Machine) -> str:
     rows = []
     for name, number in machine.numbers().items():
         unit, (low, high) = unit_of(name), interval(number)
-        span = "" if low == high or not unit else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
-        rows.append((name, format_quantity(number.value, unit), span, number.kind.value, number.source))
+        span = (
+            ""
+            if low == high or not unit
+            else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
+        )
+        rows.append(
+            (name, format_quantity(number.value, unit), span, number.kind.value, number.source)
+        )
     return table(("number", "value", "range", "kind", "source"), rows, text_columns=5)
 
 
 def _published(machine: Machine) -> str:
     rows = [
-        (row.model, f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s * (1 + error(machine, row)):,.0f}", f"{error(machine, row):+.0%}",
-         row.use.value, row.kind.value, f"{row.source}; {row.conditions}" if row.conditions else row.source)
+        (
+            row.model,
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.tokens_per_s * (1 + error(machine, row)):,.0f}",
+            f"{error(machine, row):+.0%}",
+            row.use.value,
+            row.kind.value,
+            f"{row.source}; {row.conditions}" if row.conditions else row.source,
+        )
         for row in machine.published
-    ]  # fmt: skip
-    return table(("model", "published tok/s", "predicted", "error", "use", "kind", "source"), rows, text_columns=(0, 4, 5, 6))
+    ]
+    return table(
+        ("model", "published tok/s", "predicted", "error", "use", "kind", "source"),
+        rows,
+        text_columns=(0, 4, 5, 6),
+    )
 
 
 def _cells(machine: Machine) -> str:
     rows = [
-        (c.model, f"{c.tokens_per_s:,.0f}", f"{c.low_tokens_per_s:,.0f} .. {c.high_tokens_per_s:,.0f}", c.units, c.steps, c.binding)
+        (
+            c.model,
+            f"{c.tokens_per_s:,.0f}",
+            f"{c.low_tokens_per_s:,.0f} .. {c.high_tokens_per_s:,.0f}",
+            c.units,
+            c.steps,
+            c.binding,
+        )
         for c in cells_of(machine)
     ]
-    return table(("model", "tokens/s", "range", f"{machine.unit}s", "steps", "longest term"), rows, text_columns=(0, 5))
+    return table(
+        ("model", "tokens/s", "range", f"{machine.unit}s", "steps", "longest term"),
+        rows,
+        text_columns=(0, 5),
+    )

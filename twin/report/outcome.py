@@ -48,7 +48,10 @@ def text(study: Study, outcome: Outcome) -> str:
     """For a terminal: the tables that are meant for one, and the notes."""
     pieces = [study.title, study.question]
     if study.prediction:
-        pieces += [f"predicted before it ran: {study.prediction} ({UNCORRECTED})", f"outcome: {study.outcome or NUMBERS}"]
+        pieces += [
+            f"predicted before it ran: {study.prediction} ({UNCORRECTED})",
+            f"outcome: {study.outcome or NUMBERS}",
+        ]
     for part in outcome.parts:
         tables = [_plain(one) for one in part.tables if one.terminal]
         if tables:
@@ -58,7 +61,11 @@ def text(study: Study, outcome: Outcome) -> str:
 
 def _plain(one: Table) -> str:
     """Without the columns that no row has anything in."""
-    kept = [at for at in range(len(one.columns)) if not one.rows or any(row[at] not in (None, "") for row in one.rows)]
+    kept = [
+        at
+        for at in range(len(one.columns))
+        if not one.rows or any(row[at] not in (None, "") for row in one.rows)
+    ]
     columns = [one.columns[at] for at in kept]
     rows = [[shown(one.columns[at], row[at]) for at in kept] for row in one.rows]
     textual = [at for at, column in enumerate(columns) if column.textual]
@@ -69,20 +76,30 @@ def markdown(study: Study, outcome: Outcome) -> str:
     """All tables and notes."""
     pieces = [f"# {study.title}", study.question]
     if study.prediction:
-        pieces.append(f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED.capitalize()}.)")
+        pieces.append(
+            f"**Predicted before it ran.** {study.prediction} ({UNCORRECTED.capitalize()}.)"
+        )
         pieces.append(f"**Outcome.** {study.outcome or NUMBERS}")
     for part in outcome.parts:
         tables = [_markdown_table(one) for one in part.tables if one.page]
         if tables:
             pieces += [f"## {part.title}", *([part.text] if part.text else []), *tables]
-    pieces += ["## Notes", "\n".join(f"- {note}" for note in outcome.notes)] if outcome.notes else []
+    pieces += (
+        ["## Notes", "\n".join(f"- {note}" for note in outcome.notes)] if outcome.notes else []
+    )
     return "\n\n".join(pieces) + "\n"
 
 
 def _markdown_table(one: Table) -> str:
     head = [column.name for column in one.columns]
     lines = [head, ["---" if column.textual else "---:" for column in one.columns]]
-    lines += [[shown(column, cell).replace("|", "\\|") for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
+    lines += [
+        [
+            shown(column, cell).replace("|", "\\|")
+            for column, cell in zip(one.columns, row, strict=True)
+        ]
+        for row in one.rows
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -107,8 +124,15 @@ def to_json(study: Study, outcome: Outcome) -> dict[str, Any]:
         "question": study.question,
         "prediction": study.prediction,
         "outcome": study.outcome,
-        "tables": {one.name: [dict(zip(map(_csv_name, one.columns), row, strict=True)) for row in one.rows] for one in outcome.tables()},
-        "charts": [{"part": part.title, "kind": type(chart).__name__} | asdict(chart) for part in outcome.parts for chart in part.charts],
+        "tables": {
+            one.name: [dict(zip(map(_csv_name, one.columns), row, strict=True)) for row in one.rows]
+            for one in outcome.tables()
+        },
+        "charts": [
+            {"part": part.title, "kind": type(chart).__name__} | asdict(chart)
+            for part in outcome.parts
+            for chart in part.charts
+        ],
         "notes": list(outcome.notes),
     }
 
@@ -117,10 +141,20 @@ def page(study: Study, outcome: Outcome) -> Page:
     """Self-contained HTML."""
     sections = [*map(_section, outcome.parts)]
     if study.prediction:
-        rows = [(f"predicted before it ran, {UNCORRECTED}", study.prediction), ("outcome", study.outcome or NUMBERS)]
+        rows = [
+            (f"predicted before it ran, {UNCORRECTED}", study.prediction),
+            ("outcome", study.outcome or NUMBERS),
+        ]
         sections.append(Section(JUDGED, "", (), html_table(("", ""), rows, text_columns=2)))
     if outcome.notes:
-        sections.append(Section("Notes", "", (), f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>"))
+        sections.append(
+            Section(
+                "Notes",
+                "",
+                (),
+                f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in outcome.notes)}</ul>",
+            )
+        )
     return Page(study.title, study.question, outcome.headline, (*sections, words_section()))
 
 
@@ -134,7 +168,10 @@ def _html_tables(part: Part) -> Iterator[str]:
         if not one.page:
             continue
         textual = [at for at, column in enumerate(one.columns) if column.textual]
-        rows = [[_html_cell(column, cell) for column, cell in zip(one.columns, row, strict=True)] for row in one.rows]
+        rows = [
+            [_html_cell(column, cell) for column, cell in zip(one.columns, row, strict=True)]
+            for row in one.rows
+        ]
         yield html_table([column.name for column in one.columns], rows, text_columns=textual)
 
 
@@ -145,7 +182,9 @@ def _html_cell(column: Column, cell: Cell) -> Chip | str:
 
 
 def write(study: Study, outcome: Outcome, folder: Path) -> list[Path]:
-    """report.html, result.json, tables.md, and NAME.csv for each table: all of them, or none. Raises OutputError."""
+    """report.html, result.json, tables.md, and NAME.csv for each table: all of them, or none.
+    Raises OutputError.
+    """
     contents = {
         "report.html": page(study, outcome).html(),
         "result.json": json.dumps(to_json(study, outcome), indent=1) + "\n",

@@ -29,18 +29,26 @@ STRONGEST = 20
 
 
 def simulation_page(
-    plan: Plan, node: Node, result: Result, *extra: Section, what_if: str = "", cards: Sequence[tuple[str, str]] = ()
+    plan: Plan,
+    node: Node,
+    result: Result,
+    *extra: Section,
+    what_if: str = "",
+    cards: Sequence[tuple[str, str]] = (),
 ) -> Page:
-    """One simulated step; `extra` sections stand before the numbers and conditions, or first where the page is about a change.
+    """One simulated step; `extra` sections stand before the numbers and conditions, or first where
+    the page is about a change.
 
-    `what_if`: the changes that were made, where the page is about them; `cards` then say first what they did.
+    `what_if`: the changes that were made, where the page is about them; `cards` then say first what
+    they did.
     """
     name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
     step = (*timeline(plan, result), attribution(result), slowest(result))
     told = (*extra, *step) if what_if else (*step, *extra)
     return Page(
         title=f"What if {what_if}? {name}" if what_if else name,
-        subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured on that node unless it says so.",
+        subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured "
+        "on that node unless it says so.",
         cards=(*cards, *headline(result)),
         sections=(*told, rests_on(node, result), conditions(plan, node), words_section()),
     )
@@ -57,7 +65,9 @@ def headline(result: Result) -> tuple[tuple[str, str], ...]:
 
 
 def timeline(plan: Plan, result: Result) -> Iterator[Section]:
-    """The critical path of the whole step, and a few blocks over its middle layer. Needs a traced result."""
+    """The critical path of the whole step, and a few blocks over its middle layer. Needs a traced
+    result.
+    """
     if result.trace is None:
         return
     path, blocks = _spans(result)
@@ -69,8 +79,9 @@ def timeline(plan: Plan, result: Result) -> Iterator[Section]:
         shown.append(figures.timeline(list(_clipped([*inside, *blocks], low, high))))
     yield Section(
         "Timeline of one step",
-        "Above: the chain of work and waits that decides the step's time, over the whole step. Below: the same and some blocks of the "
-        f"first GPU, over layer {layer} alone. With a mouse, drag to zoom and double-click to return.",
+        "Above: the chain of work and waits that decides the step's time, over the whole step. "
+        f"Below: the same and some blocks of the first GPU, over layer {layer} alone. With a "
+        "mouse, drag to zoom and double-click to return.",
         tuple(shown),
     )
 
@@ -78,11 +89,14 @@ def timeline(plan: Plan, result: Result) -> Iterator[Section]:
 def attribution(result: Result) -> Section:
     """Where the critical path's time goes, by kind of stage."""
     kinds = by_kind(result)
-    rows = [(figures.spoken(cause), f"{seconds * US:.1f}", percent(seconds / result.step_s)) for cause, seconds in ordered_causes(result)]
+    rows = [
+        (figures.spoken(cause), f"{seconds * US:.1f}", percent(seconds / result.step_s))
+        for cause, seconds in ordered_causes(result)
+    ]
     return Section(
         "Where the time goes",
-        "Each microsecond of the step on the critical path has one cause: bytes that had not arrived, a hand-off or another GPU that was "
-        "waited for, arithmetic, a launch.",
+        "Each microsecond of the step on the critical path has one cause: bytes that had not "
+        "arrived, a hand-off or another GPU that was waited for, arithmetic, a launch.",
         (figures.attribution(kinds),),
         html_table(("cause", "us a step", "share"), rows),
     )
@@ -90,15 +104,34 @@ def attribution(result: Result) -> Section:
 
 def slowest(result: Result) -> Section:
     stages = slowest_stages(result, SLOWEST)
-    rows = [(s.name, f"{s.seconds * US:.2f}", percent(s.seconds / result.step_s), figures.spoken(s.dominant)) for s in stages]
+    rows = [
+        (
+            s.name,
+            f"{s.seconds * US:.2f}",
+            percent(s.seconds / result.step_s),
+            figures.spoken(s.dominant),
+        )
+        for s in stages
+    ]
     return Section("Slowest stages", "", (), html_table(("stage", "us", "share", "mostly"), rows))
 
 
-def engines(results: Mapping[str, Result], title: str = "Four ways to run the same step") -> Section:
+def engines(
+    results: Mapping[str, Result], title: str = "Four ways to run the same step"
+) -> Section:
     """Launch by launch, as a graph, resident with barriers, resident with data as its own flag."""
-    parts = {name: {cause: seconds * US for cause, seconds in r.attribution.items()} for name, r in results.items()}
+    parts = {
+        name: {cause: seconds * US for cause, seconds in r.attribution.items()}
+        for name, r in results.items()
+    }
     rows = [
-        (name, count(r.tokens_per_s), f"{r.step_s * US:.1f}", percent(r.stream_fraction), figures.spoken(ordered_causes(r)[0][0]))
+        (
+            name,
+            count(r.tokens_per_s),
+            f"{r.step_s * US:.1f}",
+            percent(r.stream_fraction),
+            figures.spoken(ordered_causes(r)[0][0]),
+        )
         for name, r in results.items()
     ]
     head = ("engine", "tokens/s, predicted", "us a step", "stream fraction", "mostly")
@@ -108,17 +141,23 @@ def engines(results: Mapping[str, Result], title: str = "Four ways to run the sa
 def validation(result: Validation) -> Section:
     """Predicted against measured, run by run."""
     runs = result.runs
-    predicted, measured = [r.predicted_tokens_per_s for r in runs], [r.measured_tokens_per_s for r in runs]
+    predicted, measured = (
+        [r.predicted_tokens_per_s for r in runs],
+        [r.measured_tokens_per_s for r in runs],
+    )
     figure = figures.comparison([r.name for r in runs], predicted, measured)
     rows = [
         (r.name, count(guess), count(truth), percent(r.error, signed=True), percent(r.spread))
         for r, guess, truth in zip(runs, predicted, measured, strict=True)
     ]
     text = (
-        f"Engine runs that no number was fitted to. Median error {percent(result.median_abs_error)}, "
-        f"worst {percent(result.worst_abs_error)}. The band is +-15%."
+        "Engine runs that no number was fitted to. Median error "
+        f"{percent(result.median_abs_error)}, worst {percent(result.worst_abs_error)}. The band is "
+        "+-15%."
     )
-    table = html_table(("run", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats"), rows)
+    table = html_table(
+        ("run", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats"), rows
+    )
     return Section("Prediction against measurement", text, (figure,), table)
 
 
@@ -130,33 +169,65 @@ def validation_page(result: Validation, conditions: Mapping[str, object]) -> Pag
         (str(len(result.runs)), "held-out runs"),
     )
     return Page(
-        f"Predicted and measured on {result.node}", f"Fit of run {result.fit}.", cards, (validation(result), _measured_under(conditions))
+        f"Predicted and measured on {result.node}",
+        f"Fit of run {result.fit}.",
+        cards,
+        (validation(result), _measured_under(conditions)),
     )
 
 
 def _measured_under(conditions: Mapping[str, object]) -> Section:
     """What was recorded about the computer; lists and mappings stay in the record."""
-    told = {name: value for name, value in conditions.items() if isinstance(value, str | int | float)}
-    rows = [(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else value) for name, value in told.items()]
-    return Section("Measured under", "As recorded with the runs.", (), html_table(("what", "value"), rows, text_columns=2))
+    told = {
+        name: value for name, value in conditions.items() if isinstance(value, str | int | float)
+    }
+    rows = [
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else value)
+        for name, value in told.items()
+    ]
+    return Section(
+        "Measured under",
+        "As recorded with the runs.",
+        (),
+        html_table(("what", "value"), rows, text_columns=2),
+    )
 
 
 def sensitivity(effects: Sequence[Effect], step: float) -> Section:
     """What each number alone does to the speed."""
-    strong = [e for e in effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-5][:STRONGEST]
+    strong = [e for e in effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-5][
+        :STRONGEST
+    ]
     axis = f"% of tokens/s for +{100 * step:.0f}% of the number"
-    figure = figures.tornado([e.label for e in strong], [e.effect for e in strong], [e.assumed for e in strong], axis=axis)
+    figure = figures.tornado(
+        [e.label for e in strong],
+        [e.effect for e in strong],
+        [e.assumed for e in strong],
+        axis=axis,
+    )
     rest = len(effects) - len(strong)
     text = (
-        f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; {rest} others change it less, or not at all."
+        f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; "
+        f"{rest} others change it less, or not at all."
     )
     return Section("Sensitivity", text, (figure,))
 
 
 def rests_on(node: Node, result: Result) -> Section:
     """The numbers behind the prediction: assumed ones first."""
-    order = [Kind.ASSUMED, Kind.UNBOUND, Kind.VENDOR, Kind.THIRD_PARTY, Kind.FITTED, Kind.MEASURED, Kind.DATASHEET]
-    listed = sorted(numbers(node).items(), key=lambda item: (item[0] not in result.assumed, order.index(item[1].kind)))
+    order = [
+        Kind.ASSUMED,
+        Kind.UNBOUND,
+        Kind.VENDOR,
+        Kind.THIRD_PARTY,
+        Kind.FITTED,
+        Kind.MEASURED,
+        Kind.DATASHEET,
+    ]
+    listed = sorted(
+        numbers(node).items(),
+        key=lambda item: (item[0] not in result.assumed, order.index(item[1].kind)),
+    )
     rows = []
     for path, number in listed:
         if number.kind in (Kind.ASSUMED, Kind.UNBOUND) and path not in result.assumed:
@@ -164,20 +235,41 @@ def rests_on(node: Node, result: Result) -> Section:
         unit = unit_of(path.rsplit(".", 1)[-1])
         low, high = (format_quantity(end, unit) for end in interval(number))
         span = "" if low == high else f"{low} .. {high}"
-        rows.append((path.removeprefix("device."), Chip(number.kind.value), format_quantity(number.value, unit), span, number.source))
+        rows.append(
+            (
+                path.removeprefix("device."),
+                Chip(number.kind.value),
+                format_quantity(number.value, unit),
+                span,
+                number.source,
+            )
+        )
     count_of = len(result.assumed)
-    text = f"{count_of} of these numbers are assumed or unbound: no measurement tells them, and the prediction is no better than they are."
+    text = (
+        f"{count_of} of these numbers are assumed or unbound: no measurement tells them, and the "
+        "prediction is no better than they are."
+    )
     table = html_table(("number", "kind", "value", "range", "source"), rows, text_columns=5)
     return Section("What the numbers rest on", text, (), table, long=True)
 
 
 def conditions(plan: Plan, node: Node) -> Section:
     options = plan.options
-    rows = [("node", node.name), ("ranks", plan.ranks), ("stages", len(plan.stages)), ("launches a step", plan.launches())]
+    rows = [
+        ("node", node.name),
+        ("ranks", plan.ranks),
+        ("stages", len(plan.stages)),
+        ("launches a step", plan.launches()),
+    ]
     for field in fields(options):
         value = getattr(options, field.name)
         rows.append((field.name.replace("_", " "), getattr(value, "value", value)))
-    return Section("Conditions", "The plan and the engine options of this page.", (), html_table(("what", "value"), rows, text_columns=2))
+    return Section(
+        "Conditions",
+        "The plan and the engine options of this page.",
+        (),
+        html_table(("what", "value"), rows, text_columns=2),
+    )
 
 
 def by_kind(result: Result) -> dict[str, dict[str, float]]:
@@ -191,7 +283,9 @@ def by_kind(result: Result) -> dict[str, dict[str, float]]:
 
 def ordered_causes(result: Result) -> list[tuple[str, float]]:
     """(cause, seconds), the largest first; causes without time are left out."""
-    return sorted(((c, s) for c, s in result.attribution.items() if s > 0), key=lambda item: -item[1])
+    return sorted(
+        ((c, s) for c, s in result.attribution.items() if s > 0), key=lambda item: -item[1]
+    )
 
 
 def slowest_stages(result: Result, most: int) -> list[StageTime]:
@@ -205,7 +299,9 @@ def traced_blocks(plan: Plan) -> list[int]:
 
 
 def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:
-    """The last step of a trace as (critical path, blocks of the first GPU), in microseconds since that step began."""
+    """The last step of a trace as (critical path, blocks of the first GPU), in microseconds since
+    that step began.
+    """
     assert result.trace is not None
     begin_ps = result.step_ends_ps[-2] if len(result.step_ends_ps) > 1 else 0
     begin = begin_ps / US
@@ -218,15 +314,22 @@ def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:
         tid = event.get("tid")
         if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 0:
             names[tid] = str(event["args"]["name"])
-        if event["ph"] != "X" or round((event["ts"] + event["dur"]) * US) <= begin_ps:  # a stage and its parts end at the same picosecond
+        # a stage and its parts end at the same picosecond
+        if event["ph"] != "X" or round((event["ts"] + event["dur"]) * US) <= begin_ps:
             continue
         start, end = event["ts"] - begin, event["ts"] + event["dur"] - begin
         if event["pid"] == CRITICAL:
-            path.append(figures.Span("critical path", start, end, str(event["cat"]), str(event["name"])))
+            path.append(
+                figures.Span("critical path", start, end, str(event["cat"]), str(event["name"]))
+            )
         elif event["pid"] == 0 and event["cat"] == "stage":
             stage[tid] = str(event["name"])
         elif event["pid"] == 0 and event["cat"] in CAUSES:
-            blocks.append(figures.Span(names[tid].removesuffix(".consumer"), start, end, str(event["cat"]), stage[tid]))
+            blocks.append(
+                figures.Span(
+                    names[tid].removesuffix(".consumer"), start, end, str(event["cat"]), stage[tid]
+                )
+            )
     return path, blocks
 
 

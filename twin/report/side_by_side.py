@@ -1,4 +1,6 @@
-"""Recorded steps of the engine beside simulated steps of the same plan: one trace, and one table by kind of stage."""
+"""Recorded steps of the engine beside simulated steps of the same plan: one trace, and one table by
+kind of stage.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,18 @@ from twin.sim.trace import Event, Trace, collect, marks, named_process, named_tr
 
 MEASURED = 10**6 + 1  # process ids of the measured GPUs: after every simulated one
 PS_PER_NS = 1000
-Marks = NDArray[np.int64]  # [steps][ranks][blocks][stages][inputs ready, finished] ps; the first step for its end alone
+# [steps][ranks][blocks][stages][inputs ready, finished] ps; the first step for its end alone
+Marks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """Microseconds of one stage of a kind, mean of its stages, median of the steps.
 
-    `span`: from the end of the stage before, over all blocks, to its own: spans add up to the step. `wait`, mean of all blocks: from the
-    end of a block's stage before until all inputs are there; `work`: from there to the end of the stage, its publication included.
-    Means, because a GPU's clock may tick in 256 ns: single marks are coarse.
+    `span`: from the end of the stage before, over all blocks, to its own: spans add up to the step.
+    `wait`, mean of all blocks: from the end of a block's stage before until all inputs are there;
+    `work`: from there to the end of the stage, its publication included. Means, because a GPU's
+    clock may tick in 256 ns: single marks are coarse.
     """
 
     kind: str
@@ -46,7 +50,9 @@ class StageTimes:
 
     @property
     def difference(self) -> float | None:
-        """Of the spans, relative; positive when the simulated stage takes longer. None where a helper makes the stage beside others."""
+        """Of the spans, relative; positive when the simulated stage takes longer. None where a
+        keeper makes the stage beside others.
+        """
         return self.simulated_span_us / self.measured_span_us - 1 if self.measured_span_us else None
 
 
@@ -66,12 +72,19 @@ class SideBySide:
         return self.simulated_step_us / self.measured_step_us - 1
 
 
-def side_by_side(recording: Recording, node: Node, *, shown: Collection[int], steps: int = 2) -> SideBySide:
-    """Simulates the recorded plan on `node`. `steps` steps of the blocks `shown` of each GPU go into the trace."""
+def side_by_side(
+    recording: Recording, node: Node, *, shown: Collection[int], steps: int = 2
+) -> SideBySide:
+    """Simulates the recorded plan on `node`. `steps` steps of the blocks `shown` of each GPU go
+    into the trace.
+    """
     plan = recording.plan
     measured: Marks = of_consumers(plan, recording.marks * PS_PER_NS)
     if not 1 <= steps < len(measured):
-        raise CalibrationError(f"steps={steps}: the recording holds {len(measured) - 1} complete steps; choose between 1 and that")
+        raise CalibrationError(
+            f"steps={steps}: the recording holds {len(measured) - 1} complete steps; choose "
+            "between 1 and that"
+        )
     prepared = prepare(plan, node.device, steps=steps + 1)
     machine = Machine(plan, node, steps=steps + 1, keep_all=True, program=prepared.program)
     machine.record_loaders(shown)
@@ -86,11 +99,16 @@ def side_by_side(recording: Recording, node: Node, *, shown: Collection[int], st
         simulated_step_us=float(np.median(_step_us(simulated))),
         stages=tuple(_stage_times(plan, measured, simulated)),
         conditions=recording.conditions,
-        trace=_trace(machine, measured[typical : typical + steps + 1], recording.positions[typical + 1 :], shown),
+        trace=_trace(
+            machine,
+            measured[typical : typical + steps + 1],
+            recording.positions[typical + 1 :],
+            shown,
+        ),
     )
 
 
-# ---- times ---------------------------------------------------------------------------------------------------------------
+# ---- times ---------------------------------------------------------------------------------------
 
 
 def _ends(times: Marks) -> NDArray[np.int64]:
@@ -126,18 +144,29 @@ def _stage_times(plan: Plan, measured: Marks, simulated: Marks) -> Iterator[Stag
     pairs = list(zip(_parts(measured), _parts(simulated), strict=True))
     for kind in dict.fromkeys(kinds.tolist()):
         at = kinds == kind
-        yield StageTimes(kind, int(at.sum()), *(float(np.median(part[:, at].mean(axis=1))) for pair in pairs for part in pair))
+        yield StageTimes(
+            kind,
+            int(at.sum()),
+            *(float(np.median(part[:, at].mean(axis=1))) for pair in pairs for part in pair),
+        )
 
 
-# ---- trace ---------------------------------------------------------------------------------------------------------------
+# ---- trace ---------------------------------------------------------------------------------------
 
 
-def _trace(machine: Machine, measured: Marks, positions: NDArray[np.int64], shown: Collection[int]) -> Trace:
-    """Both start where the last block ended the step before the first one shown; a lead keeps all times positive."""
+def _trace(
+    machine: Machine, measured: Marks, positions: NDArray[np.int64], shown: Collection[int]
+) -> Trace:
+    """Both start where the last block ended the step before the first one shown; a lead keeps all
+    times positive.
+    """
     path = critical_path(machine.blocks, machine.steps - 1, len(machine.plan.stages))
     simulated = list(collect(machine, shown, path, first_step=1, group="simulated ").events)
     start = max(block.ended[0] for block in machine.blocks)
-    lead = max(start - min(block.ended[0] for block in machine.blocks), int(_ends(measured)[0] - measured[0, :, :, -1, 1].min()))
+    lead = max(
+        start - min(block.ended[0] for block in machine.blocks),
+        int(_ends(measured)[0] - measured[0, :, :, -1, 1].min()),
+    )
     events = list(_measured(machine, measured - _ends(measured)[0] + lead, positions, shown))
     return Trace((*events, *(_moved(event, (lead - start) / 1e6) for event in simulated)))
 
@@ -147,8 +176,12 @@ def _moved(event: Event, by_us: float) -> Event:
     return event | {"ts": round(at + by_us, 6)} if isinstance(at, float) else event
 
 
-def _measured(machine: Machine, times: Marks, positions: NDArray[np.int64], shown: Collection[int]) -> Iterator[Event]:
-    """Steps, in them stages, in them waiting and working: the tracks of the simulated side, by the same names."""
+def _measured(
+    machine: Machine, times: Marks, positions: NDArray[np.int64], shown: Collection[int]
+) -> Iterator[Event]:
+    """Steps, in them stages, in them waiting and working: the tracks of the simulated side, by the
+    same names.
+    """
     for gpu in range(machine.plan.options.gpus):
         yield named_process(MEASURED + gpu, f"measured Gpu[{gpu}]")
     for block in machine.blocks:
@@ -168,7 +201,7 @@ def _measured(machine: Machine, times: Marks, positions: NDArray[np.int64], show
                 begin = finished
 
 
-# ---- words ---------------------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 def to_json(result: SideBySide) -> dict[str, Any]:
@@ -179,22 +212,48 @@ def to_json(result: SideBySide) -> dict[str, Any]:
         "measured_step_us": result.measured_step_us,
         "simulated_step_us": result.simulated_step_us,
         "difference": result.difference,
-        "stages": [{name: getattr(row, name) for name in (*StageTimes.__slots__, "difference")} for row in result.stages],
+        "stages": [
+            {name: getattr(row, name) for name in (*StageTimes.__slots__, "difference")}
+            for row in result.stages
+        ],
         "conditions": result.conditions,
     }
 
 
 def text(result: SideBySide) -> str:
     """One row a kind of stage, us a stage; then the whole step."""
-    head = ("stage", "count", "wait", "simulated", "work", "simulated", "span", "simulated", "difference")
+    head = (
+        "stage",
+        "count",
+        "wait",
+        "simulated",
+        "work",
+        "simulated",
+        "span",
+        "simulated",
+        "difference",
+    )
     rows: list[tuple[object, ...]] = []
     for row in result.stages:
-        wait, work = (row.measured_wait_us, row.simulated_wait_us), (row.measured_work_us, row.simulated_work_us)
+        wait, work = (
+            (row.measured_wait_us, row.simulated_wait_us),
+            (row.measured_work_us, row.simulated_work_us),
+        )
         times = (*wait, *work, row.measured_span_us, row.simulated_span_us)
         apart = None if row.difference is None else percent(row.difference, signed=True)
         rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), apart))
-    whole = (f"{result.measured_step_us:.1f}", f"{result.simulated_step_us:.1f}", percent(result.difference, signed=True))
+    whole = (
+        f"{result.measured_step_us:.1f}",
+        f"{result.simulated_step_us:.1f}",
+        percent(result.difference, signed=True),
+    )
     rows.append(("step", 1, None, None, None, None, *whole))
     low, high = result.positions
-    title = f"{result.plan.name}: measured steps at {low}-{high} positions, simulated on {result.node} at {result.plan.options.context}"
-    return f"{title}\nus a stage, median of the steps; wait and work: mean of all blocks; spans add up to the step\n\n{table(head, rows)}"
+    title = (
+        f"{result.plan.name}: measured steps at {low}-{high} positions, simulated on {result.node} "
+        f"at {result.plan.options.context}"
+    )
+    return (
+        f"{title}\nus a stage, median of the steps; wait and work: mean of all blocks; spans add "
+        f"up to the step\n\n{table(head, rows)}"
+    )

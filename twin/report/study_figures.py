@@ -10,10 +10,38 @@ from twin.report.figures import COLOURS, EDGES_PX, MARGIN, log_ticks, spoken
 from twin.report.html import Figure
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
-PALETTE = ("#2b6cb0", "#e07b39", "#38a169", "#805ad5", "#b83280", "#d69e2e", "#1a8a8a", "#8a94a6", "#5a3e2b", "#7a9e1f",
-           "#4c3fa6", "#c98bb3", "#2f6f4f", "#b0452c", "#6fa8dc", "#a3a847", "#8f5f9e", "#444c5c",
-           "#ff9da7", "#0b3c5d", "#d9b44a", "#75b1a9", "#7c1d2e", "#b9a7e0", "#c4d600", "#9c6b4e",
-           "#e5484d", "#3fa7d6", "#a0a0a0", "#00674f")  # fmt: skip
+PALETTE = (
+    "#2b6cb0",
+    "#e07b39",
+    "#38a169",
+    "#805ad5",
+    "#b83280",
+    "#d69e2e",
+    "#1a8a8a",
+    "#8a94a6",
+    "#5a3e2b",
+    "#7a9e1f",
+    "#4c3fa6",
+    "#c98bb3",
+    "#2f6f4f",
+    "#b0452c",
+    "#6fa8dc",
+    "#a3a847",
+    "#8f5f9e",
+    "#444c5c",
+    "#ff9da7",
+    "#0b3c5d",
+    "#d9b44a",
+    "#75b1a9",
+    "#7c1d2e",
+    "#b9a7e0",
+    "#c4d600",
+    "#9c6b4e",
+    "#e5484d",
+    "#3fa7d6",
+    "#a0a0a0",
+    "#00674f",
+)
 NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has a colour everywhere
 GRID = "#e5e9f0"
 INK = "#1b2433"
@@ -36,10 +64,22 @@ def bars(chart: Bars) -> Figure:
     data = [_bar(chart, series, colour) for series, colour in zip(plain, colours, strict=True)]
     # Marks that belong to no bar take the colour after all of them.
     colours.append(PALETTE[len(plain) % len(PALETTE)])
-    data += [_mark(chart, series, colours[_place(plain, series)]) for series in chart.series if series.marks]
+    data += [
+        _mark(chart, series, colours[_place(plain, series)])
+        for series in chart.series
+        if series.marks
+    ]
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
-    x_axis: dict[str, Any] = {"title": {"text": chart.axis}, "gridcolor": GRID, "zerolinecolor": INK}
-    x_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log else {"tickformat": ".0%" if _fractions(chart) else ",~r"}
+    x_axis: dict[str, Any] = {
+        "title": {"text": chart.axis},
+        "gridcolor": GRID,
+        "zerolinecolor": INK,
+    }
+    x_axis |= (
+        {"type": "log", **log_ticks(_values(chart.series))}
+        if chart.log
+        else {"tickformat": ".0%" if _fractions(chart) else ",~r"}
+    )
     layout = {
         "barmode": "group" if _beside(chart) else "stack",
         "scattermode": "group",
@@ -53,7 +93,13 @@ def bars(chart: Bars) -> Figure:
 
 
 def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
-    number = "%{x:+.1%}" if _fractions(chart) and not chart.stacked else "%{x:.1%}" if chart.stacked and _fractions(chart) else "%{x:,.4~g}"
+    number = (
+        "%{x:+.1%}"
+        if _fractions(chart) and not chart.stacked
+        else "%{x:.1%}"
+        if chart.stacked and _fractions(chart)
+        else "%{x:,.4~g}"
+    )
     shape: dict[str, Any] = {
         "type": "bar",
         "orientation": "h",
@@ -78,16 +124,35 @@ def _mark(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
         "name": spoken(series.label),
         "y": list(chart.names),
         "x": list(series.values),
-        "marker": {"symbol": "diamond", "size": 9, "color": colour, "line": {"color": INK, "width": 1.2}},
+        "marker": {
+            "symbol": "diamond",
+            "size": 9,
+            "color": colour,
+            "line": {"color": INK, "width": 1.2},
+        },
         "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
         "offsetgroup": series.beside if _beside(chart) else "",
     }
 
 
 def _spread(series: Series) -> dict[str, Any]:
-    up = [None if v is None or h is None else h - v for v, h in zip(series.values, series.high, strict=True)]
-    down = [None if v is None or low is None else v - low for v, low in zip(series.values, series.low, strict=True)]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": INK, "thickness": 1.2, "width": 3}
+    up = [
+        None if v is None or h is None else h - v
+        for v, h in zip(series.values, series.high, strict=True)
+    ]
+    down = [
+        None if v is None or low is None else v - low
+        for v, low in zip(series.values, series.low, strict=True)
+    ]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": up,
+        "arrayminus": down,
+        "color": INK,
+        "thickness": 1.2,
+        "width": 3,
+    }
 
 
 def lines(chart: Lines) -> Figure:
@@ -104,20 +169,46 @@ def lines(chart: Lines) -> Figure:
                 "x": list(chart.x),
                 "y": list(series.values),
                 "line": {"color": colour, "width": 2},
-                "marker": {"color": colour, "size": 9 if series.marks else 6, "symbol": "diamond" if series.marks else "circle"},
+                "marker": {
+                    "color": colour,
+                    "size": 9 if series.marks else 6,
+                    "symbol": "diamond" if series.marks else "circle",
+                },
                 "hovertemplate": "%{x}: %{y:,.4~g}<extra>" + spoken(series.label) + "</extra>",
             }
         )
-    ticks = {"tickvals": list(chart.x), "ticktext": [_tick(x) for x in chart.x]} if len(chart.x) <= 12 else {}
-    x_axis = {"title": {"text": chart.x_axis}, "gridcolor": GRID, "zeroline": False, "type": _type(chart.log_x, chart.x), **ticks}
-    y_axis: dict[str, Any] = {"title": {"text": chart.y_axis}, "gridcolor": GRID, "automargin": True}
-    y_axis |= {"type": "log", **log_ticks(_values(chart.series))} if chart.log_y else {"rangemode": "tozero"}
+    ticks = (
+        {"tickvals": list(chart.x), "ticktext": [_tick(x) for x in chart.x]}
+        if len(chart.x) <= 12
+        else {}
+    )
+    x_axis = {
+        "title": {"text": chart.x_axis},
+        "gridcolor": GRID,
+        "zeroline": False,
+        "type": _type(chart.log_x, chart.x),
+        **ticks,
+    }
+    y_axis: dict[str, Any] = {
+        "title": {"text": chart.y_axis},
+        "gridcolor": GRID,
+        "automargin": True,
+    }
+    y_axis |= (
+        {"type": "log", **log_ticks(_values(chart.series))}
+        if chart.log_y
+        else {"rangemode": "tozero"}
+    )
     layout = {"height": 420, "xaxis": x_axis, "yaxis": y_axis, "margin": MARGIN | {"b": 50}}
     return {"data": data, "layout": layout}
 
 
 def _band(chart: Lines, series: Series, colour: str) -> dict[str, Any]:
-    both = [(x, low, high) for x, low, high in zip(chart.x, series.low, series.high, strict=True) if low is not None and high is not None]
+    both = [
+        (x, low, high)
+        for x, low, high in zip(chart.x, series.low, series.high, strict=True)
+        if low is not None and high is not None
+    ]
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return {
         "type": "scatter",
@@ -134,7 +225,10 @@ def _band(chart: Lines, series: Series, colour: str) -> dict[str, Any]:
 
 def waterfall(chart: Waterfall) -> Figure:
     """From nothing to the first level, then each step, then the last level whole."""
-    steps = [chart.values[0], *(after - before for before, after in zip(chart.values, chart.values[1:], strict=False))]
+    steps = [
+        chart.values[0],
+        *(after - before for before, after in zip(chart.values, chart.values[1:], strict=False)),
+    ]
     data = [
         {
             "type": "waterfall",
@@ -142,7 +236,11 @@ def waterfall(chart: Waterfall) -> Figure:
             "y": [*chart.names, WHOLE],
             "x": [*steps, chart.values[-1]],
             "measure": ["absolute", *(["relative"] * (len(steps) - 1)), "total"],
-            "text": [f"{chart.values[0]:,.0f}", *(f"{step:+,.0f}" for step in steps[1:]), f"{chart.values[-1]:,.0f}"],
+            "text": [
+                f"{chart.values[0]:,.0f}",
+                *(f"{step:+,.0f}" for step in steps[1:]),
+                f"{chart.values[-1]:,.0f}",
+            ],
             "textposition": "outside",
             "cliponaxis": False,
             "connector": {"line": {"color": "#8a94a6", "width": 1}},
@@ -154,7 +252,12 @@ def waterfall(chart: Waterfall) -> Figure:
     ]
     layout = {
         "height": EDGES_PX + LEVEL_PX * (len(chart.names) + 1),
-        "xaxis": {"title": {"text": chart.axis}, "gridcolor": GRID, "range": [0, TEXT_ROOM * max(chart.values)], "tickformat": ",~r"},
+        "xaxis": {
+            "title": {"text": chart.axis},
+            "gridcolor": GRID,
+            "range": [0, TEXT_ROOM * max(chart.values)],
+            "tickformat": ",~r",
+        },
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
         "margin": MARGIN,
     }
@@ -167,7 +270,9 @@ def _values(series: Sequence[Series]) -> list[float | None]:
 
 
 def _colours(series: Sequence[Series]) -> list[str]:
-    """One for each series: its own everywhere, else the next of the palette that no other series of the chart has."""
+    """One for each series: its own everywhere, else the next of the palette that no other series of
+    the chart has.
+    """
     taken = {NAMED[one.label] for one in series if one.label in NAMED}
     free = cycle([colour for colour in PALETTE if colour not in taken])
     return [NAMED.get(one.label) or next(free) for one in series]
@@ -178,10 +283,13 @@ def _fractions(chart: Bars) -> bool:
 
 
 def _beside(chart: Bars) -> bool:
-    """Whether bars need places side by side: not where they are stacked, nor where each name has a value in one series only."""
+    """Whether bars need places side by side: not where they are stacked, nor where each name has a
+    value in one series only.
+    """
     series = [one for one in chart.series if not one.marks]
     return not chart.stacked and not all(
-        sum(one.values[at] is not None for one in series) <= 1 for at in range(len(series[0].values) if series else 0)
+        sum(one.values[at] is not None for one in series) <= 1
+        for at in range(len(series[0].values) if series else 0)
     )
 
 

@@ -1,6 +1,8 @@
-"""Computes the shipped studies again and writes their pages: `python -m twin.report.study_page [NAME...]`.
+"""Computes the shipped studies again and writes their pages:
+`python -m twin.report.study_page [NAME...]`.
 
-A study's folder keeps its tables in results/, one figure, and a README.md whose marked blocks (twin.report.blocks) are filled here.
+A study's folder keeps its tables in results/, one figure, and a README.md whose marked blocks
+(twin.report.blocks) are filled here.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Made:
     def table(self, name: str) -> Table:
         known = {one.name: one for one in self.outcome.tables()}
         if name not in known:
-            raise ConfigError(f"block {shown(name)}: no table of that name; the study has {', '.join(known)}")
+            raise ConfigError(
+                f"block {shown(name)}: no table of that name; the study has {', '.join(known)}"
+            )
         return known[name]
 
 
@@ -59,7 +63,9 @@ def make(folder: Path, runner: Runner) -> list[Path]:
     made = Made(study, study.body.run(runner), current_stamp(folder))
     page = folder / PAGE
     text = page.read_text(encoding="utf-8")
-    contents = {folder / RESULTS / f"{one.name}.csv": report.to_csv(one) for one in made.outcome.tables()}
+    contents = {
+        folder / RESULTS / f"{one.name}.csv": report.to_csv(one) for one in made.outcome.tables()
+    }
     tables = marked(Block(TABLES, {}, None, ""), report.markdown(study, made.outcome), made.stamp)
     contents[folder / RESULTS / "tables.md"] = tables + "\n"
     contents[page] = filled(text, lambda block: body(made, block), made.stamp)
@@ -70,7 +76,9 @@ def make(folder: Path, runner: Runner) -> list[Path]:
 
 
 def write_page(folder: Path, stamp: Stamp, bodies: Mapping[str, str], chart: Chart) -> None:
-    """What the script of a study without a study file writes: its page's blocks by their names, and its figure."""
+    """What the script of a study without a study file writes: its page's blocks by their names, and
+    its figure.
+    """
     page = folder / PAGE
     text = page.read_text(encoding="utf-8")
     if unknown := sorted({block.name for block in blocks(text)} - set(bodies)):
@@ -102,7 +110,11 @@ def _figures(text: str) -> list[Block]:
 
 
 def _words(study: Study) -> str:
-    said = (("Question.", study.question), ("Prediction, before it ran.", study.prediction), ("Outcome.", study.outcome))
+    said = (
+        ("Question.", study.question),
+        ("Prediction, before it ran.", study.prediction),
+        ("Outcome.", study.outcome),
+    )
     return "\n\n".join(textwrap.fill(f"**{head}** {text}", LINE) for head, text in said if text)
 
 
@@ -110,15 +122,22 @@ def _table(one: Table, block: Block, fit: str) -> str:
     """The columns whose places are chosen, of the rows that are chosen, with the fit below."""
     places = block.places("columns") or list(range(len(one.columns)))
     columns = [one.columns[place] for place in places]
-    lines = [[column.name for column in columns], ["---" if column.textual else "---:" for column in columns]]
+    lines = [
+        [column.name for column in columns],
+        ["---" if column.textual else "---:" for column in columns],
+    ]
     for row in one.rows:
         if _wanted(one, row, block):
-            lines.append([as_read(one.columns[place], row[place]).replace("|", "\\|") for place in places])
+            lines.append(
+                [as_read(one.columns[place], row[place]).replace("|", "\\|") for place in places]
+            )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\nFit: {fit}."
 
 
 def _wanted(one: Table, row: Sequence[Cell], block: Block) -> bool:
-    """Whether a row is chosen: `rows=3:1,2` are those with 1 or 2 in the third column, as people read it; "_" is a space."""
+    """Whether a row is chosen: `rows=3:1,2` are those with 1 or 2 in the third column, as people
+    read it; "_" is a space.
+    """
     if "rows" not in block.choices:
         return True
     place, _, values = block.choices["rows"].partition(":")
@@ -131,7 +150,11 @@ def main(names: Sequence[str]) -> int:
     folders = sorted(file.parent for file in data_dir("studies").glob(f"*/{FILE}"))
     unknown = sorted(set(names) - {folder.name for folder in folders})
     if unknown:
-        print(f"study_page: no study {unknown[0]}; there are {', '.join(folder.name for folder in folders)}", file=sys.stderr)
+        print(
+            f"study_page: no study {unknown[0]}; there are "
+            f"{', '.join(folder.name for folder in folders)}",
+            file=sys.stderr,
+        )
         return 2
     for folder in folders:
         if names and folder.name not in names:
@@ -144,7 +167,10 @@ def main(names: Sequence[str]) -> int:
             print(f"{folder.name}: {error}", file=sys.stderr)
             return 1
         took = f"{(_core_s() - before) / 60:.1f} core-minutes"
-        print(f"{folder.name}: {runner.computed} points computed, {runner.found} found, {took}", flush=True)
+        print(
+            f"{folder.name}: {runner.computed} points computed, {runner.found} found, {took}",
+            flush=True,
+        )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Charts of a study as SVG for Markdown pages: plain shapes, readable in grey and without scripts."""
+"""Charts of a study as SVG for Markdown pages: plain shapes, readable in grey and without
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def figure(chart: Chart) -> str:
 
 
 def bars(chart: Bars) -> str:
-    """Horizontal bars, the first name on top; marks of others as diamonds, intervals as whiskers."""
+    """Horizontal bars, the first name on top; marks of others as diamonds, intervals as
+    whiskers.
+    """
     plain = [series for series in chart.series if not series.marks]
     each = ROW if chart.stacked else ROW * max(1, len(plain))
     left = min(290.0, 14 + LETTER * max(len(name) for name in chart.names))
@@ -54,15 +58,24 @@ def _row(chart: Bars, plain: Sequence[Series], at: int, y: float, scale: _Scale)
             continue
         top = y if chart.stacked else y + place * ROW
         low, high = (start, start + value) if chart.stacked else (scale.zero, value)
-        yield _rectangle(scale.at(min(low, high)), top, abs(scale.at(high) - scale.at(low)), GREYS[place % len(GREYS)])
+        yield _rectangle(
+            scale.at(min(low, high)),
+            top,
+            abs(scale.at(high) - scale.at(low)),
+            GREYS[place % len(GREYS)],
+        )
         if chart.stacked:
             start += value
         elif series.low and series.low[at] is not None and series.high[at] is not None:
-            yield _whisker(scale.at(series.low[at] or 0.0), scale.at(series.high[at] or 0.0), top + ROW / 2 - 1)
+            yield _whisker(
+                scale.at(series.low[at] or 0.0), scale.at(series.high[at] or 0.0), top + ROW / 2 - 1
+            )
 
 
 def _beside(plain: Sequence[Series], marks: Series) -> float:
-    """How far down the bar lies that a series of marks belongs to. The first where there is none."""
+    """How far down the bar lies that a series of marks belongs to. The first where there is
+    none.
+    """
     labels = [series.label for series in plain]
     return ROW * (labels.index(marks.beside) if marks.beside in labels else 0)
 
@@ -72,46 +85,84 @@ def lines(chart: Lines) -> str:
     left, numeric = 66.0, all(not isinstance(x, str) for x in chart.x)
     legend, top = _legend(chart.series, left, dashed=True)
     bottom = top + PLOT_HEIGHT
-    values = [v for series in chart.series for v in (*series.values, *series.low, *series.high) if v is not None]
+    values = [
+        v
+        for series in chart.series
+        for v in (*series.values, *series.low, *series.high)
+        if v is not None
+    ]
     up = _Scale.of(values, bottom, top, log=chart.log_y)
     places = [float(x) for x in chart.x] if numeric else [float(at) for at in range(len(chart.x))]
     along = _Scale.of(places, left, WIDTH - RIGHT, log=chart.log_x and numeric, whole=False)
     parts = [*legend, *_upright(up, left, chart.y_axis)]
-    named = [(place, f"{x:,g}" if not isinstance(x, str) else x) for place, x in zip(places, chart.x, strict=True)]
+    named = [
+        (place, f"{x:,g}" if not isinstance(x, str) else x)
+        for place, x in zip(places, chart.x, strict=True)
+    ]
     for place, name in named[:: max(1, len(named) // 10)]:
         parts.append(_text(along.at(place), bottom + 14, name, "middle"))
     parts.append(_text((left + WIDTH) / 2, bottom + 30, chart.x_axis, "middle"))
     for at, series in enumerate(chart.series):
-        points = [(along.at(x), up.at(y)) for x, y in zip(places, series.values, strict=True) if y is not None]
+        points = [
+            (along.at(x), up.at(y))
+            for x, y in zip(places, series.values, strict=True)
+            if y is not None
+        ]
         if series.marks:
             parts += [_diamond(x, y) for x, y in points]
         elif points:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             dash = DASHES[at % len(DASHES)]
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.6" stroke-dasharray="{dash}"/>')
+            parts.append(
+                f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.6" '
+                f'stroke-dasharray="{dash}"/>'
+            )
     return _document(bottom + AXIS, parts)
 
 
 class _Scale:
-    """From values to pixels. `zero` is where bars begin: 0, or the axis' low end where it is logarithmic."""
+    """From values to pixels. `zero` is where bars begin: 0, or the axis' low end where it is
+    logarithmic.
+    """
 
     def __init__(self, low: float, high: float, first: float, last: float, *, log: bool) -> None:
         self.low, self.high, self.first, self.last, self.log = low, high, first, last, log
         self.zero = low if log else 0.0
 
     @classmethod
-    def of(cls, values: Iterable[float | None], first: float, last: float, *, log: bool, whole: bool = True) -> _Scale:
+    def of(
+        cls,
+        values: Iterable[float | None],
+        first: float,
+        last: float,
+        *,
+        log: bool,
+        whole: bool = True,
+    ) -> _Scale:
         """Over all values; with `whole` a linear axis holds 0."""
-        known = [value for value in values if value is not None and (value > 0 or not log)] or [0.0, 1.0]
+        known = [value for value in values if value is not None and (value > 0 or not log)] or [
+            0.0,
+            1.0,
+        ]
         low, high = min(known), max(known)
         if log:
             return cls(low / 1.15, high * 1.15, first, last, log=True)
         low, high = (min(0.0, low), max(0.0, high)) if whole else (low, high)
         room = 0.04 * (high - low or 1.0) if whole else 0.0
-        return cls(low - room if low < 0 else low, high + room if high > 0 else high, first, last, log=False)
+        return cls(
+            low - room if low < 0 else low,
+            high + room if high > 0 else high,
+            first,
+            last,
+            log=False,
+        )
 
     def at(self, value: float) -> float:
-        low, high, value = (map(math.log, (self.low, self.high, max(value, self.low)))) if self.log else (self.low, self.high, value)
+        low, high, value = (
+            (map(math.log, (self.low, self.high, max(value, self.low))))
+            if self.log
+            else (self.low, self.high, value)
+        )
         return self.first + (value - low) / (high - low or 1.0) * (self.last - self.first)
 
     def ticks(self) -> list[float]:
@@ -121,7 +172,9 @@ class _Scale:
         rough = (self.high - self.low or 1.0) / TICKS
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough)
-        return [step * n for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return [
+            step * n for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        ]
 
 
 def _reach(chart: Bars) -> list[float | None]:
@@ -134,7 +187,10 @@ def _grid(scale: _Scale, top: float, bottom: float, axis: str) -> Iterator[str]:
     share = axis.startswith(("share", "change", "error"))
     for tick in scale.ticks():
         x = scale.at(tick)
-        yield f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}" stroke="{GRID if tick else INK}"/>'
+        yield (
+            f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}" '
+            f'stroke="{GRID if tick else INK}"/>'
+        )
         yield _text(x, bottom + 14, f"{100 * tick:g} %" if share else f"{tick:,g}", "middle")
     yield _text((scale.first + scale.last) / 2, bottom + 30, axis, "middle")
 
@@ -142,13 +198,21 @@ def _grid(scale: _Scale, top: float, bottom: float, axis: str) -> Iterator[str]:
 def _upright(scale: _Scale, left: float, axis: str) -> Iterator[str]:
     for tick in scale.ticks():
         y = scale.at(tick)
-        yield f'<line x1="{left}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{GRID if tick else INK}"/>'
+        yield (
+            f'<line x1="{left}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" '
+            f'stroke="{GRID if tick else INK}"/>'
+        )
         yield _text(left - 6, y + 3, f"{tick:,g}", "end")
     middle = (scale.first + scale.last) / 2
-    yield f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(axis)}</text>'
+    yield (
+        f'<text transform="translate(14 {middle:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(axis)}</text>'
+    )
 
 
-def _legend(series: Sequence[Series], left: float, *, dashed: bool = False) -> tuple[list[str], float]:
+def _legend(
+    series: Sequence[Series], left: float, *, dashed: bool = False
+) -> tuple[list[str], float]:
     """The names of several series with their looks, and where the plot may begin below them."""
     if len(series) < 2:
         return [], float(TOP)
@@ -162,7 +226,10 @@ def _legend(series: Sequence[Series], left: float, *, dashed: bool = False) -> t
             parts.append(_diamond(x + 9, y))
         elif dashed:
             dash = DASHES[at % len(DASHES)]
-            parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 18}" y2="{y}" stroke="{INK}" stroke-width="1.6" stroke-dasharray="{dash}"/>')
+            parts.append(
+                f'<line x1="{x}" y1="{y}" x2="{x + 18}" y2="{y}" stroke="{INK}" '
+                f'stroke-width="1.6" stroke-dasharray="{dash}"/>'
+            )
         else:
             parts.append(_rectangle(x, y - 5, 18, GREYS[at % len(GREYS)]))
         parts.append(_text(x + 22, y + 4, label, "start"))
@@ -176,7 +243,10 @@ def _rectangle(x: float, y: float, width: float, fill: str) -> str:
 
 def _whisker(low: float, high: float, y: float) -> str:
     path = f"M{low:.1f} {y - 3:.1f}v6M{high:.1f} {y - 3:.1f}v6M{low:.1f} {y:.1f}H{high:.1f}"
-    return f'<path d="{path}" stroke="white" stroke-width="3"/><path d="{path}" stroke="{INK}" stroke-width="1"/>'
+    return (
+        f'<path d="{path}" stroke="white" stroke-width="3"/><path d="{path}" stroke="{INK}" '
+        'stroke-width="1"/>'
+    )
 
 
 def _diamond(x: float, y: float) -> str:
@@ -189,5 +259,10 @@ def _text(x: float, y: float, said: str, anchor: str) -> str:
 
 def _document(height: float, parts: Iterable[str]) -> str:
     box = f'viewBox="0 0 {WIDTH} {height:.0f}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="10.5" fill="{INK}">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>', *parts, "</svg>", ""])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="10.5" '
+        f'fill="{INK}">'
+    )
+    return "\n".join(
+        [head, f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>', *parts, "</svg>", ""]
+    )

@@ -8,17 +8,29 @@ BAR_WIDTH = 60
 BAR_SIGNS = "█▓▒░▚▞▤▥"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, text_columns: int | Collection[int] = 1) -> str:
-    """Columns wide enough for their cells: the first `text_columns`, or those of these places, to the left, numbers to the right.
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    text_columns: int | Collection[int] = 1,
+) -> str:
+    """Columns wide enough for their cells: the first `text_columns`, or those of these places, to
+    the left, numbers to the right.
 
     A cell that is None stays empty.
     """
-    cells = [[str(h) for h in header], *([("" if c is None else str(c)) for c in row] for row in rows)]
+    cells = [
+        [str(h) for h in header],
+        *([("" if c is None else str(c)) for c in row] for row in rows),
+    ]
     texts = range(text_columns) if isinstance(text_columns, int) else text_columns
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     lines = []
     for row in cells:
-        padded = [c.ljust(w) if i in texts else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        padded = [
+            c.ljust(w) if i in texts else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join(lines)
@@ -31,14 +43,18 @@ def facts(pairs: Sequence[tuple[str, object]]) -> str:
 
 
 def bar(parts: Mapping[str, float], *, width: int = BAR_WIDTH) -> str:
-    """Shares of a whole as one bar and its legend, the largest first. Parts below half a character stay in the legend."""
+    """Shares of a whole as one bar and its legend, the largest first. Parts below half a character
+    stay in the legend.
+    """
     total = sum(parts.values())
     if total <= 0:
         return ""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     signs = {name: BAR_SIGNS[i % len(BAR_SIGNS)] for i, (name, _) in enumerate(ordered)}
     drawn = "".join(signs[name] * round(width * value / total) for name, value in ordered)
-    legend = "   ".join(f"{signs[name]} {name} {percent(value / total)}" for name, value in ordered if value > 0)
+    legend = "   ".join(
+        f"{signs[name]} {name} {percent(value / total)}" for name, value in ordered if value > 0
+    )
     return f"[{drawn[:width].ljust(width)}]\n {legend}"
 
 

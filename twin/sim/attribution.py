@@ -1,7 +1,8 @@
 """Where a step's time goes: the critical path, walked back from the last block to finish.
 
-At a wait the path jumps to the block that published last; what lies between its publication and the end of the wait is the
-hand-off itself. The pieces follow each other without gap or overlap, so their sum is the step, exactly.
+At a wait the path jumps to the block that published last; what lies between its publication and the
+end of the wait is the hand-off itself. The pieces follow each other without gap or overlap, so
+their sum is the step, exactly.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def critical_path(blocks: Sequence[Block], step: int, stages: int) -> list[Piece
         block, stage = jump if jump is not None else (block, _before(block, step, stage))
         if stage < 0:
             break
-    assert time <= begin, f"the critical path of step {step} breaks off at {time} ps in {block.place.name}"
+    assert time <= begin, (
+        f"the critical path of step {step} breaks off at {time} ps in {block.place.name}"
+    )
     pieces.reverse()
     return pieces
 
@@ -52,9 +55,17 @@ def tabulate(pieces: Sequence[Piece], stages: int) -> Table:
 
 
 def _back(
-    pieces: list[Piece], blocks: Sequence[Block], block: Block, step: int, stage: int, time: int, begin: int
+    pieces: list[Piece],
+    blocks: Sequence[Block],
+    block: Block,
+    step: int,
+    stage: int,
+    time: int,
+    begin: int,
 ) -> tuple[int, tuple[Block, int] | None]:
-    """Walk one stage of one block backwards from `time`: where it got to, and whom it had waited for."""
+    """Walk one stage of one block backwards from `time`: where it got to, and whom it had waited
+    for.
+    """
     log = block.log[step][stage]
     begun = _entered(block, step, stage)
     for position in range(len(log) - 1, -1, -1):
@@ -77,16 +88,20 @@ def _back(
 
 
 def _before(block: Block, step: int, stage: int) -> int:
-    """The stage that the block made before this one. A helper's stages follow the last one before them, nothing follows them."""
+    """The stage that the block made before this one. A keeper's stages follow the last one before
+    them, nothing follows them.
+    """
     works, before = block.works(step), stage - 1
-    while before >= 0 and works[before].aside and not works[stage].aside:
+    while before >= 0 and works[before].by_keeper and not works[stage].by_keeper:
         before -= 1
     return before
 
 
 def _entered(block: Block, step: int, stage: int) -> int:
-    """When the block came to this stage: the end of the last segment before it. A helper's stage begins with its first segment."""
-    if block.works(step)[stage].aside:
+    """When the block came to this stage: the end of the last segment before it. A keeper's stage
+    begins with its first segment.
+    """
+    if block.works(step)[stage].by_keeper:
         return block.log[step][stage][0][0]
     before = stage
     while (before := _before(block, step, before)) >= 0:

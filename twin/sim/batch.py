@@ -11,7 +11,7 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.proof.validate import validate
+from twin.proof.prove import prove
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 
@@ -29,8 +29,9 @@ def planned(spec: ModelSpec, node: Node, *, suggest: bool = False, **chosen: Any
     key = (spec, node.gpus, limits_of(node), tuple(sorted(chosen.items())))
     if key not in _kept:
         plan = plan_for(spec, node, **chosen)
-        check_room(plan, node, chosen if suggest else None)  # before the proof, which takes longer and counts bytes
-        validate(plan)
+        # before the proof, which takes longer and counts bytes
+        check_room(plan, node, chosen if suggest else None)
+        prove(plan)
         _kept[key] = plan
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
@@ -38,7 +39,11 @@ def planned(spec: ModelSpec, node: Node, *, suggest: bool = False, **chosen: Any
     return _kept[key]
 
 
-def simulate_many(points: Iterable[tuple[Plan, Node]], *, steps: int = 2, executor: Executor | None = None) -> Iterator[Result]:
-    """One result a point, in order, as they are done, on one core. Neighbours with the same plan object share its program."""
+def simulate_many(
+    points: Iterable[tuple[Plan, Node]], *, steps: int = 2, executor: Executor | None = None
+) -> Iterator[Result]:
+    """One result a point, in order, as they are done, on one core. Neighbours with the same plan
+    object share its program.
+    """
     for plan, node in points:
         yield simulate(plan, node, steps=steps, executor=executor)

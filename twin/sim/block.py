@@ -10,7 +10,17 @@ from typing import Any
 import simpy
 
 from twin.plan.types import StageKind
-from twin.sim.causes import ATTENTION, COLLECTIVE, CONSUMER, HAND_OFF, LAUNCH, OTHER, ROUTING, SAMPLING, STREAMING
+from twin.sim.causes import (
+    ATTENTION,
+    COLLECTIVE,
+    CONSUMER,
+    HAND_OFF,
+    LAUNCH,
+    OTHER,
+    ROUTING,
+    SAMPLING,
+    STREAMING,
+)
 from twin.sim.clock import Clock, in_time
 from twin.sim.core import Core
 from twin.sim.handoff import HandOffs
@@ -22,8 +32,10 @@ from twin.sim.times import Times
 from twin.sim.wiring import BlockWires
 
 Process = Generator[simpy.Event, Any, None]
-Timed = Generator[simpy.Event, Any, int]  # returns the block's own clock, which may run ahead of the machine's
-Segment = tuple[int, int, Binder | None]  # (end, cause, whom it waited for); starts where the one before it ends
+# returns the block's own clock, which may run ahead of the machine's
+Timed = Generator[simpy.Event, Any, int]
+# (end, cause, whom it waited for); starts where the one before it ends
+Segment = tuple[int, int, Binder | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +49,13 @@ class Shared:
     steps: int
     kept_from: int  # the first step whose log is needed
     gates: frozenset[int]  # stages behind which slots may be requested
-    helped: bool  # helpers sum late parts
+    has_keepers: bool  # keepers sum late parts
     on_demand: bool  # the cores load what they need when they need it
     times: Times
     library: int  # ps
 
 
-class Helper:
+class Keeper:
     """A warp of a block that sums late parts beside its consumers, in the order of the plan."""
 
     def __init__(self, block: Block) -> None:
@@ -55,9 +67,13 @@ class Helper:
         self.last: Binder = (block.place.number, 0, 0)  # what it made last
         self.waiting: tuple[int, simpy.Event] | None = None  # the block, until so many are done
 
-    def ask(self, step: int, works: Sequence[tuple[int, StageWork]], logs: Sequence[list[Segment]]) -> None:
+    def ask(
+        self, step: int, works: Sequence[tuple[int, StageWork]], logs: Sequence[list[Segment]]
+    ) -> None:
         """`works` and the places of their stages."""
-        self.queue += [(step, index, work, log) for (index, work), log in zip(works, logs, strict=True)]
+        self.queue += [
+            (step, index, work, log) for (index, work), log in zip(works, logs, strict=True)
+        ]
         self.asked += len(works)
         if self.idle is not None:
             self.block.env.trigger(self.idle, self.block.env.now)
@@ -102,9 +118,11 @@ class Block:
         self.env = shared.env
         self.ring = ring
         self.core = core
-        self.helper = Helper(self) if shared.helped else None
-        self.sums: deque[list[Segment]] = deque()  # logs of the sums that the helper was asked for in this step
-        self.log: Sequence[Sequence[Sequence[Segment]]] = []  # [step][stage]; only the steps that the machine keeps
+        self.keeper = Keeper(self) if shared.has_keepers else None
+        # logs of the sums that the keeper was asked for in this step
+        self.sums: deque[list[Segment]] = deque()
+        # [step][stage]; only the steps that the machine keeps
+        self.log: Sequence[Sequence[Sequence[Segment]]] = []
         self.ended: list[int] = []  # ps, per step
         self.consumed = 0  # bytes of cached keys and values
 
@@ -117,7 +135,11 @@ class Block:
         if not step or not self.ring.kept:
             return 0
         requests = (request for work in self.works(step) for request in enumerate(work.kv))
-        served = sum(size for number, (size, _) in requests if self.ring.path_of(number, warm=True) is self.ring.cached)
+        served = sum(
+            size
+            for number, (size, _) in requests
+            if self.ring.path_of(number, warm=True) is self.ring.cached
+        )
         return self.ring.kept_bytes(step) + served
 
     def works(self, step: int) -> tuple[StageWork, ...]:
@@ -130,7 +152,10 @@ class Block:
 
     def last_slot(self, step: int, index: int) -> int:
         """Slots up to and including a stage."""
-        return self.ring.first_slot(step) + self.shared.program.variant(step, self.place.rank).ends[self.place.index][index]
+        return (
+            self.ring.first_slot(step)
+            + self.shared.program.variant(step, self.place.rank).ends[self.place.index][index]
+        )
 
     @property
     def program(self) -> tuple[StageWork, ...]:
@@ -141,11 +166,12 @@ class Block:
         log: list[list[list[Segment]]] = []
         self.log = log
         segments: list[Segment] = []
-        yield from self._resume(segments)  # its first turn on a shared core belongs to the first stage
+        # its first turn on a shared core belongs to the first stage
+        yield from self._resume(segments)
         for step in range(self.shared.steps):
             stages: list[list[Segment]] = []
             for index, work in enumerate(self.works(step)):
-                if work.aside:
+                if work.by_keeper:
                     stages.append(self.sums.popleft())
                     continue
                 yield from self._stage(step, index, work, segments)
@@ -155,7 +181,7 @@ class Block:
             log.append(stages if step >= self.shared.kept_from else [])
         self._suspend()
 
-    # ---- one stage ----------------------------------------------------------------------------------------
+    # ---- one stage -------------------------------------------------------------------------------
 
     def _stage(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
         if self.shared.program.borders:
@@ -188,8 +214,8 @@ class Block:
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
-        if self.helper is not None:
-            yield from self.helper.until(owed, log)
+        if self.keeper is not None:
+            yield from self.keeper.until(owed, log)
         data = self.env.now
         if work.stored:
             self.ring.loaded.request_now(data, work.stored)
@@ -202,15 +228,17 @@ class Block:
             yield from self._barrier(step, index, data, log)
 
     def _ask(self, step: int, index: int, work: StageWork) -> int:
-        """The stage's reads have succeeded: the helper may begin the sums behind it. How many it owes before this stage publishes."""
-        if self.helper is None:
+        """The stage's reads have succeeded: the keeper may begin the sums behind it. How many it
+        owes before this stage publishes.
+        """
+        if self.keeper is None:
             return 0
-        owed = self.helper.asked
+        owed = self.keeper.asked
         if work.asks:
             logs: list[list[Segment]] = [[] for _ in range(work.asks)]
             self.sums += logs
             behind = range(index + 1, index + 1 + work.asks)
-            self.helper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
+            self.keeper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
         return owed
 
     def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
@@ -240,8 +268,9 @@ class Block:
         log.append((done, read.cause, None))
 
     def _take(self, work: StageWork, log: list[Segment]) -> Process:
-        """Waits for the stage's first slots before its reads, and frees them: what they hold lies in registers then. A fence comes before
-        the last of a row group."""
+        """Waits for the stage's first slots before its reads, and frees them: what they hold lies
+        in registers then. A fence comes before the last of a row group.
+        """
         env, ring, logged, leave = self.env, self.ring, self.env.now, self.shared.times.leave
         for taken in range(1, len(work.ahead) + 1):
             arrived = yield from self._arrival()
@@ -265,10 +294,14 @@ class Block:
             arrived = self.ring.arrival()
         return arrived
 
-    def _consume(self, step: int, index: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
-        """Each slot that is still in the ring, not before its arrival. Late ones are memory time, early ones the consumer's own.
+    def _consume(
+        self, step: int, index: int, clock: int, work: StageWork, log: list[Segment]
+    ) -> Timed:
+        """Each slot that is still in the ring, not before its arrival. Late ones are memory time,
+        early ones the consumer's own.
 
-        Of a wait for the first slot behind a gate, what the request could not have saved is the routing's.
+        Of a wait for the first slot behind a gate, what the request could not have saved is the
+        routing's.
         """
         env, ring = self.env, self.ring
         last = -1
@@ -300,10 +333,14 @@ class Block:
             ring.free()
         return clock
 
-    def _attend(self, step: int, entered: int, clock: int, work: StageWork, log: list[Segment]) -> Timed:
-        """Cached keys and values are fetched from the stage's start on, `kv_ahead` requests at a time.
+    def _attend(
+        self, step: int, entered: int, clock: int, work: StageWork, log: list[Segment]
+    ) -> Timed:
+        """Cached keys and values are fetched from the stage's start on, `kv_ahead` requests at a
+        time.
 
-        Rounds are asked for when the block enters the stage, before its queries are there; a ring's requests follow its reads.
+        Rounds are asked for when the block enters the stage, before its queries are there; a ring's
+        requests follow its reads.
         """
         env, ring = self.env, self.ring
         ahead = work.kv_ahead or ring.window
@@ -322,11 +359,15 @@ class Block:
         log.append((clock, ATTENTION, None))
         return clock
 
-    # ---- borders, barriers, shared cores ------------------------------------------------------------------
+    # ---- borders, barriers, shared cores ---------------------------------------------------------
 
     def _border(self, step: int, index: int, work: StageWork, log: list[Segment]) -> Process:
-        """A kernel starts when all blocks of its GPU have finished the one before; its ring is empty."""
-        border = self.shared.meetings.border(self.place, step, index, work.launch_ps, library=work.library)
+        """A kernel starts when all blocks of its GPU have finished the one before; its ring is
+        empty.
+        """
+        border = self.shared.meetings.border(
+            self.place, step, index, work.launch_ps, library=work.library
+        )
         event = border.arrive(self.place, index)
         yield from self._sleep(event, log)
         log.append((self.env.now, LAUNCH, border.binder))

@@ -7,8 +7,9 @@ from simpy.events import NORMAL, EventPriority
 
 from twin.errors import HardwareError, TwinError
 
-# Limits that both executors keep, so that compiled code never leaves its 64 bits: a sum of a few times, each at most one of the first two,
-# and every product with its own check (native/simulator/events.h).
+# Limits that both executors keep, so that compiled code never leaves its 64 bits: a sum of a few
+# times, each at most one of the first two, and every product with its own check
+# (native/simulator/events.h).
 LAST_PS = 2**55  # 10 hours: where the clock ends; busy times of 128 pipes together still fit
 LONGEST_PS = 2**52  # 75 minutes: most that one transfer or one piece of a block's work may take
 FASTEST = 2**62  # bytes/s of a pipe
@@ -27,15 +28,19 @@ def in_time(ps: int) -> int:
 
 def beyond(ps: int) -> HardwareError:
     return HardwareError(
-        f"{ps / 1e12:.6g} s of simulated time would be needed, and the clock ends at {LAST_PS / 1e12:.6g} s:"
-        " raise the lowest rate, lower the longest time, or simulate fewer steps"
+        f"{ps / 1e12:.6g} s of simulated time would be needed, and the clock ends at "
+        f"{LAST_PS / 1e12:.6g} s: raise the lowest rate, lower the longest time, or simulate fewer "
+        "steps"
     )
 
 
 def cost_in_time(what: str, ps: int) -> int:
     """The cost itself. Raises HardwareError for one that is longer than any single one may be."""
     if ps > LONGEST_PS:
-        raise HardwareError(f"{what} takes {ps / 1e12:.6g} s, more than {LONGEST_PS / 1e12:.6g} s: raise the rate, or lower the time")
+        raise HardwareError(
+            f"{what} takes {ps / 1e12:.6g} s, more than {LONGEST_PS / 1e12:.6g} s: raise the "
+            "rate, or lower the time"
+        )
     return ps
 
 
@@ -49,7 +54,9 @@ class Clock(simpy.Environment):
     def now(self) -> int:
         return self._now  # type: ignore[return-value]  # simpy allows floats; here every delay is an integer
 
-    def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
+    def schedule(
+        self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
+    ) -> None:
         in_time(self.now + delay)  # type: ignore[arg-type]  # here every delay is an integer
         super().schedule(event, priority, delay)
 

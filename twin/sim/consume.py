@@ -1,6 +1,8 @@
-"""What consuming stored weights and scanning caches costs a block, beyond dense weights in 16 or 32 bits and one token.
+"""What consuming stored weights and scanning caches costs a block, beyond dense weights in 16 or 32
+bits and one token.
 
-Where a number is not a hardware number it is judged: no kernel of ours does these things yet. `judged` names those a plan rests on.
+Where a number is not a hardware number it is judged: no kernel of ours does these things yet.
+`judged` names those a plan rests on.
 """
 
 from __future__ import annotations
@@ -9,24 +11,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
-from twin.hardware.types import BlockUnit, Device
+from twin.hardware.types import BlockCosts, Device
 from twin.models.formats import Format
 from twin.models.spec import DType
 from twin.plan.types import Plan, Scan, StageKind
 from twin.sim import cost
 from twin.units import picoseconds
 
-# Time of one weight relative to BF16's, which is unpacked (one operation) and multiplied (one). FP8 converts two at once; four-bit types
-# take a look-up or two conversions, and their scales come every 16 or 32 weights. A lower bound of the truth for NVFP4 is known: B200's
-# library kernels stream it at 4.8 TB/s, 58 G weights/s per SM (AIC: B200 GEMV table), so factors far above 2 would be wrong.
+# Time of one weight relative to BF16's, which is unpacked (one operation) and multiplied (one). FP8
+# converts two at once; four-bit types take a look-up or two conversions, and their scales come
+# every 16 or 32 weights. A lower bound of the truth for NVFP4 is known: B200's library kernels
+# stream it at 4.8 TB/s, 58 G weights/s per SM (AIC: B200 GEMV table), so factors far above 2 would
+# be wrong.
 PLAIN = {dtype.value for dtype in DType}
 UNPACK = {"fp8-128x128": 1.0, "fp8-128x128-e8m0": 1.0, "mxfp4": 1.5, "nvfp4": 1.5, "int4-g32": 1.5}
-TENSOR_BYTES_PER_CYCLE = 32  # 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS tokens
+# 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS
+# tokens
+TENSOR_BYTES_PER_CYCLE = 32
 TENSOR_TOKENS = 16
 TENSOR_QUERIES = 8  # more query heads than this on one entry are multiplied by tensor cores
 TENSOR_ENTRIES = 16  # the least that a round of those takes
-ROUND_BYTES = 8 << 10  # and the bytes that a round of the dense kernel moves (16 positions of 512 B)
-STATE_PASSES = 2  # over a recurrent state: predicted and corrected with the key, read with the query
+# and the bytes that a round of the dense kernel moves (16 positions of 512 B)
+ROUND_BYTES = 8 << 10
+# over a recurrent state: predicted and corrected with the key, read with the query
+STATE_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,55 +49,81 @@ class Tile:
 
 
 def tile_ps(device: Device, dtype: DType, tile: Tile, tokens: int) -> int:
-    """Consume a tile for `tokens` tokens: one by one, or TENSOR_TOKENS at once on tensor cores, whichever is sooner."""
-    unit = device.block
-    ends = picoseconds(tile.finished * unit.row_s.value) + tile.ends_ps
-    once, sixteen = _multiply(unit, dtype, tile)
-    if tokens == 1 or not sixteen or unit.loading != "ahead":
+    """Consume a tile for `tokens` tokens: one by one, or TENSOR_TOKENS at once on tensor cores,
+    whichever is sooner.
+    """
+    costs = device.block
+    ends = picoseconds(tile.finished * costs.row_s.value) + tile.ends_ps
+    once, sixteen = _multiply(costs, dtype, tile)
+    if tokens == 1 or not sixteen or costs.loading != "ahead":
         return tokens * (once + ends)
     rounds = -(-tokens // TENSOR_TOKENS)
-    tensor = picoseconds(rounds * tile.weights * DType.BF16.bytes / (TENSOR_BYTES_PER_CYCLE * unit.clock_hz.value))
+    tensor = picoseconds(
+        rounds * tile.weights * DType.BF16.bytes / (TENSOR_BYTES_PER_CYCLE * costs.clock_hz.value)
+    )
     return min(tokens * (once + ends), max(once, tensor) + rounds * ends)
 
 
-def _multiply(unit: BlockUnit, dtype: DType, tile: Tile) -> tuple[int, bool]:
+def _multiply(costs: BlockCosts, dtype: DType, tile: Tile) -> tuple[int, bool]:
     """(time to unpack and multiply with one token, whether tensor cores take what is unpacked)."""
     if tile.form is None or tile.form.name in PLAIN:
         stored = dtype if tile.form is None else DType(tile.form.name)
-        return cost.transfer_ps(tile.size, cost.weight_rate(unit, stored)), stored is not DType.FP32
+        return cost.transfer_ps(
+            tile.size, cost.weight_rate(costs, stored)
+        ), stored is not DType.FP32
     if tile.form.name not in UNPACK:
-        raise HardwareError(f"no cost is known of unpacking {tile.form.name}; known: {', '.join(UNPACK)}")
-    return picoseconds(tile.weights * UNPACK[tile.form.name] * DType.BF16.bytes / unit.bf16_bytes_per_s.value), True
+        raise HardwareError(
+            f"no cost is known of unpacking {tile.form.name}; known: {', '.join(UNPACK)}"
+        )
+    return picoseconds(
+        tile.weights * UNPACK[tile.form.name] * DType.BF16.bytes / costs.bf16_bytes_per_s.value
+    ), True
 
 
-def scan_requests(device: Device, plan: Plan, kind: StageKind, scan: Scan, item: int) -> Iterator[tuple[int, int]]:
+def scan_requests(
+    device: Device, plan: Plan, kind: StageKind, scan: Scan, item: int
+) -> Iterator[tuple[int, int]]:
     """(bytes, consumer time) of the requests in which a block scans an item's entries."""
     size, queries = scan.item_bytes(item), scan.group * (plan.options.draft + 1)
     passes = STATE_PASSES if kind is StageKind.DELTA else 1
     if device.warps is None:
         turns = passes * -(-queries // TENSOR_TOKENS)
-        for chunk in cost.chunks(size, plan.options.slot_bytes):
-            yield chunk, turns * cost.kv_cost(device.block, chunk)
+        for request in cost.requests(size, plan.options.slot_bytes):
+            yield request, turns * cost.kv_cost(device.block, request)
         return
     at_once = _round(plan, scan, queries)
-    fixed, each = picoseconds(device.warps.item_s.value), passes * picoseconds(device.warps.round_s.value)
-    for number, chunk in enumerate(cost.chunks(size, scan.entry_bytes * at_once)):
-        yield chunk, each + (0 if number else fixed)
+    fixed, each = (
+        picoseconds(device.warps.item_s.value),
+        passes * picoseconds(device.warps.round_s.value),
+    )
+    for number, request in enumerate(cost.requests(size, scan.entry_bytes * at_once)):
+        yield request, each + (0 if number else fixed)
 
 
 def _round(plan: Plan, scan: Scan, queries: int) -> int:
     """Entries of a round: as our kernel divides them over warps, or a tile of a tensor core."""
     if queries > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD:
-        return max(TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES)
+        return max(
+            TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES
+        )
     return cost.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
 
 
 def judged(plan: Plan) -> list[str]:
     """Numbers of this file that a plan's time rests on."""
-    formats = {m.format.name for s in plan.stages for m in s.matrices if m.format and m.format.name in UNPACK}
+    formats = {
+        m.format.name
+        for s in plan.stages
+        for m in s.matrices
+        if m.format and m.format.name in UNPACK
+    }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []
     scans = [s.scan for s in plan.stages if s.scan]
-    found += ["consume.tensor_entries"] if any(scan.group > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD for scan in scans) else []
+    found += (
+        ["consume.tensor_entries"]
+        if any(scan.group > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD for scan in scans)
+        else []
+    )
     found += ["consume.state_passes"] if any(s.kind is StageKind.DELTA for s in plan.stages) else []
     return found

@@ -1,4 +1,6 @@
-"""What a piece of work costs on a device: pure functions to named terms in picoseconds, and the one that binds."""
+"""What a piece of work costs on a device: pure functions to named terms in picoseconds, and the one
+that binds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from functools import lru_cache
 from math import exp
 
 from twin.errors import HardwareError
-from twin.hardware.types import BlockUnit, Cache, Device, Launch, Warps
-from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_lanes, scan_heads, tensor_scan
+from twin.hardware.types import BlockCosts, Cache, Device, Launch, Warps
+from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE, WARP, WARPS, Team, team_of
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
@@ -19,20 +21,26 @@ from twin.units import picoseconds
 PS = 10**12
 KEPT_ITERATIONS = 200
 HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak
-WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the lanes of a warp
+WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the threads of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
 SECTOR_BYTES = 32  # of L2
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
-SCAN_FIXED = 12  # a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
+# a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
+SCAN_FIXED = 12
 # What part of a cost grows with what, as probes of attention say (studies/h200-validation).
-ONCE_AND_AGAIN = 2  # half of a head's or an item's time comes once, half with each round of the warps
-POSITION_PARTS, FIXED_PARTS = 3, 4  # of a round's time, with each position that a lane holds and without any
+# half of a head's or an item's time comes once, half with each round of the warps
+ONCE_AND_AGAIN = 2
+# of a round's time, with each position that a thread holds and without any
+POSITION_PARTS, FIXED_PARTS = 3, 4
 ROUND_PARTS = 16  # with the four positions of most heads
-SUM_PARTS, EIGHT_LANES_SUM = 5, 9  # besides one part for each bit of the lanes of a position; of eight lanes in all
-PARTS_AT_ONCE = 4  # attention's splits, or parts of a vector that ranks push; half of those where a lane holds several chunks
+# besides one part for each bit of the threads of a position; of eight threads in all
+SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
+# attention's splits, or parts of a vector that ranks push; half of those where a thread holds
+# several portions
+PARTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +66,17 @@ def transfer_ps(size: int, bytes_per_s: float) -> int:
     return -(-size * PS // max(1, int(bytes_per_s)))
 
 
-def weight_rate(block: BlockUnit, dtype: DType) -> float:
+def weight_rate(block: BlockCosts, dtype: DType) -> float:
     """Bytes of weights per second that one block consumes from its ring."""
-    rates = {DType.FP16: block.fp16_bytes_per_s, DType.BF16: block.bf16_bytes_per_s, DType.FP32: block.fp32_bytes_per_s}
+    rates = {
+        DType.FP16: block.fp16_bytes_per_s,
+        DType.BF16: block.bf16_bytes_per_s,
+        DType.FP32: block.fp32_bytes_per_s,
+    }
     return rates[dtype].value
 
 
-def tile_cost(block: BlockUnit, dtype: DType, *, size: int, finished_rows: int) -> Cost:
+def tile_cost(block: BlockCosts, dtype: DType, *, size: int, finished_rows: int) -> Cost:
     """Consume one ring slot. A row's fixed cost is paid with its last column slice."""
     rows = picoseconds(finished_rows * block.row_s.value)
     return Cost((("throughput", transfer_ps(size, weight_rate(block, dtype))), ("rows", rows)))
@@ -74,34 +86,50 @@ def tile_cost(block: BlockUnit, dtype: DType, *, size: int, finished_rows: int) 
 class TeamWork:
     """What a tile costs a block of warps."""
 
-    weights: float  # that are multiplied, those of idle lanes and of repeated rows included
-    ends_ps: int  # waits and loads before, sums over lanes behind
+    weights: float  # that are multiplied, those of idle threads and of repeated rows included
+    ends_ps: int  # waits and loads before, sums over threads behind
 
 
-_shape_team = lru_cache(maxsize=1024)(team_of)  # asked for by every read of every block, for a few shapes
+# asked for by every read of every block, for a few shapes
+_shape_team = lru_cache(maxsize=1024)(team_of)
 
 
 def _team(matrix: Matrix, dtype: DType) -> Team | None:
     return _shape_team(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
 
 
-def team_work(warps: Warps | None, matrix: Matrix, *, rows: int, cols: int, groups: int, dtype: DType, joined: bool = False) -> TeamWork:
-    """A tile's share of the round in which the block's teams take it, each its own tiles at the same time.
+def team_work(
+    warps: Warps | None,
+    matrix: Matrix,
+    *,
+    rows: int,
+    cols: int,
+    groups: int,
+    dtype: DType,
+    joined: bool = False,
+) -> TeamWork:
+    """A tile's share of the round in which the block's teams take it, each its own tiles at the
+    same time.
 
-    A round is `groups` row groups side by side, each with all its column slices. It takes as long whether all teams have a tile or one,
-    and whether all lanes of a team hold columns or some: a warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and
-    multiplies them, slice after slice, and then sums its lanes once. `joined`: the compiler makes the products of the first two slices
-    together, behind the wait for the second. It does so where the vector is a constant, in the code of probes (the machine code says
-    so), unless a slice's weights may have been taken ahead, and never in a layer's.
+    A round is `groups` row groups side by side, each with all its column slices. It takes as long
+    whether all teams have a tile or one, and whether all threads of a team hold columns or some: a
+    warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and multiplies them, slice
+    after slice, and then sums its threads once. `joined`: the compiler makes the products of the
+    first two slices together, behind the wait for the second. It does so where the vector is a
+    constant, in the code of probes (the machine code says so), unless a slice's weights may have
+    been taken ahead, and never in a layer's.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
     team = _team(matrix, dtype)
     if team is None:
-        raise HardwareError(f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: use a smaller slot_bytes")
+        raise HardwareError(
+            f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: "
+            "use a smaller slot_bytes"
+        )
     pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
-    held = team.chunks * team.warps * WARP * team.vector * ROWS_AT_ONCE
-    waits = pieces * (team.chunks - (joined and team.chunks > 1)) * warps.slice_s.value / tiles
+    held = team.portions * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
     ends = pieces * warps.reduction_s.value / tiles
     return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
 
@@ -113,36 +141,49 @@ def teams_at_once(matrix: Matrix, dtype: DType) -> int:
 
 
 def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
-    """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from the chip's memory, all lanes."""
+    """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from
+    the chip's memory, all threads.
+    """
     team = _team(matrix, dtype)
     if team is None or device.warps is None:
         return 0
     size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes
-    waits = team.chunks * device.warps.slice_s.value / (team.groups * team.slices)
+    waits = team.portions * device.warps.slice_s.value / (team.groups * team.slices)
     return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
 
-def gather_cost(device: Device, *, elements: int, rounds: int, loaded: int, blocks: int, crowd: float = 0.0) -> Cost:
+def gather_cost(
+    device: Device, *, elements: int, rounds: int, loaded: int, blocks: int, crowd: float = 0.0
+) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
-    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of sectors that these take, of which L2
-    brings all `blocks` of a GPU theirs at the same time. `crowd`: how often more than once all its blocks ask for the same words at once.
+    A block of warps has them in registers, and pays for the rounds of its loads and the bytes of
+    sectors that these take, of which L2 brings all `blocks` of a GPU theirs at the same time.
+    `crowd`: how often more than once all its blocks ask for the same words at once.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
     sectors = transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value)
-    return Cost((("rounds", latencies), ("sectors", sectors), ("crowd", picoseconds(crowd * device.warps.crowd_s.value))))
+    return Cost(
+        (
+            ("rounds", latencies),
+            ("sectors", sectors),
+            ("crowd", picoseconds(crowd * device.warps.crowd_s.value)),
+        )
+    )
 
 
 def span_rounds(elements: int, *, polled: bool) -> int:
-    """Rounds of loads in which a block of warps gathers spans: QUAD_BYTES a thread and, where it polls, not before those of the
-    round before are there."""
+    """Rounds of loads in which a block of warps gathers spans: QUAD_BYTES a thread and, where it
+    polls, not before those of the round before are there.
+    """
     return -(-FP32_BYTES * elements // ROUND_BYTES) if polled else 1
 
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
-    """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements at once, of several parts a few.
+    """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements
+    at once, of several parts a few.
 
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
@@ -155,37 +196,49 @@ def parts_at_once(matrix: Matrix | None) -> int:
 
 
 def late_rounds(elements: int) -> int:
-    """Rounds in which a block's helper warp sums `elements` of other ranks' parts, as cuda_main.cu: all parts of a few at once."""
+    """Rounds in which a block's keeper sums `elements` of other ranks' parts, as cuda_main.cu: all
+    parts of a few at once.
+    """
     return -(-elements // (LATE_AT_ONCE * WARP))
 
 
 def vector_chunks(matrix: Matrix) -> int:
-    """Column slices of which a lane holds elements."""
+    """Column slices of which a thread holds elements."""
     team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
-    return team.chunks if team else 1
+    return team.portions if team else 1
 
 
 def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> int:
-    """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a lane's elements lie side by side, so each
-    load of up to `aligned` bytes a lane asks for as many sectors as if neighbours did not share them (they do, since `Side` in
-    cuda_vector.cuh: requests counted, not sectors). Teams that hold the same columns ask for them again."""
+    """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a
+    thread's elements lie side by side, so each load of up to `aligned` bytes a thread asks for as
+    many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh:
+    requests counted, not sectors). Teams that hold the same columns ask for them again.
+    """
     team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
     if team is None:
         return element * matrix.cols
-    lane = element * team.vector
-    return element * matrix.cols * team.groups * (lane // min(lane, aligned))
+    thread = element * team.vector
+    return element * matrix.cols * team.groups * (thread // min(thread, aligned))
 
 
 def partial_alignment(width: int) -> int:
-    """Bytes of one load of attention's partial outputs, `width` elements an item, as in combine.cuh; where items begin with a sector, all
-    of it: lanes that load together then take it once, and else each of them takes two."""
-    return next((size for size in (SECTOR_BYTES, 16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES)
+    """Bytes of one load of attention's partial outputs, `width` elements an item, as in
+    combine.cuh; where items begin with a sector, all of it: threads that load together then take it
+    once, and else each of them takes two.
+    """
+    return next(
+        (size for size in (SECTOR_BYTES, 16, 8) if FP32_BYTES * width % size == 0), FP32_BYTES
+    )
 
 
-def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0) -> Cost:
-    """What a block pays once per stage, after its inputs are there. `published`: elements that no matrix row pays for.
+def stage_cost(
+    device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0
+) -> Cost:
+    """What a block pays once per stage, after its inputs are there. `published`: elements that no
+    matrix row pays for.
 
-    `normed`: vectors that a block of warps norms or combines in its registers, instead of touching `vector` elements.
+    `normed`: vectors that a block of warps norms or combines in its registers, instead of touching
+    `vector` elements.
     """
     element = device.block.element_s.value
     touched = normed * device.warps.vector_s.value if device.warps and normed else vector * element
@@ -200,65 +253,87 @@ def stage_cost(device: Device, *, resets: int, vector: int, published: int = 0, 
 
 
 def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
-    """A block's queries, keys and values on their way from QKV to a scan: each head by one warp. Half of it once more for each further
-    round of the warps: heads of a second round have long been there."""
+    """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
+    Half of it once more for each further round of the warps: heads of a second round have long been
+    there.
+    """
     rounds = -(-heads // WARPS[0])
     return picoseconds(warps.heads_s.value * head_dim / HEAD * (1 + rounds) / ONCE_AND_AGAIN)
 
 
-def kv_cost(block: BlockUnit, size: int) -> int:
+def kv_cost(block: BlockCosts, size: int) -> int:
     """Attention over `size` bytes of cached keys and values, already on chip."""
     return transfer_ps(size, block.kv_bytes_per_s.value)
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
-    """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of) query heads, lanes over positions."""
-    return WARPS[0] // min(queries, WARPS[0]) * (WARP // position_lanes(dim)) * positions_of_a_lane(dim, dtype)
+    """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of)
+    query heads, threads over positions.
+    """
+    return (
+        WARPS[0]
+        // min(queries, WARPS[0])
+        * (WARP // position_threads(dim))
+        * positions_of_a_thread(dim, dtype)
+    )
 
 
-def positions_of_a_lane(dim: int, dtype: DType) -> int:
+def positions_of_a_thread(dim: int, dtype: DType) -> int:
     """Up to 16 bytes of each of four positions, or more of a single one."""
-    return 4 if -(-dim // position_lanes(dim)) * dtype.bytes <= QUAD_BYTES else 1
+    return 4 if -(-dim // position_threads(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
 def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
-    """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as attention.cuh scans them.
+    """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as
+    attention.cuh scans them.
 
-    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of attention. Half of an item's start and end
-    grows with the rounds in which the block's threads publish its outputs, two at a time, or, where a probe has no queries, put down ones
-    of its own.
+    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
+    attention. Half of an item's start and end grows with the rounds in which the block's threads
+    publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
     """
     own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
     tile = cache_tile(plan) * position
     rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
-    wait, fixed = picoseconds(warps.slice_s.value), picoseconds(warps.item_s.value * (1 + rounds) / ONCE_AND_AGAIN)
-    turns = _tensor_turns(warps, plan, size, tile, position) if tensor_scan(plan) else _rounds(warps, plan, size, tile, position)
-    for number, (chunk, turn) in enumerate(zip(chunks(size, tile), turns, strict=True)):
-        yield chunk, wait + turn + (0 if number else fixed)
+    wait, fixed = (
+        picoseconds(warps.slice_s.value),
+        picoseconds(warps.item_s.value * (1 + rounds) / ONCE_AND_AGAIN),
+    )
+    turns = (
+        _tensor_turns(warps, plan, size, tile, position)
+        if tensor_scan(plan)
+        else _rounds(warps, plan, size, tile, position)
+    )
+    for number, (request, turn) in enumerate(zip(requests(size, tile), turns, strict=True)):
+        yield request, wait + turn + (0 if number else fixed)
 
 
 def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
     """Of a tile after the other.
 
-    Each query head of a warp takes its time in a round, of which a quarter does not depend on the positions that a lane holds (heads of 96,
-    of which it holds one instead of four, need 0.44 of it), and a tenth more where twice the lanes share a position, whose dot product is
-    summed over them.
+    Each query head of a warp takes its time in a round, of which a quarter does not depend on the
+    positions that a thread holds (heads of 96, of which it holds one instead of four, need 0.44 of
+    it), and a tenth more where twice the threads share a position, whose dot product is summed over
+    them.
     """
     own, heads = plan.kernel_attention(), scan_heads(plan)
     at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
-    held = positions_of_a_lane(own.head_dim, plan.options.kv_dtype)
-    sums = (position_lanes(own.head_dim).bit_length() + SUM_PARTS) / EIGHT_LANES_SUM  # a step for each doubling of the lanes
-    a_round = picoseconds(warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS)
-    for chunk in chunks(size, tile):
-        yield -(-chunk // (position * at_once)) * a_round
+    held = positions_of_a_thread(own.head_dim, plan.options.kv_dtype)
+    # a step for each doubling of the threads
+    sums = (position_threads(own.head_dim).bit_length() + SUM_PARTS) / EIGHT_THREADS_SUM
+    a_round = picoseconds(
+        warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS
+    )
+    for request in requests(size, tile):
+        yield -(-request // (position * at_once)) * a_round
 
 
 def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
     """Of a tile after the other, on tensor cores.
 
-    Warps take units of positions in turn, across tiles: those of one turn are looked at side by side, and the last bears its time.
-    Turns are counted from the item's end, so that its last tile, which nothing hides, bears one.
+    Warps take units of positions in turn, across tiles: those of one turn are looked at side by
+    side, and the last bears its time. Turns are counted from the item's end, so that its last tile,
+    which nothing hides, bears one.
     """
     a_turn, whole = picoseconds(unit_s(warps, plan)), position * TENSOR_POSITIONS * TENSOR_WARPS
     for start in range(0, size, tile):
@@ -266,19 +341,23 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
 
 
 def unit_s(warps: Warps, plan: Plan) -> float:
-    """In which a warp compares a unit of cached positions with a set of query heads, and sums values. Sets have warps of their own."""
+    """In which a warp compares a unit of cached positions with a set of query heads, and sums
+    values. Sets have warps of their own.
+    """
     steps = plan.kernel_attention().head_dim // SCAN_STEP
     return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
 
 
-def sample_cost(block: BlockUnit, logits: int) -> int:
+def sample_cost(block: BlockCosts, logits: int) -> int:
     return picoseconds(logits * block.sample_element_s.value)
 
 
 def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool = False) -> int:
-    """From the last block of one kernel to the first of the next. A library call in a graph brings its own launch.
+    """From the last block of one kernel to the first of the next. A library call in a graph brings
+    its own launch.
 
-    `model`: blocks hand the state of a step over from stage to stage, which those of a probe do not have.
+    `model`: blocks hand the state of a step over from stage to stage, which those of a probe do not
+    have.
     """
     library = stage.kind.value == "collective"
     state = picoseconds(launch.state_s.value) if launch.state_s and model and not library else 0
@@ -287,7 +366,7 @@ def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool
             return 0
         case Execution.GRAPH:
             return 0 if library else picoseconds(launch.graph_edge_s.value) + state
-        case Execution.STREAM:
+        case Execution.LAUNCHES:
             return len(stage.operations) * picoseconds(launch.stream_s.value) + state
 
 
@@ -302,20 +381,24 @@ def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     own, page = plan.kernel_attention(), plan.options.kv_page
     split = item % own.splits
     held = (p for p in range(lo // page, -(-hi // page)) if p % own.splits == split)
-    return own.position_bytes(plan.options.kv_dtype) * sum(min(hi, (p + 1) * page) - max(lo, p * page) for p in held)
+    return own.position_bytes(plan.options.kv_dtype) * sum(
+        min(hi, (p + 1) * page) - max(lo, p * page) for p in held
+    )
 
 
-def chunks(size: int, chunk: int) -> Iterator[int]:
-    """`size` cut into requests of at most `chunk` bytes."""
-    for start in range(0, size, chunk):
-        yield min(chunk, size - start)
+def requests(size: int, most: int) -> Iterator[int]:
+    """`size` cut into requests of at most `most` bytes."""
+    for start in range(0, size, most):
+        yield min(most, size - start)
 
 
 def kept_share(footprint: int, cache: Cache, copies: int = 1) -> float:
-    """Share of a footprint, read once per step in the same order, that `copies` of a cache still hold a step later.
+    """Share of a footprint, read once per step in the same order, that `copies` of a cache still
+    hold a step later.
 
-    "whole": all or nothing. "random": a line survives a step when none of the footprint's misses replaces it, so the
-    share h solves h = exp(-(1 - h) * footprint / capacity); up to the capacity it is 1.
+    "whole": all or nothing. "random": a line survives a step when none of the footprint's misses
+    replaces it, so the share h solves h = exp(-(1 - h) * footprint / capacity); up to the capacity
+    it is 1.
     """
     capacity = cache.capacity_bytes.value * copies
     if footprint <= 0:

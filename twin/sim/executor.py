@@ -1,4 +1,6 @@
-"""Which of the two executors runs a machine: compiled code where it can, SimPy where it cannot or where it is asked for."""
+"""Which of the two executors runs a machine: compiled code where it can, SimPy where it cannot or
+where it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,11 @@ class Executor(Enum):
 _missing: list[str] = []  # why this computer cannot compile; looked for once
 
 
-def run(machine: Machine, prepared: Prepared, executor: Executor | None = None, room: Room | None = None) -> tuple[Executor, str]:
-    """Run a machine of this program to its end; by which executor, and, where none was asked for and SimPy had to do it, why.
+def run(
+    machine: Machine, prepared: Prepared, executor: Executor | None = None, room: Room | None = None
+) -> tuple[Executor, str]:
+    """Run a machine of this program to its end; by which executor, and, where none was asked for
+    and SimPy had to do it, why.
 
     What compiled code leaves of the blocks' logs lies in `room`.
 
@@ -52,15 +57,28 @@ def run(machine: Machine, prepared: Prepared, executor: Executor | None = None, 
     return Executor.SIMPY, why
 
 
-def run_first_gpu(plan: Plan, node: Node, steps: int, prepared: Prepared, executor: Executor | None, room: Room) -> Machine | None:
-    """The first GPU of several, in compiled code, after it has run for all of them; None where the whole machine has to run."""
+def run_first_gpu(
+    plan: Plan, node: Node, steps: int, prepared: Prepared, executor: Executor | None, room: Room
+) -> Machine | None:
+    """The first GPU of several, in compiled code, after it has run for all of them; None where the
+    whole machine has to run.
+    """
     hopeless = prepared.enough[-TRIES:] == [False] * TRIES
-    if executor is Executor.SIMPY or _missing or hopeless or not one_stands_for_all(plan, node, prepared.program):
+    if (
+        executor is Executor.SIMPY
+        or _missing
+        or hopeless
+        or not one_stands_for_all(plan, node, prepared.program)
+    ):
         return None
-    machine = Machine(plan, node, steps=steps, keep_all=False, program=prepared.program, first_of_equals=True)
+    machine = Machine(
+        plan, node, steps=steps, keep_all=False, program=prepared.program, first_of_equals=True
+    )
     try:
         compiled.run(machine, prepared.flat, room)
-    except TwinError:  # no compiler, a clock that ended, GPUs that may differ: the whole machine says what there is to say
+    except TwinError:
+        # no compiler, a clock that ended, GPUs that may differ: the whole machine says what there
+        # is to say
         prepared.enough.append(False)
         return None
     prepared.enough.append(True)
@@ -69,7 +87,9 @@ def run_first_gpu(plan: Plan, node: Node, steps: int, prepared: Prepared, execut
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """The collector finds nothing here (events die by reference count) and costs a third of the run: 10.8 against 6.8 s."""
+    """The collector finds nothing here (events die by reference count) and costs a third of the
+    run: 10.8 against 6.8 s.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

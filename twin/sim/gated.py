@@ -1,4 +1,6 @@
-"""The loader of a block whose stream holds experts: their weights cannot be asked for before the routing is known."""
+"""The loader of a block whose stream holds experts: their weights cannot be asked for before the
+routing is known.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,24 @@ KNOWN: Gate = (-1, -1)
 
 
 class Stream:
-    """The slots of a block for several steps, and behind which gates they lie. Ranks that do the same share one."""
+    """The slots of a block for several steps, and behind which gates they lie. Ranks that do the
+    same share one.
+    """
 
-    def __init__(self, steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]], gates: Sequence[int | None]) -> None:
-        """`steps[step]`: works and slot sizes, of one step more than the block walks. `gates[stage]`: behind which stage's end its weights
-        are known."""
+    def __init__(
+        self,
+        steps: Sequence[tuple[Sequence[StageWork], Sequence[int]]],
+        gates: Sequence[int | None],
+    ) -> None:
+        """`steps[step]`: works and slot sizes, of one step more than the block walks.
+        `gates[stage]`: behind which stage's end its weights are known.
+        """
         self.first = steps[0][1]  # sizes of the first step
-        self.starts = list(accumulate((len(sizes) for _, sizes in steps), initial=0))  # first slot of each step
+        # first slot of each step
+        self.starts = list(accumulate((len(sizes) for _, sizes in steps), initial=0))
         self.slots = [size for _, sizes in steps for size in sizes]  # bytes
-        self.bounds: list[int] = []  # where runs of slots with one gate end
-        self.gates: list[Gate] = []  # of each run
+        self.bounds: list[int] = []  # where stretches of slots with one gate end
+        self.gates: list[Gate] = []  # of each stretch
         for step, (works, _) in enumerate(steps):
             self._add_runs(step, works, gates)
 
@@ -45,25 +55,61 @@ class Stream:
 class GatedRing(Ring):
     """A ring whose slots keep the order of consumption, but need not be requested in it.
 
-    The next request is the first slot of all whose gate is open. While the gate of an earlier slot is closed, at most `ahead` slots behind
-    it may hold or await weights: the ring keeps room for those that are consumed before them.
+    The next request is the first slot of all whose gate is open. While the gate of an earlier slot
+    is closed, at most `ahead` slots behind it may hold or await weights: the ring keeps room for
+    those that are consumed before them.
     """
 
-    __slots__ = ("ahead", "beyond", "bounds", "finished", "gates", "head", "order", "run", "slots", "starts", "there")
+    __slots__ = (
+        "ahead",
+        "beyond",
+        "bounds",
+        "finished",
+        "gates",
+        "head",
+        "order",
+        "slots",
+        "starts",
+        "stretch",
+        "there",
+    )
 
     def __init__(
-        self, env: Clock, stream: Stream, *, ahead: int, capacity: int, window: int, memory: Path, cached: tuple[Path, float] | None,
-        open_from_start: bool, pace: int,
-    ) -> None:  # fmt: skip
+        self,
+        env: Clock,
+        stream: Stream,
+        *,
+        ahead: int,
+        capacity: int,
+        window: int,
+        memory: Path,
+        cached: tuple[Path, float] | None,
+        open_from_start: bool,
+        pace: int,
+    ) -> None:
         """`open_from_start`: no border opens the stream."""
-        super().__init__(env, stream.first, capacity=capacity, window=window, memory=memory, cached=cached, limit=0, pace=pace)
-        self.starts, self.slots, self.bounds, self.gates = stream.starts, stream.slots, stream.bounds, stream.gates
+        super().__init__(
+            env,
+            stream.first,
+            capacity=capacity,
+            window=window,
+            memory=memory,
+            cached=cached,
+            limit=0,
+            pace=pace,
+        )
+        self.starts, self.slots, self.bounds, self.gates = (
+            stream.starts,
+            stream.slots,
+            stream.bounds,
+            stream.gates,
+        )
         self.warm = self.starts[1]
         self.limit = self.starts[-1] if open_from_start else 0
         self.ahead = ahead
         self.finished: dict[Gate, int] = {KNOWN: 0}  # open gates, and since when
         self.head = 0  # the first slot that is not requested
-        self.run = 0  # and its run
+        self.stretch = 0  # and its stretch
         self.beyond: set[int] = set()  # requested slots behind it
         self.there: dict[int, int] = {}  # arrivals of requested slots that are not freed
         self.order: list[int] = []  # arrivals in the order of requests
@@ -121,24 +167,25 @@ class GatedRing(Ring):
         """The slot to request next, if there is one and a place for it."""
         if self.issued - self.freed >= self.capacity or self.head >= self.limit:
             return None
-        if self.gates[self.run] in self.finished:
+        if self.gates[self.stretch] in self.finished:
             return self.head
         if len(self.beyond) >= self.ahead:
             return None
-        for run in range(self.run + 1, len(self.gates)):
-            if self.gates[run] not in self.finished:
+        for stretch in range(self.stretch + 1, len(self.gates)):
+            if self.gates[stretch] not in self.finished:
                 continue
-            for slot in range(self.bounds[run - 1], min(self.bounds[run], self.limit)):
+            for slot in range(self.bounds[stretch - 1], min(self.bounds[stretch], self.limit)):
                 if slot not in self.beyond:
                     return slot
-            if self.bounds[run] >= self.limit:
+            if self.bounds[stretch] >= self.limit:
                 break
         return None
 
     def _take(self, slot: int, now: int) -> None:
         path = self.path_of(slot, warm=slot >= self.warm)
         arrived = self.answered(path, now, self.slots[slot])
-        if self.order and self.order[-1] > arrived:  # in the order of requests, even when a cache answers sooner
+        # in the order of requests, even when a cache answers sooner
+        if self.order and self.order[-1] > arrived:
             arrived = self.order[-1]
         self.order.append(arrived)
         self.there[slot] = arrived
@@ -147,8 +194,8 @@ class GatedRing(Ring):
         while self.head in self.beyond:
             self.beyond.remove(self.head)
             self.head += 1
-        while self.run < len(self.bounds) and self.bounds[self.run] <= self.head:
-            self.run += 1
+        while self.stretch < len(self.bounds) and self.bounds[self.stretch] <= self.head:
+            self.stretch += 1
         if self.pace:
             self.copied = now + self.pace
         if self.history is not None:

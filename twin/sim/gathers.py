@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value, routed_share
+from twin.plan.types import (
+    Execution,
+    HandOffKind,
+    Parts,
+    Plan,
+    Read,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+    routed_share,
+)
 from twin.sim import cost
 from twin.sim.causes import COLLECTIVE, HAND_OFF, SAMPLING
 from twin.sim.program import Publication, ReadWork
@@ -19,11 +30,16 @@ FP32_BYTES = 4
 
 def polled(plan: Plan) -> bool:
     """Do blocks wait by looking at the data themselves?"""
-    return plan.options.handoff is HandOffKind.SENTINEL and plan.options.execution is Execution.RESIDENT
+    return (
+        plan.options.handoff is HandOffKind.SENTINEL
+        and plan.options.execution is Execution.RESIDENT
+    )
 
 
 def shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:
-    """A block's rows of each chosen expert when all blocks divide them, stacked; and the tokens that chose it."""
+    """A block's rows of each chosen expert when all blocks divide them, stacked; and the tokens
+    that chose it.
+    """
     lo, hi = routed_share(width * len(experts), blocks, block)
     for expert in range(lo // width, -(-hi // width)) if lo < hi else ():
         yield (max(lo - expert * width, 0), min(hi - expert * width, width)), experts[expert]
@@ -32,17 +48,20 @@ def shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tup
 class Gathers:
     """Reads and publications of a plan on a device; what they have in common is worked out once."""
 
-    def __init__(self, plan: Plan, device: Device, aside: list[bool]) -> None:
-        """`aside[stage]`: a warp that a block has to spare makes it."""
-        self.plan, self.device, self.aside = plan, device, aside
+    def __init__(self, plan: Plan, device: Device, by_keeper: list[bool]) -> None:
+        """`by_keeper[stage]`: a warp that a block has to spare makes it."""
+        self.plan, self.device, self.by_keeper = plan, device, by_keeper
         self.known: dict[tuple[int, int, int, float], int] = {}
-        self.totals: dict[tuple[int, Chosen], int] = {}  # words that all blocks publish of chosen experts
+        # words that all blocks publish of chosen experts
+        self.totals: dict[tuple[int, Chosen], int] = {}
 
     def of(self, stage: Stage, block: int, experts: Chosen) -> tuple[ReadWork, ...]:
         """Without those of which this block reads nothing."""
         if stage.kind is StageKind.COLLECTIVE:
             return ()
-        return tuple(self._read(stage, read, block, experts) for read in stage.reads if read.spans[block])
+        return tuple(
+            self._read(stage, read, block, experts) for read in stage.reads if read.spans[block]
+        )
 
     def publication(self, stage: Stage, block: int, experts: Chosen) -> Publication | None:
         plan = self.plan
@@ -60,13 +79,16 @@ class Gathers:
         )
 
     def splits(self, stage: Stage, read: Read) -> int:
-        """Of the attention whose partial outputs a stage combines; 0 of anything else that it reads."""
+        """Of the attention whose partial outputs a stage combines; 0 of anything else that it
+        reads.
+        """
         producer = self.plan.stages[self.plan.values[read.value].stage]
         if stage.kind is not StageKind.O_PROJ or producer.kind is not StageKind.ATTENTION:
             return 0
         if producer.scan:
             return producer.scan.splits
-        held = self.plan.options.context // self.plan.options.kv_page + 1  # others hold no position yet
+        # others hold no position yet
+        held = self.plan.options.context // self.plan.options.kv_page + 1
         return min(self.plan.kernel_attention().splits, held)
 
     def _read(self, stage: Stage, read: Read, block: int, experts: Chosen) -> ReadWork:
@@ -80,14 +102,20 @@ class Gathers:
         key = (words, rounds, loaded, crowd)
         if key not in self.known:
             self.known[key] = cost.gather_cost(
-                self.device, elements=words, rounds=rounds, loaded=loaded, blocks=plan.options.blocks, crowd=crowd
+                self.device,
+                elements=words,
+                rounds=rounds,
+                loaded=loaded,
+                blocks=plan.options.blocks,
+                crowd=crowd,
             ).ps
         return ReadWork(read.previous_step, words * FP32_BYTES, self.known[key], rounds, cause)
 
     def _loaded(self, stage: Stage, read: Read, words: int) -> int:
         """Bytes of sectors that a block of warps loads for a read.
 
-        Of what it waits for it polls all that it asks for at once, and the loads that come too early hold up those that find everything.
+        Of what it waits for it polls all that it asks for at once, and the loads that come too
+        early hold up those that find everything.
         """
         plan, value = self.plan, self.plan.values[read.value]
         size = words * FP32_BYTES
@@ -97,15 +125,23 @@ class Gathers:
         if splits:
             if stage.matrix is None:
                 return size
-            split = cost.vector_bytes(stage.matrix, aligned=self._alignment(read), element=self._partial_bytes())
+            split = cost.vector_bytes(
+                stage.matrix, aligned=self._alignment(read), element=self._partial_bytes()
+            )
             at_once = cost.parts_at_once(stage.matrix) * split
-            rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)  # of splits missing in the last one, its last again
+            # of splits missing in the last one, its last again
+            rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
             return (rounds + polled(self.plan)) * at_once
         at_once = min(size, cost.ROUND_BYTES)
         if ROWS[stage.kind].vector and stage.matrix:
             parts = part_count(plan, value, read.parts)
             whole = stage.matrix.cols * value.words * parts
-            size = cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES) * value.words * min(words, whole) // whole
+            size = (
+                cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES)
+                * value.words
+                * min(words, whole)
+                // whole
+            )
             size, at_once = size * parts, size * min(parts, cost.PARTS_AT_ONCE)
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if polled(self.plan) and waited_for else size
@@ -121,19 +157,29 @@ class Gathers:
         return FP32_BYTES if self.plan.options.kv_dtype is DType.FP32 else FP32_BYTES // 2
 
     def _crowd(self, stage: Stage, read: Read) -> float:
-        """How often more than once the blocks of a rank ask for the same partial outputs at once, for each of the GPU's multiprocessors:
-        of fewer splits than are looked at together they load the last one several times, all of them from the same few lines."""
-        splits, producer = self.splits(stage, read), self.plan.stages[self.plan.values[read.value].stage]
-        if self.device.warps is None or not splits or producer.scan:  # nobody has measured those of other layers
+        """How often more than once the blocks of a rank ask for the same partial outputs at once,
+        for each of the GPU's multiprocessors: of fewer splits than are looked at together they load
+        the last one several times, all of them from the same few lines.
+        """
+        splits, producer = (
+            self.splits(stage, read),
+            self.plan.stages[self.plan.values[read.value].stage],
+        )
+        # nobody has measured those of other layers
+        if self.device.warps is None or not splits or producer.scan:
             return 0.0
-        return max(0.0, cost.parts_at_once(stage.matrix) / splits - 1) * self.plan.blocks / self.device.blocks
+        return (
+            max(0.0, cost.parts_at_once(stage.matrix) / splits - 1)
+            * self.plan.blocks
+            / self.device.blocks
+        )
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
         plan = self.plan
         if self.device.warps is None:
             return 0
-        if self.aside[stage.index]:
+        if self.by_keeper[stage.index]:
             rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
@@ -148,12 +194,27 @@ class Gathers:
         if producer.routed and producer.publishes == value.id and not producer.matrices[0].owned:
             key = (producer.matrices[0].rows, experts)
             if key not in self.totals:
-                self.totals[key] = sum(self._shared_words(producer, other, experts) for other in range(self.plan.blocks))
+                self.totals[key] = sum(
+                    self._shared_words(producer, other, experts)
+                    for other in range(self.plan.blocks)
+                )
             return self.totals[key]
         words = sum(hi - lo for lo, hi in read.spans[block]) * value.words
-        return words if read.sequences is None else words * read.sequences[block] // self.plan.options.batch
+        return (
+            words
+            if read.sequences is None
+            else words * read.sequences[block] // self.plan.options.batch
+        )
 
     def _shared_words(self, stage: Stage, block: int, experts: Chosen) -> int:
-        """What a block publishes of the chosen experts' rows: a word a token, and at least one, so that readers learn of the block."""
+        """What a block publishes of the chosen experts' rows: a word a token, and at least one, so
+        that readers learn of the block.
+        """
         width = stage.matrices[0].rows // stage.matrices[0].unit
-        return max(1, sum((hi - lo) * tokens for (lo, hi), tokens in shares(width, self.plan.blocks, block, experts)))
+        return max(
+            1,
+            sum(
+                (hi - lo) * tokens
+                for (lo, hi), tokens in shares(width, self.plan.blocks, block, experts)
+            ),
+        )

@@ -16,15 +16,19 @@ NEVER = -1
 
 
 class Record:
-    """Arrivals of one publication at one rank. Knows, once complete, when each die sees it, why, and thanks to whom."""
+    """Arrivals of one publication at one rank. Knows, once complete, when each die sees it, why,
+    and thanks to whom.
+    """
 
     __slots__ = ("arrivals", "events", "local", "pending", "remote", "seen")
 
     def __init__(self, pending: int, dies: int) -> None:
         self.pending = pending
-        self.local: list[tuple[int, Binder | None]] = [(NEVER, None)] * dies  # last publication by a block of that die
+        # last publication by a block of that die
+        self.local: list[tuple[int, Binder | None]] = [(NEVER, None)] * dies
         self.remote: tuple[int, Binder | None] = (NEVER, None)
-        self.arrivals: list[tuple[int, int, bool, Binder]] = []  # at a counter: (time, sequence, remote, who)
+        # at a counter: (time, sequence, remote, who)
+        self.arrivals: list[tuple[int, int, bool, Binder]] = []
         self.seen: list[tuple[int, int, Binder]] | None = None  # per die: (time, cause, who)
         self.events: dict[int, simpy.Event] = {}
 
@@ -32,7 +36,9 @@ class Record:
 class HandOffs:
     """All records of the machine."""
 
-    def __init__(self, env: Clock, program: Program, times: Times, dies: int, links: Links | None) -> None:
+    def __init__(
+        self, env: Clock, program: Program, times: Times, dies: int, links: Links | None
+    ) -> None:
         plan = program.plan
         self.env = env
         self.program = program
@@ -63,7 +69,11 @@ class HandOffs:
         wires = self.program.wiring.blocks[place.index][stage]
         for channel in wires.own:
             self._arrive(place.rank, step, channel, place.die, late, binder)
-        return self._push(place, step, publication.size, wires.others, stored, late, binder) if publication.pushed else stored
+        return (
+            self._push(place, step, publication.size, wires.others, stored, late, binder)
+            if publication.pushed
+            else stored
+        )
 
     def wait(self, place: Place, step: int, channel: int) -> tuple[Record, simpy.Event | None]:
         """The record, and what to yield until the block's die sees it; None if it already does."""
@@ -77,7 +87,16 @@ class HandOffs:
             event = record.events[place.die] = self.env.event()
         return record, event
 
-    def _push(self, place: Place, step: int, size: int, channels: tuple[int, ...], stored: int, late: int, binder: Binder) -> int:
+    def _push(
+        self,
+        place: Place,
+        step: int,
+        size: int,
+        channels: tuple[int, ...],
+        stored: int,
+        late: int,
+        binder: Binder,
+    ) -> int:
         """`late`: when a store inside this GPU is as good as `stored` without a load."""
         links = self.links
         last = stored
@@ -96,7 +115,9 @@ class HandOffs:
                 self._arrive_remote(rank, step, channel, arrival, binder)
         return last
 
-    def _arrive(self, rank: int, step: int, channel: int, die: int, time: int, binder: Binder) -> None:
+    def _arrive(
+        self, rank: int, step: int, channel: int, die: int, time: int, binder: Binder
+    ) -> None:
         record = self.record(rank, step, channel)
         if self.program.channels[channel].counted:
             travel = self.times.hop + self.times.cross
@@ -119,7 +140,9 @@ class HandOffs:
             self._complete(record, self.program.channels[channel])
 
     def _complete(self, record: Record, channel: Channel) -> None:
-        record.seen = self._counted(record, channel) if channel.counted else self._seen(record, channel)
+        record.seen = (
+            self._counted(record, channel) if channel.counted else self._seen(record, channel)
+        )
         for die, event in record.events.items():
             self.env.trigger(event, record.seen[die][0])
 

@@ -15,15 +15,18 @@ TOPOLOGIES = ("mesh", "switch", "memory")
 class Links:
     """A pipe per ordered pair (mesh), or one out of and one into each GPU (switch, memory).
 
-    The hop lies between the idle and the loaded one, in proportion to the load of the less busy end's memory over the last
-    window of one loaded hop: a store queues with the stream at both ends. A yes-or-no rule was tried first; better hardware
-    could then be slower by a third, because a small shift in time turned every idle hop into a loaded one.
+    The hop lies between the idle and the loaded one, in proportion to the load of the less busy
+    end's memory over the last window of one loaded hop: a store queues with the stream at both
+    ends. A yes-or-no rule was tried first; better hardware could then be slower by a third, because
+    a small shift in time turned every idle hop into a loaded one.
     """
 
     def __init__(self, link: Link, packages: Sequence[Package]) -> None:
         """`packages[gpu]`; emulated GPUs may share one package."""
         if link.topology not in TOPOLOGIES:
-            raise HardwareError(f"link.topology={link.topology!r}: use one of {', '.join(TOPOLOGIES)}")
+            raise HardwareError(
+                f"link.topology={link.topology!r}: use one of {', '.join(TOPOLOGIES)}"
+            )
         rate = link.bytes_per_s.value
         gpus = range(len(packages))
         self.packages = packages

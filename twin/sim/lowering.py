@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, islice, takewhile
 
-from twin.hardware.types import BlockUnit, Device
+from twin.hardware.types import BlockCosts, Device
 from twin.plan.catalogue import ROWS, Spent
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
 from twin.sim import cost
@@ -22,14 +22,19 @@ ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
 CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}
 
 
-def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Program:
-    """Everything that does not depend on time. `routing` (uniform by default) is drawn for `steps` steps and the one after them."""
+def compile_plan(
+    plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2
+) -> Program:
+    """Everything that does not depend on time. `routing` (uniform by default) is drawn for `steps`
+    steps and the one after them.
+    """
     wiring = wire(plan)
     lowering = _Lowering(wiring, device)
     draws = Draws(plan, routing or Routing())
     known: dict[Draw, int] = {}
     choices = tuple(
-        tuple(known.setdefault(draw, len(known)) for draw in draws.step(step)) for step in (range(steps + 1) if draws.vary else range(1))
+        tuple(known.setdefault(draw, len(known)) for draw in draws.step(step))
+        for step in (range(steps + 1) if draws.vary else range(1))
     )
     variants = tuple(lowering.variant(dict(zip(draws.layers, draw, strict=True))) for draw in known)
     resident = plan.options.execution is Execution.RESIDENT
@@ -46,8 +51,13 @@ def compile_plan(plan: Plan, device: Device, routing: Routing | None = None, ste
 
 
 def _fetch_ps(plan: Plan, device: Device) -> int:
-    """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are loaded afterwards."""
-    if plan.options.execution is Execution.RESIDENT and plan.options.handoff is HandOffKind.SENTINEL:
+    """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are
+    loaded afterwards.
+    """
+    if (
+        plan.options.execution is Execution.RESIDENT
+        and plan.options.handoff is HandOffKind.SENTINEL
+    ):
         return 0
     return picoseconds(device.exchange.latency_s.value)
 
@@ -59,28 +69,46 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.forms = plan, device, wiring.forms
         spare = polled(plan) and device.warps is not None and device.sharing is None
-        self.aside = [spare and stage.late for stage in plan.stages]  # sums of late parts, by a warp that a block has to spare
-        self.gathers = Gathers(plan, device, self.aside)
+        # sums of late parts, by a warp that a block has to spare
+        self.by_keeper = [spare and stage.late for stage in plan.stages]
+        self.gathers = Gathers(plan, device, self.by_keeper)
         self.streams = Streams(plan, device)
         self.fixed: dict[object, int] = {}
         self.works: dict[object, tuple[StageWork, Weights]] = {}
-        self.runs = _runs(plan)
-        self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}  # of a run of stages, a block and its experts
-        self.ends = plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"  # somebody asks for them
+        self.stretches = _stretches(plan)
+        # of a stretch of stages, a block and its experts
+        self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
+        # somebody asks for them
+        self.ends = (
+            plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
+        )
 
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
-        """`chosen` by stage that routed experts begin with: how many tokens chose each expert in use on the rank."""
+        """`chosen` by stage that routed experts begin with: how many tokens chose each expert in
+        use on the rank.
+        """
         kinds = self.forms.kinds
         made = {block: self._stream(block, chosen) for block in sorted(set(kinds))}
-        ends = {block: tuple(accumulate(len(work.slots) for work in made[block][0])) if self.ends else () for block in made}
-        return Variant(tuple(made[k][0] for k in kinds), tuple(made[k][1] for k in kinds), tuple(ends[k] for k in kinds))
+        ends = {
+            block: tuple(accumulate(len(work.slots) for work in made[block][0]))
+            if self.ends
+            else ()
+            for block in made
+        }
+        return Variant(
+            tuple(made[k][0] for k in kinds),
+            tuple(made[k][1] for k in kinds),
+            tuple(ends[k] for k in kinds),
+        )
 
-    def _stream(self, block: int, chosen: dict[int, Chosen]) -> tuple[tuple[StageWork, ...], tuple[int, ...]]:
+    def _stream(
+        self, block: int, chosen: dict[int, Chosen]
+    ) -> tuple[tuple[StageWork, ...], tuple[int, ...]]:
         """A block's stages, and the bytes of its slots."""
         works: list[StageWork] = []
         sizes: list[int] = []
         last: Chosen = ()
-        for number, stages in enumerate(self.runs):
+        for number, stages in enumerate(self.stretches):
             last = chosen.get(stages[0].index, last)
             experts = last if stages[0].routed else ()
             key = (number, block, experts)
@@ -91,7 +119,9 @@ class _Lowering:
             sizes += part[1]
         return tuple(works), tuple(sizes)
 
-    def _part(self, stages: list[Stage], block: int, experts: Chosen) -> tuple[list[StageWork], list[int]]:
+    def _part(
+        self, stages: list[Stage], block: int, experts: Chosen
+    ) -> tuple[list[StageWork], list[int]]:
         works: list[StageWork] = []
         sizes: list[int] = []
         for stage in stages:
@@ -120,12 +150,14 @@ class _Lowering:
             sample_ps=_sample(plan, device.block, stage, block),
             publication=self.gathers.publication(stage, block, experts),
             fence_ps=_fence_ps(plan, device, stage),
-            launch_ps=cost.launch_ps(device.launch, plan.options.execution, stage, model=plan.spec is not None),
+            launch_ps=cost.launch_ps(
+                device.launch, plan.options.execution, stage, model=plan.spec is not None
+            ),
             library=stage.kind is StageKind.COLLECTIVE,
             touches_memory=bool(weights.costs or kv),
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
-            aside=self.aside[stage.index],
+            by_keeper=self.by_keeper[stage.index],
             ahead=ahead,
             group=self.streams.taken[stage.kind].group if ahead else 1,
             asks=self._asks(stage),
@@ -134,45 +166,73 @@ class _Lowering:
         return work, weights
 
     def _asks(self, stage: Stage) -> int:
-        """Stages behind this one that the helper makes."""
-        return 0 if self.aside[stage.index] else sum(1 for _ in takewhile(bool, islice(self.aside, stage.index + 1, None)))
+        """Stages behind this one that the keeper makes."""
+        return (
+            0
+            if self.by_keeper[stage.index]
+            else sum(1 for _ in takewhile(bool, islice(self.by_keeper, stage.index + 1, None)))
+        )
 
     def _fixed(self, stage: Stage, block: int) -> int:
         plan = self.plan
         value = None if stage.publishes is None else plan.values[stage.publishes]
-        published = 0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
+        published = (
+            0 if stage.matrix or value is None else _length(value.owned[block]) * value.words
+        )
         resets = reset_words(plan, stage, block)
-        combined = self.device.warps is not None and any(self.gathers.splits(stage, read) for read in stage.reads)  # where it is gathered
+        # where it is gathered
+        combined = self.device.warps is not None and any(
+            self.gathers.splits(stage, read) for read in stage.reads
+        )
         vector = 0 if combined else stage.vector_elements
         normed = plan.tokens if ROWS[stage.kind].vector and vector else 0
-        if self.device.warps and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE) and plan.options.sampling is Sampling.GREEDY:
+        if (
+            self.device.warps
+            and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE)
+            and plan.options.sampling is Sampling.GREEDY
+        ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         key = (resets, vector, published, normed)
         if key not in self.fixed:
-            self.fixed[key] = cost.stage_cost(self.device, resets=resets, vector=vector, published=published, normed=normed).ps
-        turns = stage.kind is StageKind.ATTENTION and plan.spec is not None and any(read.spans[block] for read in stage.reads)
+            self.fixed[key] = cost.stage_cost(
+                self.device, resets=resets, vector=vector, published=published, normed=normed
+            ).ps
+        turns = (
+            stage.kind is StageKind.ATTENTION
+            and plan.spec is not None
+            and any(read.spans[block] for read in stage.reads)
+        )
         return self.fixed[key] + (self._heads(stage, block) if turns else 0)
 
     def _heads(self, stage: Stage, block: int) -> int:
-        """New tokens' heads on their way to the scans of a block's items; one round of them where a stage has a scan of its own."""
+        """New tokens' heads on their way to the scans of a block's items; one round of them where a
+        stage has a scan of its own.
+        """
         if self.device.warps is None:
             return 0
         if stage.scan:
-            assert self.plan.spec is not None  # a head of the size that the model shows: judged, no kernel of ours does such scans
+            # a head of the size that the model shows: judged, no kernel of ours does such scans
+            assert self.plan.spec is not None
             return cost.heads_ps(self.device.warps, self.plan.spec.head_dim, 1)
         own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
         keys = (hi - 1) // own.splits - lo // own.splits + 1
         return cost.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
 
 
-def _runs(plan: Plan) -> list[list[Stage]]:
-    """Stages in a row that depend on the same routing, or on none: what variants have in common is found once."""
-    runs: list[list[Stage]] = []
+def _stretches(plan: Plan) -> list[list[Stage]]:
+    """Stages in a row that depend on the same routing, or on none: what variants have in common is
+    found once.
+    """
+    stretches: list[list[Stage]] = []
     for stage in plan.stages:
-        if not runs or stage.kind is StageKind.ROUTED_UP or bool(stage.routed) != bool(runs[-1][-1].routed):
-            runs.append([])
-        runs[-1].append(stage)
-    return runs
+        if (
+            not stretches
+            or stage.kind is StageKind.ROUTED_UP
+            or bool(stage.routed) != bool(stretches[-1][-1].routed)
+        ):
+            stretches.append([])
+        stretches[-1].append(stage)
+    return stretches
 
 
 def _length(span: Span) -> int:
@@ -182,25 +242,37 @@ def _length(span: Span) -> int:
 def _check(stage: Stage, work: StageWork) -> None:
     """Raises HardwareError for a cost that no executor's clock is made for."""
     single = (work.fixed_ps, work.sample_ps, work.fence_ps, work.launch_ps, sum(work.ahead))
-    longest = max(*single, *work.slots, *(ps for _, ps in work.kv), *(read.cost_ps for read in work.reads))
+    longest = max(
+        *single, *work.slots, *(ps for _, ps in work.kv), *(read.cost_ps for read in work.reads)
+    )
     cost_in_time(f"stage {stage.name}: a piece of a block's work", longest)
 
 
 def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
     """Between kernels the border does it; a sentinel needs none."""
     handoff, fence = plan.options.handoff, device.handoff.fence_s
-    if fence is None or plan.options.execution is not Execution.RESIDENT or handoff is HandOffKind.SENTINEL:
+    if (
+        fence is None
+        or plan.options.execution is not Execution.RESIDENT
+        or handoff is HandOffKind.SENTINEL
+    ):
         return 0
-    return picoseconds(fence.value) if handoff is HandOffKind.GRID or stage.publishes is not None else 0
+    return (
+        picoseconds(fence.value)
+        if handoff is HandOffKind.GRID or stage.publishes is not None
+        else 0
+    )
 
 
-def _sample(plan: Plan, unit: BlockUnit, stage: Stage, block: int) -> int:
+def _sample(plan: Plan, costs: BlockCosts, stage: Stage, block: int) -> int:
     """Only a block that publishes the token looks at every logit."""
     if stage.kind is not StageKind.SAMPLE or stage.publishes is None:
         return 0
     logits = sum(
-        (hi - lo) * plan.values[read.value].words * part_count(plan, plan.values[read.value], read.parts)
+        (hi - lo)
+        * plan.values[read.value].words
+        * part_count(plan, plan.values[read.value], read.parts)
         for read in stage.reads
         for lo, hi in read.spans[block]
     )
-    return cost.sample_cost(unit, logits)
+    return cost.sample_cost(costs, logits)

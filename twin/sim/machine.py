@@ -29,17 +29,29 @@ from twin.units import picoseconds, unit_of
 
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
 PS_OF_NS = 1000
-APART = 491  # copies between the places where two blocks begin among them: more than a stage of a layer has
+# copies between the places where two blocks begin among them: more than a stage of a layer has
+APART = 491
 
 
 class Machine:
-    """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps` times."""
+    """Packages, links, cores and blocks, wired. `run` lets every block walk the plan `steps`
+    times.
+    """
 
     def __init__(
-        self, plan: Plan, node: Node, *, steps: int, keep_all: bool, program: Program | None = None, first_of_equals: bool = False
+        self,
+        plan: Plan,
+        node: Node,
+        *,
+        steps: int,
+        keep_all: bool,
+        program: Program | None = None,
+        first_of_equals: bool = False,
     ) -> None:
-        """`program` is what compile_plan makes of the plan on the node's device, if it is known already. `first_of_equals`: only the first
-        GPU, which stands for all (`one_stands_for_all`); only compiled code runs that."""
+        """`program` is what compile_plan makes of the plan on the node's device, if it is known
+        already. `first_of_equals`: only the first GPU, which stands for all (`one_stands_for_all`);
+        only compiled code runs that.
+        """
         check(plan, node)
         device = node.device
         self.plan = plan
@@ -48,34 +60,49 @@ class Machine:
         self.keep_all = keep_all
         self.env = Clock()
         self.program = program or compile_plan(plan, device, steps=steps)
-        self.helped = any(work.aside for work in self.program.stages[0])
+        self.has_keepers = any(work.by_keeper for work in self.program.stages[0])
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
-        self.emulated = node.link is not None and node.link.topology == "memory"  # GPUs that share one package
+        # GPUs that share one package
+        self.emulated = node.link is not None and node.link.topology == "memory"
         self.times = Times.of(device)
         self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
         self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
         count = 1 if self.emulated else self.gpus
-        self.packages = [Package(device, self.times, plan.options.placement, index) for index in range(count)]
+        self.packages = [
+            Package(device, self.times, plan.options.placement, index) for index in range(count)
+        ]
         packages = [self.package_of(gpu) for gpu in range(self.gpus)]
-        self.links = Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
-        self.handoffs = HandOffs(self.env, self.program, self.times, int(device.structure.dies.value), self.links)
+        self.links = (
+            Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
+        )
+        self.handoffs = HandOffs(
+            self.env, self.program, self.times, int(device.structure.dies.value), self.links
+        )
         self.answers = _answers(self.times.jitter)
         self.resident = plan.options.execution is Execution.RESIDENT
-        self.on_demand = self.resident and device.block.loading == "on-demand"  # between kernels, borders open the rings
+        # between kernels, borders open the rings
+        self.on_demand = self.resident and device.block.loading == "on-demand"
         self.cores = self._cores()
         self.ports: dict[object, Pipe] = {}
-        self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}  # by the variants of the steps, and block
+        # by the variants of the steps, and block
+        self.streams: dict[tuple[tuple[int, ...], int], Stream] = {}
         shared = self._shared()
-        self.blocks = [self._block(shared, rank, index) for rank in range(self.ranks) for index in range(plan.blocks)]
+        self.blocks = [
+            self._block(shared, rank, index)
+            for rank in range(self.ranks)
+            for index in range(plan.blocks)
+        ]
 
     def run(self) -> None:
-        """Until the last block has finished its last step. The loaders are then already in the next one."""
+        """Until the last block has finished its last step. The loaders are then already in the next
+        one.
+        """
         if self.resident:
             for block in self.blocks:
                 block.ring.pump()
-        for block in self.blocks if self.helped else ():
-            assert block.helper is not None
-            self.env.process(block.helper.run())
+        for block in self.blocks if self.has_keepers else ():
+            assert block.keeper is not None
+            self.env.process(block.keeper.run())
         done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
         try:
             self.env.run(until=done)
@@ -84,7 +111,9 @@ class Machine:
 
     def deadlock(self) -> SimulationError:
         stuck = next(block.place.name for block in self.blocks if len(block.ended) < self.steps)
-        return SimulationError(f"deadlock: {stuck} waits for something that nobody publishes; validate the plan")
+        return SimulationError(
+            f"deadlock: {stuck} waits for something that nobody publishes; validate the plan"
+        )
 
     def package_of(self, gpu: int) -> Package:
         return self.packages[0 if self.emulated else gpu]
@@ -114,14 +143,24 @@ class Machine:
         return self.program.step_bytes(0) // self.package_count()
 
     def floor_s(self, step: int) -> float:
-        """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling of the memory, or of the cache that
-        serves them since the step before, whichever takes longer."""
+        """No step takes less, but for what lay in the rings when it began: its bytes at the ceiling
+        of the memory, or of the cache that serves them since the step before, whichever takes
+        longer.
+        """
         moved = self.program.step_bytes(step)
         kept = self.stands_for * sum(block.kept_bytes(step) for block in self.blocks)
         memory_s = floor_s(self.node.device, self.package_count(), moved - kept)
-        return max(memory_s, kept / (self.package_count() * self.packages[0].cache_bytes_per_s(self.footprint()))) if kept else memory_s
+        return (
+            max(
+                memory_s,
+                kept
+                / (self.package_count() * self.packages[0].cache_bytes_per_s(self.footprint())),
+            )
+            if kept
+            else memory_s
+        )
 
-    # ---- wiring -------------------------------------------------------------------------------------------
+    # ---- wiring ----------------------------------------------------------------------------------
 
     def _cores(self) -> list[Core]:
         """Cores that blocks take turns on; none where every block has its own."""
@@ -140,7 +179,7 @@ class Machine:
             steps=self.steps,
             kept_from=0 if self.keep_all else self.steps - 1,
             gates=self.gates,
-            helped=self.helped,
+            has_keepers=self.has_keepers,
             on_demand=self.on_demand,
             times=self.times,
             library=self.links.library if self.links else 0,
@@ -173,7 +212,11 @@ class Machine:
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""
         options, program = self.plan.options, self.program
-        pace = self.times.watched_copy if options.window_slots < options.ring_slots else self.times.copy
+        pace = (
+            self.times.watched_copy
+            if options.window_slots < options.ring_slots
+            else self.times.copy
+        )
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
             return GatedRing(
@@ -205,7 +248,9 @@ class Machine:
         if (chosen, index) not in self.streams:
             variants = [program.variant(step, rank) for step in range(self.steps + 1)]
             gates = [stage.gate for stage in self.plan.stages]
-            self.streams[chosen, index] = Stream([(variant.stages[index], variant.sizes[index]) for variant in variants], gates)
+            self.streams[chosen, index] = Stream(
+                [(variant.stages[index], variant.sizes[index]) for variant in variants], gates
+            )
         return self.streams[chosen, index]
 
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
@@ -222,7 +267,9 @@ class Machine:
         return self.cores[number], self.ports[number]
 
     def _port(self, gpu: int, on_gpu: int, name: str) -> Pipe:
-        """What a block can load, or it and its neighbour: blocks are placed on free pairs of units first."""
+        """What a block can load, or it and its neighbour: blocks are placed on free pairs of units
+        first.
+        """
         device = self.node.device
         pairs = device.blocks // 2
         pair = on_gpu % pairs if pairs else 0
@@ -230,49 +277,80 @@ class Machine:
             port = self.ports[name] = Pipe(f"{name}.load", device.block.load_bytes_per_s.value)
             return port
         if (gpu, pair) not in self.ports:
-            self.ports[gpu, pair] = Pipe(f"Gpu[{gpu}].Pair[{pair}].load", device.warps.pair_bytes_per_s.value)
+            self.ports[gpu, pair] = Pipe(
+                f"Gpu[{gpu}].Pair[{pair}].load", device.warps.pair_bytes_per_s.value
+            )
         return self.ports[gpu, pair]
 
 
 def _answers(jitter: int) -> NDArray[np.int64] | None:
-    """[ANSWERS] ps by which memory answers copies of warps' loaders later or sooner than on average; None: always alike.
+    """[ANSWERS] ps by which memory answers copies of warps' loaders later or sooner than on
+    average; None: always alike.
 
-    The stream of a block is then a random walk about the mean, as measured: of the lag of a block behind the others at the end of a stage
-    a fifth comes again in the next step, and over a long matrix it grows as the root of its tiles (studies/h200-history).
+    The stream of a block is then a random walk about the mean, as measured: of the lag of a block
+    behind the others at the end of a stage a fifth comes again in the next step, and over a long
+    matrix it grows as the root of its tiles (studies/h200-history).
     """
     if not jitter:
         return None
-    drawn: NDArray[np.int64] = (jitter * np.random.default_rng(0).uniform(-1, 1, ANSWERS)).astype(np.int64)
+    drawn: NDArray[np.int64] = (jitter * np.random.default_rng(0).uniform(-1, 1, ANSWERS)).astype(
+        np.int64
+    )
     return drawn
 
 
 def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
-    """May all GPUs do the same at the same times? Each has one rank and its own memory, and all ranks the same work. Whether they do
-    is decided while one of them runs (native/simulator/mirror.h)."""
+    """May all GPUs do the same at the same times? Each has one rank and its own memory, and all
+    ranks the same work. Whether they do is decided while one of them runs
+    (native/simulator/mirror.h).
+    """
     options = plan.options
     polls = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    apart = options.gpus > 1 and plan.ranks_per_gpu == 1 and node.link is not None and node.link.topology != "memory"
+    apart = (
+        options.gpus > 1
+        and plan.ranks_per_gpu == 1
+        and node.link is not None
+        and node.link.topology != "memory"
+    )
     return polls and apart and node.device.sharing is None and not program.drawn
 
 
 def check(plan: Plan, node: Node) -> None:
-    """Raises HardwareError if the plan was made for other hardware than the node, or a time of it is no single cost."""
+    """Raises HardwareError if the plan was made for other hardware than the node, or a time of it
+    is no single cost.
+    """
     for path, number in numbers(node).items():
         if unit_of(path.rsplit(".", 1)[-1]) == "s":
             cost_in_time(path, picoseconds(number.value))
     device, options = node.device, plan.options
     dies = int(device.structure.dies.value)
     if options.gpus > node.gpus:
-        raise HardwareError(f"gpus={options.gpus}: node {node.name} has {node.gpus}; plan for at most that many")
+        raise HardwareError(
+            f"gpus={options.gpus}: node {node.name} has {node.gpus}; plan for at most that many"
+        )
     if max(plan.die_of_block) >= dies:
-        raise HardwareError(f"the plan uses {max(plan.die_of_block) + 1} dies, {device.name} has {dies}: plan with this device's limits")
+        raise HardwareError(
+            f"the plan uses {max(plan.die_of_block) + 1} dies, {device.name} has {dies}: plan "
+            "with this device's limits"
+        )
     if options.blocks > device.blocks and device.sharing is None:
-        raise HardwareError(f"blocks={options.blocks}: {device.name} holds {device.blocks} resident blocks; plan for at most that many")
+        raise HardwareError(
+            f"blocks={options.blocks}: {device.name} holds {device.blocks} resident blocks; plan "
+            "for at most that many"
+        )
     crosses = plan.ranks > plan.ranks_per_gpu and any(value.pushed for value in plan.values)
     if crosses and node.link is None:
-        raise HardwareError(f"the plan exchanges between GPUs, but node {node.name} has no link: add one or plan for one GPU")
+        raise HardwareError(
+            f"the plan exchanges between GPUs, but node {node.name} has no link: add one or plan "
+            "for one GPU"
+        )
     library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
     if library and node.link is None:
-        raise HardwareError(f"the plan calls a library collective, but node {node.name} has no link")
+        raise HardwareError(
+            f"the plan calls a library collective, but node {node.name} has no link"
+        )
     if library and options.execution is Execution.RESIDENT:
-        raise HardwareError("a library collective cannot run inside a resident kernel: use push, or execution graph or stream")
+        raise HardwareError(
+            "a library collective cannot run inside a resident kernel: use push, or execution "
+            "graph or stream"
+        )

@@ -11,7 +11,9 @@ from twin.sim.place import Binder, Place
 
 
 class Border:
-    """Between two kernels: all blocks of a GPU (of all, before a library collective) have finished, then a launch."""
+    """Between two kernels: all blocks of a GPU (of all, before a library collective) have finished,
+    then a launch.
+    """
 
     def __init__(self, env: Clock, blocks: int, launch: int) -> None:
         self.env = env
@@ -29,8 +31,9 @@ class Border:
 
 
 class Barrier:
-    """Every block of a rank waits for all of them, and for all ranks when the stage pushed: one counter per rank,
-    whose completion is told to the other GPUs by one store each."""
+    """Every block of a rank waits for all of them, and for all ranks when the stage pushed: one
+    counter per rank, whose completion is told to the other GPUs by one store each.
+    """
 
     def __init__(self, handoffs: HandOffs, *, across: bool) -> None:
         plan = handoffs.program.plan
@@ -93,13 +96,17 @@ class Meetings:
         key = (step, stage, -1 if library else place.gpu)
         if key not in self.borders:
             options = self.plan.options
-            self.borders[key] = Border(self.handoffs.env, options.blocks * (options.gpus if library else 1), launch)
+            self.borders[key] = Border(
+                self.handoffs.env, options.blocks * (options.gpus if library else 1), launch
+            )
         return self.borders[key]
 
     def barrier(self, step: int, stage: int) -> Barrier:
         key = (step, stage)
         if key not in self.barriers:
             published = self.plan.stages[stage].publishes
-            across = published is not None and self.plan.values[published].pushed and self.plan.ranks > 1
+            across = (
+                published is not None and self.plan.values[published].pushed and self.plan.ranks > 1
+            )
             self.barriers[key] = Barrier(self.handoffs, across=across)
         return self.barriers[key]

@@ -1,8 +1,9 @@
 """Device memory, caches and the fabric of one package, as first-in-first-out pipes.
 
-A request takes its place in every pipe of its path when it is issued, and is done when the slowest pipe is (cut-through).
-Stacks are interleaved far below the size of a request, so the stacks of one domain always work in step: a domain is one
-pipe. FLAT placement has one domain, all stacks; DIE_AWARE one per I/O die.
+A request takes its place in every pipe of its path when it is issued, and is done when the slowest
+pipe is (cut-through). Stacks are interleaved far below the size of a request, so the stacks of one
+domain always work in step: a domain is one pipe. FLAT placement has one domain, all stacks;
+DIE_AWARE one per I/O die.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from twin.units import picoseconds
 class Pipe:
     """Serves requests in the order of their arrival, at a fixed rate.
 
-    Transfers that somebody waits for (gathers, publications, cached keys and values) are a class of their own: they queue
-    among themselves, and while streamed requests are waiting too, both classes get half of the rate. Neither class loses
-    what the other does not use. In one queue with the stream they would wait for every slot that was requested ahead,
-    5 us on an H200; those wait in the blocks' own copy engines, not in front of the memory.
+    Transfers that somebody waits for (gathers, publications, cached keys and values) are a class of
+    their own: they queue among themselves, and while streamed requests are waiting too, both
+    classes get half of the rate. Neither class loses what the other does not use. In one queue with
+    the stream they would wait for every slot that was requested ahead, 5 us on an H200; those wait
+    in the blocks' own copy engines, not in front of the memory.
     """
 
     __slots__ = ("bytes", "costs", "denominator", "free", "name", "numerator", "small_free")
@@ -36,7 +38,8 @@ class Pipe:
         self.denominator = max(1, int(bytes_per_s))
         if self.denominator > FASTEST:
             raise HardwareError(
-                f"{name}: {bytes_per_s:.6g} bytes/s are more than {FASTEST:.6g}, the fastest that is simulated: lower the rate"
+                f"{name}: {bytes_per_s:.6g} bytes/s are more than {FASTEST:.6g}, the fastest that "
+                "is simulated: lower the rate"
             )
         self.free = 0  # ps; when the streamed requests taken so far are done
         self.small_free = 0
@@ -59,7 +62,9 @@ class Pipe:
         return done
 
     def share(self, now: int, size: int) -> int:
-        """A transfer beside the stream: full rate on an idle pipe, half while the stream has a backlog."""
+        """A transfer beside the stream: full rate on an idle pipe, half while the stream has a
+        backlog.
+        """
         start = self.small_free if self.small_free > now else now
         cost = self.cost(size)
         backlog = self.free - start
@@ -83,7 +88,8 @@ class Path:
     def request(self, now: int, size: int) -> int:
         """Arrival of a request issued now."""
         done = now
-        for pipe in self.pipes:  # Pipe.reserve, written out: half of the twin's time goes through here
+        # Pipe.reserve, written out: half of the twin's time goes through here
+        for pipe in self.pipes:
             through = pipe.free
             if through < now:
                 through = now
@@ -114,17 +120,29 @@ class Package:
         self.dies = int(structure.dies.value)
         self.io_dies = int(structure.io_dies.value)
         domains = self.io_dies if placement is Placement.DIE_AWARE else 1
-        self.domains = [Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains) for i in range(domains)]
-        self.l2 = [Pipe(f"{self.name}.Die[{i}].l2", device.l2.bytes_per_s.value) for i in range(self.dies)]
+        self.domains = [
+            Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains)
+            for i in range(domains)
+        ]
+        self.l2 = [
+            Pipe(f"{self.name}.Die[{i}].l2", device.l2.bytes_per_s.value) for i in range(self.dies)
+        ]
         self.llc: list[Pipe] = []
         if device.llc is not None:
-            self.llc = [Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains) for i in range(domains)]
-        self._loads: dict[int, tuple[int, int, int]] = {}  # by window: when it began, the busy time until then, the load before it
+            self.llc = [
+                Pipe(f"{self.name}.Llc[{i}]", device.llc.bytes_per_s.value, share=domains)
+                for i in range(domains)
+            ]
+        # by window: when it began, the busy time until then, the load before it
+        self._loads: dict[int, tuple[int, int, int]] = {}
         self.near: list[Pipe] = []  # what single blocks load from a cache
         self.ports: list[Pipe] = []
         self.ingress: list[Pipe] = []
         if device.fabric is not None:
-            self.ports = [Pipe(f"{self.name}.Die[{i}].port", device.fabric.die_port_bytes_per_s.value) for i in range(self.dies)]
+            self.ports = [
+                Pipe(f"{self.name}.Die[{i}].port", device.fabric.die_port_bytes_per_s.value)
+                for i in range(self.dies)
+            ]
         if device.fabric is not None and placement is Placement.FLAT and self.io_dies > 1:
             # interleaved: of every request, (io_dies - 1) / io_dies come from other I/O dies
             rate = device.fabric.io_ingress_bytes_per_s.value * self.io_dies / (self.io_dies - 1)
@@ -141,9 +159,13 @@ class Package:
         return Path(tuple(pipes), self.times.memory + self.detours[die])
 
     def cached_path(self, die: int, block_port: Pipe, footprint: int) -> tuple[Path, float] | None:
-        """The path of what a cache still holds after a step, and its share of the step's bytes; None if it holds nothing."""
+        """The path of what a cache still holds after a step, and its share of the step's bytes;
+        None if it holds nothing.
+        """
         if kept_share(footprint, self.device.l2, self.dies) == 1:
-            return Path((self.l2[die], self._nearer(block_port, self.device.l2)), self.times.l2), 1.0
+            return Path(
+                (self.l2[die], self._nearer(block_port, self.device.l2)), self.times.l2
+            ), 1.0
         share = kept_share(footprint, self.device.llc) if self.device.llc is not None else 0.0
         if share == 0 or self.device.llc is None:
             return None
@@ -159,40 +181,60 @@ class Package:
         return device.llc.bytes_per_s.value
 
     def _nearer(self, port: Pipe, cache: Cache) -> Pipe:
-        """What a block loads from a cache: it keeps the same bytes in flight as from memory, each for a shorter time."""
+        """What a block loads from a cache: it keeps the same bytes in flight as from memory, each
+        for a shorter time.
+        """
         latency = cache.latency_s.value
         behind = self.device.block.load_latency_s or self.device.memory.latency_s
         closer = behind.value / latency if latency else 1.0
-        near = Pipe(f"{port.name}.cached", self.device.block.load_bytes_per_s.value * max(1.0, closer))
+        near = Pipe(
+            f"{port.name}.cached", self.device.block.load_bytes_per_s.value * max(1.0, closer)
+        )
         self.near.append(near)
         return near
 
     def exchange_pipes(self, die: int) -> tuple[Pipe, ...]:
-        """What gathered and published elements pass: the die's L2 and, if there is one, its port to the fabric."""
+        """What gathered and published elements pass: the die's L2 and, if there is one, its port to
+        the fabric.
+        """
         return (self.l2[die], self.ports[die]) if self.ports else (self.l2[die],)
 
     def queue(self, now: int) -> int:
-        """How long memory (or the cache in its place) will take for what is requested of it, ps: bytes in flight over bandwidth."""
-        return sum(pipe.free - now for pipe in (*self.domains, *self.llc) if pipe.free > now) // len(self.domains)
+        """How long memory (or the cache in its place) will take for what is requested of it, ps:
+        bytes in flight over bandwidth.
+        """
+        return sum(
+            pipe.free - now for pipe in (*self.domains, *self.llc) if pipe.free > now
+        ) // len(self.domains)
 
     def queueing(self, now: int) -> int:
-        """What a hand-off loses to the stream: its store and its polls wait among the bytes in flight (Little's law)."""
+        """What a hand-off loses to the stream: its store and its polls wait among the bytes in
+        flight (Little's law).
+        """
         return in_time(self.times.growth * self.queue(now) // QUEUE) if self.times.growth else 0
 
     def fencing(self, now: int) -> int:
-        """What a fence loses to the stream: the block's stores go there, and their answers come back."""
+        """What a fence loses to the stream: the block's stores go there, and their answers come
+        back.
+        """
         return 2 * self.queueing(now)
 
     def fetching(self, now: int) -> int:
         """What a load that somebody waits for loses to the stream."""
-        return in_time(self.times.fetch_growth * self.queue(now) // QUEUE) if self.times.fetch_growth else 0
+        return (
+            in_time(self.times.fetch_growth * self.queue(now) // QUEUE)
+            if self.times.fetch_growth
+            else 0
+        )
 
     def reading(self, now: int) -> int:
         """What a load from memory loses to the stream: it comes behind all that is in flight."""
         return in_time(self.queue(now)) if self.times.fetch_growth else 0
 
     def load(self, now: int, window: int) -> int:
-        """Thousandths of the last window for which memory (or the cache in its place) was busy; kept for one window."""
+        """Thousandths of the last window for which memory (or the cache in its place) was busy;
+        kept for one window.
+        """
         marked, before, load = self._loads.get(window, (0, 0, 0))
         if now - marked >= max(1, window):
             busy = sum(pipe.busy(now) for pipe in (*self.domains, *self.llc))

@@ -1,4 +1,6 @@
-"""Programs, kept for further machines that run the same one: most what-ifs change a number that no program depends on."""
+"""Programs, kept for further machines that run the same one: most what-ifs change a number that no
+program depends on.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,40 @@ from twin.sim.routing import Routing, steps_differ
 
 KEPT = 8  # programs
 KEPT_VARIANTS = 64  # and variants of them together: one takes about 10 MB
-TIMED_BY_THE_MACHINE = (  # numbers, by the beginning of their path, that compile_plan never looks at
-    "memory.", "fabric.", "power.", "l2.bytes_per_s", "l2.capacity_bytes", "l2.loaded_latency_s",
-    "llc.bytes_per_s", "llc.capacity_bytes", "sharing.",
-    "handoff.hop_s", "handoff.loaded_hop_s", "handoff.cross_die_s", "handoff.atomic_s", "handoff.poll_s",
-    "block.on_chip_bytes", "block.load_bytes_per_s", "block.load_latency_s", "warps.copy_s", "warps.watch_s", "warps.pair_bytes_per_s",
-    "warps.jitter_s", "warps.leave_s", "launch.restart_s",
-)  # fmt: skip
+# numbers, by the beginning of their path, that compile_plan never looks at
+TIMED_BY_THE_MACHINE = (
+    "memory.",
+    "fabric.",
+    "power.",
+    "l2.bytes_per_s",
+    "l2.capacity_bytes",
+    "l2.loaded_latency_s",
+    "llc.bytes_per_s",
+    "llc.capacity_bytes",
+    "sharing.",
+    "handoff.hop_s",
+    "handoff.loaded_hop_s",
+    "handoff.cross_die_s",
+    "handoff.atomic_s",
+    "handoff.poll_s",
+    "block.on_chip_bytes",
+    "block.load_bytes_per_s",
+    "block.load_latency_s",
+    "warps.copy_s",
+    "warps.watch_s",
+    "warps.pair_bytes_per_s",
+    "warps.jitter_s",
+    "warps.leave_s",
+    "launch.restart_s",
+)
 
 
 @dataclass(frozen=True)
 class Prepared:
     plan: Plan  # held, so that its identity stays its own
     program: Program
-    enough: list[bool] = field(default_factory=list, compare=False)  # of runs of its first GPU alone: did that stand for all?
+    # of runs of its first GPU alone: did that stand for all?
+    enough: list[bool] = field(default_factory=list, compare=False)
 
     @cached_property
     def flat(self) -> FlatProgram:
@@ -40,13 +62,22 @@ _kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
 
 
 def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Prepared:
-    """The program of this very plan on a device; of `steps` steps of a routing, where steps differ by it."""
-    costs = tuple((path, n.value) for path, n in numbers(device).items() if not path.startswith(TIMED_BY_THE_MACHINE))
+    """The program of this very plan on a device; of `steps` steps of a routing, where steps differ
+    by it.
+    """
+    costs = tuple(
+        (path, n.value)
+        for path, n in numbers(device).items()
+        if not path.startswith(TIMED_BY_THE_MACHINE)
+    )
     drawn = (routing or Routing(), steps) if steps_differ(plan) else ()
     key = (id(plan), device.block.loading, *drawn, *costs)
     if key not in _kept:
         _kept[key] = Prepared(plan, compile_plan(plan, device, routing, steps))
-        while len(_kept) > 1 and (len(_kept) > KEPT or sum(len(kept.program.variants) for kept in _kept.values()) > KEPT_VARIANTS):
+        while len(_kept) > 1 and (
+            len(_kept) > KEPT
+            or sum(len(kept.program.variants) for kept in _kept.values()) > KEPT_VARIANTS
+        ):
             _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]

@@ -1,6 +1,8 @@
-"""The plan as one block sees it: costs worked out once, shared by all ranks and steps, by equal blocks and equal layers.
+"""The plan as one block sees it: costs worked out once, shared by all ranks and steps, by equal
+blocks and equal layers.
 
-Where a step's work depends on its routing there are variants: what a block does when its rank's tokens chose certain experts.
+Where a step's work depends on its routing there are variants: what a block does when its rank's
+tokens chose certain experts.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """One stage of one block, but for the channels of its reads and of its publication. Equal layers and equal blocks share it."""
+    """One stage of one block, but for the channels of its reads and of its publication. Equal
+    layers and equal blocks share it.
+    """
 
     kind: StageKind
     reads: tuple[ReadWork, ...]
@@ -45,10 +49,12 @@ class StageWork:
     touches_memory: bool
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
     kv_after: bool = False  # cached entries follow from the reads and are asked for after them
-    aside: bool = False  # made by the block's helper, beside the stages that follow
-    ahead: tuple[int, ...] = ()  # consumer time of the first slots, which are awaited and leave the ring before the reads
+    by_keeper: bool = False  # made by the block's keeper, beside the stages that follow
+    # consumer time of the first slots, which are awaited and leave the ring before the reads
+    ahead: tuple[int, ...] = ()
     group: int = 1  # of these slots, what one row group of all teams takes
-    asks: int = 0  # such stages behind this one: the helper begins them when this one's reads have succeeded
+    # such stages behind this one: the keeper begins them when this one's reads have succeeded
+    asks: int = 0
 
     def cached_bytes(self) -> int:
         """Of caches, read and written."""
@@ -57,9 +63,11 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What the blocks of a rank do in a step: `stages[block][stage]`, and `sizes[block]`, the bytes of each slot.
+    """What the blocks of a rank do in a step: `stages[block][stage]`, and `sizes[block]`, the bytes
+    of each slot.
 
-    `ends[block][stage]`: slots up to and including the stage, where kernels or the cores themselves load; else nobody asks.
+    `ends[block][stage]`: slots up to and including the stage, where kernels or the cores themselves
+    load; else nobody asks.
     """
 
     stages: tuple[tuple[StageWork, ...], ...]
@@ -68,14 +76,21 @@ class Variant:
 
     def bytes(self) -> int:
         """Weights, and caches read and written."""
-        cached = {known: sum(work.cached_bytes() for work in row) for known, row in {id(row): row for row in self.stages}.items()}
+        cached = {
+            known: sum(work.cached_bytes() for work in row)
+            for known, row in {id(row): row for row in self.stages}.items()
+        }
         streamed = {known: sum(row) for known, row in {id(row): row for row in self.sizes}.items()}
-        return sum(cached[id(stages)] for stages in self.stages) + sum(streamed[id(sizes)] for sizes in self.sizes)
+        return sum(cached[id(stages)] for stages in self.stages) + sum(
+            streamed[id(sizes)] for sizes in self.sizes
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All that does not depend on time. Without `choices` every rank does the first variant in every step."""
+    """All that does not depend on time. Without `choices` every rank does the first variant in
+    every step.
+    """
 
     plan: Plan
     wiring: Wiring = field(compare=False)  # the plan's own
@@ -83,7 +98,8 @@ class Program:
     barriers: bool  # a full barrier after every stage
     borders: bool  # a kernel border before every stage
     fetch_ps: int  # from knowing that data are there to having the first of them
-    choices: tuple[tuple[int, ...], ...] = ()  # [step][rank] variant; a step more than is simulated, for the loaders run ahead
+    # [step][rank] variant; a step more than is simulated, for the loaders run ahead
+    choices: tuple[tuple[int, ...], ...] = ()
     step_sizes: tuple[int, ...] = field(default=(), compare=False)  # [variant] bytes of a rank
 
     @property

@@ -1,12 +1,15 @@
-"""Predicts how long a prompt takes that is read in passes: a recurrence over the stages of each pass, no events.
+"""Predicts how long a prompt takes that is read in passes: a recurrence over the stages of each
+pass, no events.
 
-Blocks meet before every stage, so all of them follow the slowest and one stands for all. What a barrier, a norm or attention
-takes the stream loses: that the next weights are asked for meanwhile shows in no measurement.
+Blocks meet before every stage, so all of them follow the slowest and one stands for all. What a
+barrier, a norm or attention takes the stream loses: that the next weights are asked for meanwhile
+shows in no measurement.
 
-On tensor cores a block's products take its weights at the stream's rate, or what comes through the second-level cache at the
-cache's, weights and activations of every batch of rows, or the steps between two barriers one after the other: whichever takes
-longest. Loads of numbers that other blocks wrote cost a second-level cache's latency for each round of them, which grows with
-the stream's share of the ceiling.
+On tensor cores a block's products take its weights at the stream's rate, or what comes through the
+second-level cache at the cache's, weights and activations of every batch of rows, or the steps
+between two barriers one after the other: whichever takes longest. Loads of numbers that other
+blocks wrote cost a second-level cache's latency for each round of them, which grows with the
+stream's share of the ceiling.
 """
 
 from __future__ import annotations
@@ -33,20 +36,29 @@ from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Stage
 from twin.sim.cost import weight_rate
 
-# Fitted to the first passes of Llama-3.1-8B, 32 to 1,024 tokens, and to how passes of Llama-3.1-8B and Llama-3.2-1B grow with what is
-# cached (one H200, studies/prompts). So those are explained, not predicted.
-START_CYCLES = 2600  # of a stage's products behind the barrier, and of the slowest block's end, beside the first step's latency
-TURN_CYCLES = 1560  # from barrier to barrier of a product's steps: a wait for copies, products, the next copies
-FETCHED_BYTES_PER_S = 4.1e12  # of weights and activations onto all blocks' chips, an H200's second-level cache
-SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29  # of a tile of 64 positions and 128 query rows, and of each element of a head
+# Fitted to the first passes of Llama-3.1-8B, 32 to 1,024 tokens, and to how passes of Llama-3.1-8B
+# and Llama-3.2-1B grow with what is cached (one H200, studies/prompts). So those are explained, not
+# predicted.
+# of a stage's products behind the barrier, and of the slowest block's end, beside the first step's
+# latency
+START_CYCLES = 2600
+# from barrier to barrier of a product's steps: a wait for copies, products, the next copies
+TURN_CYCLES = 1560
+# of weights and activations onto all blocks' chips, an H200's second-level cache
+FETCHED_BYTES_PER_S = 4.1e12
+# of a tile of 64 positions and 128 query rows, and of each element of a head
+SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29
 # Judged from the machine code, not measured one by one:
-HEAD_CYCLES = 200  # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
+# a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
+HEAD_CYCLES = 200
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
-LOOK_CYCLES, POSITIONS = 1500, 4  # without tensor cores: a warp's look at as many positions a lane for one query head
-UTILISATION_ROUNDS = 4  # the load that slows a pass depends on its time; it settles to 0.1 % in as many
+# without tensor cores: a warp's look at as many positions a thread for one query head
+LOOK_CYCLES, POSITIONS = 1500, 4
+# the load that slows a pass depends on its time; it settles to 0.1 % in as many
+UTILISATION_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,8 @@ class PromptTime:
     seconds: float
     floor_s: float  # the weights of all passes at the read ceiling
     pass_bytes: int  # weights of one pass, all packages together
-    waits_s: dict[str, float]  # barriers, norms, fetches and attention; the stream goes on under a part of them
+    # barriers, norms, fetches and attention; the stream goes on under a part of them
+    waits_s: dict[str, float]
 
     @property
     def pass_s(self) -> float:
@@ -66,19 +79,30 @@ class PromptTime:
 
 
 def prompt_time(plan: Plan, node: Node, tokens: int) -> PromptTime:
-    """Predicted time until the passes of a prompt of `tokens` tokens are over. Raises PlanError for tokens that do not fit."""
+    """Predicted time until the passes of a prompt of `tokens` tokens are over. Raises PlanError for
+    tokens that do not fit.
+    """
     if plan.spec is None:
         raise PlanError(f"{plan.name} is a probe: it reads no prompt")
     if not 1 <= tokens <= plan.options.max_context:
-        raise PlanError(f"a prompt of {tokens} tokens: must lie between 1 and max_context={plan.options.max_context}")
+        raise PlanError(
+            f"a prompt of {tokens} tokens: must lie between 1 and "
+            f"max_context={plan.options.max_context}"
+        )
     if plan.options.prompt_chunk == 1:
-        raise PlanError("prompt_chunk=1 reads prompts by ordinary steps; multiply the step's time, or choose a larger prompt_chunk")
+        raise PlanError(
+            "prompt_chunk=1 reads prompts by ordinary steps; multiply the step's time, or choose "
+            "a larger prompt_chunk"
+        )
     count, size = passes(plan, tokens), pass_weight_bytes(plan)
-    streamed = count * size / (node.gpus * node.device.memory.stream_bytes_per_s.value)  # seconds, at the pipe's rate
+    # seconds, at the pipe's rate
+    streamed = count * size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
     seconds, waits = _all_passes(plan, node, tokens, 0.0)
     for _ in range(UTILISATION_ROUNDS if count else 0):
         seconds, waits = _all_passes(plan, node, tokens, streamed / seconds)
-    return PromptTime(tokens, count, seconds, floor_s(node.device, node.gpus, count * size), size, waits)
+    return PromptTime(
+        tokens, count, seconds, floor_s(node.device, node.gpus, count * size), size, waits
+    )
 
 
 def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float, dict[str, float]]:
@@ -96,14 +120,19 @@ class _Passes:
     """One block's way through the passes."""
 
     def __init__(self, plan: Plan, node: Node, load: float) -> None:
-        self.plan, self.node, self.unit = plan, node, node.device.block
+        self.plan, self.node, self.costs = plan, node, node.device.block
         self.latency = _loaded(node.device.l2.latency_s, node.device.l2.loaded_latency_s, load)
         self.hop = _loaded(node.device.handoff.hop_s, node.device.handoff.loaded_hop_s, load)
-        self.tensor_cores = self.unit.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
+        self.tensor_cores = (
+            self.costs.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
+        )
         self.warps = teams_of(plan).warps
         self.stages = tuple(pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
-        self.stream = min(node.device.memory.stream_bytes_per_s.value / resident, self.unit.load_bytes_per_s.value)
+        self.stream = min(
+            node.device.memory.stream_bytes_per_s.value / resident,
+            self.costs.load_bytes_per_s.value,
+        )
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
@@ -122,14 +151,17 @@ class _Passes:
         size = rows * matrix.cols * self.plan.options.weight_dtype.bytes
         streamed = size / self.stream
         if not self.tensor_cores:
-            return max(streamed, tokens * size / weight_rate(self.unit, self.plan.options.weight_dtype))  # token by token
+            # token by token
+            return max(
+                streamed, tokens * size / weight_rate(self.costs, self.plan.options.weight_dtype)
+            )
         members, together = sharing(tokens, self.plan.options.prompt_chunk)
         wide, at_once = batch_of(rows * members, together)
         batches = -(-rows * members // wide)
         steps = batches * -(-matrix.cols // STEP_COLUMNS)
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows * members) + min(tokens, together))
         resident = self.plan.blocks * self.plan.ranks_per_gpu
-        turns = -(-steps // at_once) * TURN_CYCLES / self.unit.clock_hz.value
+        turns = -(-steps // at_once) * TURN_CYCLES / self.costs.clock_hz.value
         return max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), turns)
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
@@ -140,64 +172,102 @@ class _Passes:
         if normed:
             waits["norms"] = self._norm_s(stage, -(-tokens // plan.blocks))
         if stage.matrix:
-            start = START_CYCLES / self.unit.clock_hz.value if self.tensor_cores else 0.0
-            waits["starts"] = start + self.latency  # the rest comes while the first products are made
+            start = START_CYCLES / self.costs.clock_hz.value if self.tensor_cores else 0.0
+            # the rest comes while the first products are made
+            waits["starts"] = start + self.latency
         else:
             waits["attention"] = self._attention_s(stage, first, tokens)
         return waits
 
     def _norm_s(self, stage: Stage, tokens: int) -> float:
-        """A block's tokens: residual and parts, each round of loads waited for before the next; then the residual again, scaled."""
-        plan, unit = self.plan, self.unit
+        """A block's tokens: residual and parts, each round of loads waited for before the next;
+        then the residual again, scaled.
+        """
+        plan, costs = self.plan, self.costs
         parts = [_parts(plan, read) for read in stage.reads]
         elements = plan.shard.hidden * (2 + sum(parts)) * tokens
         if not self.tensor_cores:
-            return elements * unit.element_s.value
+            return elements * costs.element_s.value
         together = min(tokens, self.warps)
-        runs = -(-tokens // together) * -(-plan.shard.hidden // (GATHERED * WARP * (self.warps // together)))
+        rounds = -(-tokens // together) * -(
+            -plan.shard.hidden // (GATHERED * WARP * (self.warps // together))
+        )
         loads = 2 + sum(-(-count // PARTS_AT_ONCE) for count in parts)
-        return max(runs * loads * self.latency, 4 * elements / self.cache) + unit.stage_s.value
+        return max(rounds * loads * self.latency, 4 * elements / self.cache) + costs.stage_s.value
 
     def _barrier_s(self) -> float:
         """Arrivals of all blocks queue at one counter of each GPU."""
         handoff, plan = self.node.device.handoff, self.plan
         across = self.node.link.hop_s.value if self.node.link and plan.options.gpus > 1 else 0.0
         arrivals = plan.ranks * plan.blocks * handoff.atomic_s.value
-        return self.hop + handoff.cross_die_s.value + arrivals + handoff.poll_s.value / 2 + across + self.unit.stage_s.value
+        return (
+            self.hop
+            + handoff.cross_die_s.value
+            + arrivals
+            + handoff.poll_s.value / 2
+            + across
+            + self.costs.stage_s.value
+        )
 
     def _attention_s(self, stage: Stage, first: int, tokens: int) -> float:
-        """Units of (kv head, token), neighbours by one block: the chunk's keys and values prepared, then what came before scanned."""
-        plan, unit, own = self.plan, self.unit, self.plan.kernel_attention()
-        units = -(-own.kv_heads * tokens // plan.blocks)
+        """Tasks of (kv head, token), neighbours by one block: the chunk's keys and values prepared,
+        then what came before scanned.
+        """
+        plan, costs, own = self.plan, self.costs, self.plan.kernel_attention()
+        tasks = -(-own.kv_heads * tokens // plan.blocks)
         seen = min(first + tokens, stage.window) if stage.window else first + tokens
         size = seen * own.position_bytes(plan.options.kv_dtype)
         if not self.tensor_cores:
-            prepared = 2 * tokens * own.head_dim * unit.element_s.value
-            return units * (size / unit.kv_bytes_per_s.value + self.latency) + prepared
+            prepared = 2 * tokens * own.head_dim * costs.element_s.value
+            return tasks * (size / costs.kv_bytes_per_s.value + self.latency) + prepared
         if tensor_pass(plan):
             return self._tensor_attention_s(own, seen, tokens)
-        sets = units * own.group  # a query head of a token, by one warp or several
+        sets = tasks * own.group  # a query head of a token, by one warp or several
         rows = 2 * tokens + sets
-        copied = -(-rows * own.head_dim // (COPIED * WARP * self.warps)) + -(-tokens * own.head_dim // (COPIED * WARP * self.warps))
-        prepared = copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / unit.clock_hz.value
-        lanes = next(lanes for lanes, most in ((8, 96), (16, 128), (32, own.head_dim)) if own.head_dim <= most)  # of a position
-        at_once = WARP // lanes * POSITIONS * max(1, self.warps // sets)
+        copied = -(-rows * own.head_dim // (COPIED * WARP * self.warps)) + -(
+            -tokens * own.head_dim // (COPIED * WARP * self.warps)
+        )
+        prepared = (
+            copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / costs.clock_hz.value
+        )
+        # of a position
+        threads = next(
+            threads
+            for threads, most in ((8, 96), (16, 128), (32, own.head_dim))
+            if own.head_dim <= most
+        )
+        at_once = WARP // threads * POSITIONS * max(1, self.warps // sets)
         cycles = -(-sets // self.warps) * -(-seen // at_once) * LOOK_CYCLES
-        return prepared + max(cycles / unit.clock_hz.value, size / self.cache) + 2 * self.latency
+        return prepared + max(cycles / costs.clock_hz.value, size / self.cache) + 2 * self.latency
 
     def _tensor_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
-        """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its tokens see."""
-        cycle, blocks = 1 / self.unit.clock_hz.value, self.plan.blocks
+        """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its
+        tokens see.
+        """
+        cycle, blocks = 1 / self.costs.clock_hz.value, self.plan.blocks
         heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
-        prepared = -(-heads // (blocks * self.warps)) * (self.latency + HEADS_AT_ONCE * HEAD_CYCLES * cycle)
+        prepared = -(-heads // (blocks * self.warps)) * (
+            self.latency + HEADS_AT_ONCE * HEAD_CYCLES * cycle
+        )
         rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
         tile = (SCAN_CYCLES + SCAN_CYCLES_AN_ELEMENT * own.head_dim) * cycle
-        return prepared + self._barrier_s() + rounds * -(-seen // SCAN_POSITIONS) * tile + 2 * self.latency
+        return (
+            prepared
+            + self._barrier_s()
+            + rounds * -(-seen // SCAN_POSITIONS) * tile
+            + 2 * self.latency
+        )
 
 
 def _loaded(idle: Number, behind_stream: Number | None, load: float) -> float:
-    """Seconds of something that takes `idle` alone and grows with the stream's share of the ceiling."""
-    return idle.value + load * max(0.0, behind_stream.value - idle.value) if behind_stream else idle.value
+    """Seconds of something that takes `idle` alone and grows with the stream's share of the
+    ceiling.
+    """
+    return (
+        idle.value + load * max(0.0, behind_stream.value - idle.value)
+        if behind_stream
+        else idle.value
+    )
 
 
 def _parts(plan: Plan, read: Read) -> int:

@@ -1,4 +1,6 @@
-"""The loader of one block: fills the ring in stream order, as far ahead as slots and window allow."""
+"""The loader of one block: fills the ring in stream order, as far ahead as slots and window
+allow.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,52 @@ SHARES = 10**6  # a cache's share of the stream is counted in millionths
 
 
 class Ring:
-    """Slots of a block's stream. Weights do not depend on activations, so the stream crosses stage, layer and step borders.
+    """Slots of a block's stream. Weights do not depend on activations, so the stream crosses stage,
+    layer and step borders.
 
-    A slot is requested as soon as (a) it is open: its kernel has started, (b) one of `capacity` ring slots is free and
-    (c) fewer than `window` are in flight. The consumer frees slots in order.
+    A slot is requested as soon as (a) it is open: its kernel has started, (b) one of `capacity`
+    ring slots is free and (c) fewer than `window` are in flight. The consumer frees slots in order.
     """
 
     __slots__ = (
-        "answers", "arrivals", "cached", "capacity", "copied", "env", "first_answer", "freed", "history", "issued", "kept", "limit",
-        "loaded", "open_at", "pace", "paused", "per_step", "sizes", "waiting", "warm", "window",
-    )  # fmt: skip
+        "answers",
+        "arrivals",
+        "cached",
+        "capacity",
+        "copied",
+        "env",
+        "first_answer",
+        "freed",
+        "history",
+        "issued",
+        "kept",
+        "limit",
+        "loaded",
+        "open_at",
+        "pace",
+        "paused",
+        "per_step",
+        "sizes",
+        "waiting",
+        "warm",
+        "window",
+    )
 
     def __init__(
-        self, env: Clock, sizes: Sequence[int], *, capacity: int, window: int, memory: Path, cached: tuple[Path, float] | None,
-        limit: int, pace: int = 0,
-    ) -> None:  # fmt: skip
-        """`cached` serves its share of every step after the first; `limit` is the first slot that may not be requested yet;
-        `pace` is the time from one request to the next."""
+        self,
+        env: Clock,
+        sizes: Sequence[int],
+        *,
+        capacity: int,
+        window: int,
+        memory: Path,
+        cached: tuple[Path, float] | None,
+        limit: int,
+        pace: int = 0,
+    ) -> None:
+        """`cached` serves its share of every step after the first; `limit` is the first slot that
+        may not be requested yet; `pace` is the time from one request to the next.
+        """
         self.env = env
         self.sizes = sizes
         self.per_step = len(sizes)
@@ -50,9 +81,11 @@ class Ring:
         self.freed = 0
         self.arrivals = [0] * capacity  # of slot k at k % capacity
         self.waiting = False  # a wake-up for (c) or open_at is under way
-        self.answers: NDArray[np.int64] | None = None  # ps by which memory answers later or sooner, from `first_answer` on
+        # ps by which memory answers later or sooner, from `first_answer` on
+        self.answers: NDArray[np.int64] | None = None
         self.first_answer = 0
-        self.history: list[tuple[int, int]] | None = None  # (issued, arrived) of each slot, for traces
+        # (issued, arrived) of each slot, for traces
+        self.history: list[tuple[int, int]] | None = None
 
     def open(self, limit: int, at: int) -> None:
         """Allow slots below `limit`, from `at` on."""
@@ -68,8 +101,8 @@ class Ring:
     def pump(self) -> None:
         """Request the next slot if it may be requested now; come back for the one after it.
 
-        One at a time: blocks that start together take turns. With all slots of one block first, the last block would get
-        its first slot only after everybody's last, which no arbiter does.
+        One at a time: blocks that start together take turns. With all slots of one block first, the
+        last block would get its first slot only after everybody's last, which no arbiter does.
         """
         if self.paused:
             return
@@ -96,14 +129,19 @@ class Ring:
         return self.arrivals[self.freed % self.capacity]
 
     def wait_ps(self) -> int:
-        """Until the next slot can be requested. Raises SimulationError if that is not a matter of time."""
+        """Until the next slot can be requested. Raises SimulationError if that is not a matter of
+        time.
+        """
         wait = max(self.open_at, self.copied) - self.env.now
         if self.paused or wait <= 0 or self.freed >= self.limit:
             raise self.starved()
         return wait
 
     def starved(self) -> SimulationError:
-        return SimulationError(f"slot {self.freed} of {self.limit} will never be requested: the plan streams less than it consumes")
+        return SimulationError(
+            f"slot {self.freed} of {self.limit} will never be requested: the plan streams less "
+            "than it consumes"
+        )
 
     def free(self) -> None:
         """The consumer is done with its slot."""
@@ -116,8 +154,10 @@ class Ring:
         return self.cached if hit else self.loaded
 
     def answered(self, path: Path, now: int, size: int) -> int:
-        """Arrival of a slot that is requested now. Memory takes longer for one than for another: a block's stream is a random walk, but
-        nothing is there before the slowest pipe has let it through."""
+        """Arrival of a slot that is requested now. Memory takes longer for one than for another: a
+        block's stream is a random walk, but nothing is there before the slowest pipe has let it
+        through.
+        """
         arrived = path.request(now, size)
         if self.answers is None or path is not self.loaded:
             return arrived
@@ -139,7 +179,9 @@ class Ring:
         return self.sizes
 
     def finish(self, step: int, stage: int) -> None:
-        """The block is done with a stage behind which other slots may be requested: here all may be anyway."""
+        """The block is done with a stage behind which other slots may be requested: here all may be
+        anyway.
+        """
 
     def opened_at(self, step: int, stage: int) -> int:
         """When `stage` of `step` was finished and slots behind it could be requested."""
@@ -155,7 +197,9 @@ class Ring:
         return sum(self.sizes[slot % self.per_step] for slot in range(self.freed, self.issued))
 
     def _window_opens(self) -> int:
-        """When fewer than `window` slots are in flight, and the loader is done with the request before."""
+        """When fewer than `window` slots are in flight, and the loader is done with the request
+        before.
+        """
         if self.window == self.capacity or self.issued < self.window:
             return self.copied
         return max(self.copied, self.arrivals[(self.issued - self.window) % self.capacity])

@@ -20,19 +20,24 @@ MOST_EXPONENT = 100.0  # one expert takes all long before
 MOST_COUNT = 1e18
 MOST_HISTOGRAM_BYTES = 16 << 20  # 256 layers of 512 experts take 2 MB
 
-Chosen = tuple[int, ...]  # of the experts used on a rank, in their order: how many tokens chose each
+# of the experts used on a rank, in their order: how many tokens chose each
+Chosen = tuple[int, ...]
 Draw = tuple[Chosen, ...]  # of the routed layers, in their order
 
 
 class RoutingKind(Enum):
     UNIFORM = "uniform"
-    ZIPF = "zipf"  # expert e of a layer is chosen in proportion to (e + 1) ** -exponent: neighbours are popular together
+    # expert e of a layer is chosen in proportion to (e + 1) ** -exponent: neighbours are popular
+    # together
+    ZIPF = "zipf"
     HISTOGRAM = "histogram"  # in proportion to recorded counts
 
 
 @dataclass(frozen=True)
 class Routing:
-    """A token's top_k experts are drawn without replacement, independently for each token, layer and step."""
+    """A token's top_k experts are drawn without replacement, independently for each token, layer
+    and step.
+    """
 
     kind: RoutingKind = RoutingKind.UNIFORM
     exponent: float = 1.0
@@ -41,13 +46,23 @@ class Routing:
 
     def __post_init__(self) -> None:
         if not 0 <= self.exponent <= MOST_EXPONENT:
-            raise PlanError(f"zipf exponent {self.exponent}: must lie between 0, which is uniform, and {MOST_EXPONENT:g}")
+            raise PlanError(
+                f"zipf exponent {self.exponent}: must lie between 0, which is uniform, and "
+                f"{MOST_EXPONENT:g}"
+            )
         if (self.kind is RoutingKind.HISTOGRAM) != bool(self.histogram):
-            raise PlanError("routing=histogram and a histogram belong together: give both, or neither")
+            raise PlanError(
+                "routing=histogram and a histogram belong together: give both, or neither"
+            )
         for layer in self.histogram:
-            if not layer or not all(0 <= count <= MOST_COUNT for count in layer) or not sum(layer) > 0:
+            if (
+                not layer
+                or not all(0 <= count <= MOST_COUNT for count in layer)
+                or not sum(layer) > 0
+            ):
                 raise PlanError(
-                    f"a histogram of {len(layer)} experts: counts must lie between 0 and {MOST_COUNT:g}, and one must be positive"
+                    f"a histogram of {len(layer)} experts: counts must lie between 0 and "
+                    f"{MOST_COUNT:g}, and one must be positive"
                 )
 
     def __str__(self) -> str:
@@ -55,19 +70,26 @@ class Routing:
         return f"{self.kind.value}{detail}, seed {self.seed}"
 
     def weights(self, layer: int, experts: int) -> NDArray[np.float64]:
-        """[experts] in proportion to which an expert is chosen first. Raises PlanError for a histogram of other experts."""
+        """[experts] in proportion to which an expert is chosen first. Raises PlanError for a
+        histogram of other experts.
+        """
         if self.kind is RoutingKind.UNIFORM:
             return np.ones(experts)
         if self.kind is RoutingKind.ZIPF:
             return np.arange(1, experts + 1, dtype=np.float64) ** -self.exponent
         counts = np.array(self.histogram[layer % len(self.histogram)], np.float64)
         if len(counts) != experts:
-            raise PlanError(f"the histogram has {len(counts)} experts, layer {layer} has {experts}: record it with this model")
+            raise PlanError(
+                f"the histogram has {len(counts)} experts, layer {layer} has {experts}: record it "
+                "with this model"
+            )
         return counts
 
 
 def read_routing(text: str, seed: int) -> Routing:
-    """`uniform`, `zipf:EXPONENT`, or a JSON file of counts, [experts] or [layers][experts]. Raises PlanError."""
+    """`uniform`, `zipf:EXPONENT`, or a JSON file of counts, [experts] or [layers][experts]. Raises
+    PlanError.
+    """
     name, _, rest = text.partition(":")
     if name == RoutingKind.UNIFORM.value and not rest:
         return Routing(seed=seed)
@@ -81,12 +103,17 @@ def read_routing(text: str, seed: int) -> Routing:
         rows = counts if isinstance(counts[0], list) else [counts]
         histogram = tuple(tuple(float(count) for count in row) for row in rows)
     except (TwinError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
-        raise PlanError(f"routing {shown(text)}: uniform, zipf:EXPONENT, or a JSON file of counts by expert ({said(str(error))})") from None
+        raise PlanError(
+            f"routing {shown(text)}: uniform, zipf:EXPONENT, or a JSON file of counts by expert "
+            f"({said(str(error))})"
+        ) from None
     return Routing(RoutingKind.HISTOGRAM, histogram=histogram, seed=seed)
 
 
 def steps_differ(plan: Plan) -> bool:
-    """Does a step's work depend on the routing? One token on slices of all experts always does the same."""
+    """Does a step's work depend on the routing? One token on slices of all experts always does the
+    same.
+    """
     routed = any(stage.routed for stage in plan.stages)
     return routed and (plan.tokens > 1 or plan.options.expert_ranks > 1)
 
@@ -121,13 +148,18 @@ class Draws:
         return [tuple(by_group[rank * groups // plan.ranks]) for rank in range(plan.ranks)]
 
     def _counts(self, random: np.random.Generator, layer: int, stage: int) -> NDArray[np.int64]:
-        """[experts] tokens that chose each. The largest of log(weight) + Gumbel noise are a draw without replacement."""
+        """[experts] tokens that chose each. The largest of log(weight) + Gumbel noise are a draw
+        without replacement.
+        """
         routed = self.plan.stages[stage].routed
         assert routed is not None
         weights = self.routing.weights(layer, routed.total)
         some = np.count_nonzero(weights)
         if some < routed.top_k:
-            message = f"the histogram of layer {layer} counts {some} of {routed.total} experts; a token chooses {routed.top_k}"
+            message = (
+                f"the histogram of layer {layer} counts {some} of {routed.total} experts; a token "
+                f"chooses {routed.top_k}"
+            )
             raise PlanError(f"{message}: record more tokens")
         with np.errstate(divide="ignore"):
             scores = np.log(weights) + random.gumbel(size=(self.plan.tokens, routed.total))

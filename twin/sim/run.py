@@ -45,13 +45,16 @@ class StageTime:
 class Result:
     """One steady decode step: from the end of the step before it to its own.
 
-    It is the last one, or where steps differ by their routing the median of those after the first (the lower of two).
+    It is the last one, or where steps differ by their routing the median of those after the first
+    (the lower of two).
     """
 
     plan: str
     node: str
     step_ps: int
-    floor_s: float  # bytes per step / (packages x read ceiling), without what caches serve, or that at their ceiling if it takes longer
+    # bytes per step / (packages x read ceiling), without what caches serve, or that at their
+    # ceiling if it takes longer
+    floor_s: float
     bytes_per_step: int
     stream_bytes_per_s: float  # of the pipes of all packages together
     peak_bytes_per_s: float  # datasheet, all packages together
@@ -92,9 +95,13 @@ class Result:
 
     @property
     def distribution(self) -> dict[str, float]:
-        """Seconds of a step: p10, p50 and p90 (of the simulated steps, none between them), the mean and the slowest."""
+        """Seconds of a step: p10, p50 and p90 (of the simulated steps, none between them), the mean
+        and the slowest.
+        """
         times = sorted(self.step_times_s) or [self.step_s]
-        shares = {f"p{share}": times[max(0, ceil(share / 100 * len(times)) - 1)] for share in (10, 50, 90)}
+        shares = {
+            f"p{share}": times[max(0, ceil(share / 100 * len(times)) - 1)] for share in (10, 50, 90)
+        }
         return shares | {"mean": sum(times) / len(times), "max": times[-1], "steps": len(times)}
 
     @property
@@ -117,8 +124,18 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Everything that the same input reproduces."""
-        derived = ("step_s", "tokens_per_s", "total_tokens_per_s", "stream_fraction", "mbu", "attribution", "distribution")
-        return _fields(self, without=("why_simpy", "wall_s", "trace")) | {name: getattr(self, name) for name in derived}
+        derived = (
+            "step_s",
+            "tokens_per_s",
+            "total_tokens_per_s",
+            "stream_fraction",
+            "mbu",
+            "attribution",
+            "distribution",
+        )
+        return _fields(self, without=("why_simpy", "wall_s", "trace")) | {
+            name: getattr(self, name) for name in derived
+        }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
@@ -138,11 +155,13 @@ def simulate(
 ) -> Result:
     """Time one decode step of `plan` on `node`.
 
-    The first step starts with empty rings and cold caches, so at least two are needed for the steady state. Where steps differ by
-    their `routing` (uniform if not given), give more of them. `blocks` limits a trace to these blocks of each GPU. `executor`: compiled
-    where possible, if none is chosen. Where the first GPU stands for all, only that is simulated and the result is the same: `whole`
-    simulates all of them, as a trace does. Raises HardwareError when plan and node do not fit, PlanError for a plan that drafts without
-    `speculation`, ToolchainError or Unsupported where compiled code was chosen and cannot be had.
+    The first step starts with empty rings and cold caches, so at least two are needed for the
+    steady state. Where steps differ by their `routing` (uniform if not given), give more of them.
+    `blocks` limits a trace to these blocks of each GPU. `executor`: compiled where possible, if
+    none is chosen. Where the first GPU stands for all, only that is simulated and the result is the
+    same: `whole` simulates all of them, as a trace does. Raises HardwareError when plan and node do
+    not fit, PlanError for a plan that drafts without `speculation`, ToolchainError or Unsupported
+    where compiled code was chosen and cannot be had.
     """
     if steps < 1:
         raise PlanError(f"steps={steps}: simulate at least 1, and 2 for the steady state")
@@ -153,9 +172,13 @@ def simulate(
     drawn = prepared.program.drawn
     with lent() as room:
         chosen, why = Executor.COMPILED, ""
-        machine = None if trace or whole else run_first_gpu(plan, node, steps, prepared, executor, room)
+        machine = (
+            None if trace or whole else run_first_gpu(plan, node, steps, prepared, executor, room)
+        )
         if machine is None:
-            machine = Machine(plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program)
+            machine = Machine(
+                plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program
+            )
             if trace:
                 machine.record_loaders(blocks)
             chosen, why = run(machine, prepared, executor, room)
@@ -165,8 +188,12 @@ def simulate(
         collected = collect(machine, blocks, pieces) if trace else None
     result = _result(machine, shown, table, collected)
     said = str(routing or Routing()) if drawn else ""
-    result = replace(result, routing=said, sequences=plan.options.batch, tokens_per_step=tokens, draft_s=draft_s)
-    return replace(result, executor=chosen.value, why_simpy=why, wall_s=time.perf_counter() - started)
+    result = replace(
+        result, routing=said, sequences=plan.options.batch, tokens_per_step=tokens, draft_s=draft_s
+    )
+    return replace(
+        result, executor=chosen.value, why_simpy=why, wall_s=time.perf_counter() - started
+    )
 
 
 def _ends(machine: Machine) -> list[int]:
@@ -181,7 +208,9 @@ def _median_step(machine: Machine) -> int:
 
 
 def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
-    fields = {name: getattr(result, name) for name in Result.__dataclass_fields__ if name not in without}
+    fields = {
+        name: getattr(result, name) for name in Result.__dataclass_fields__ if name not in without
+    }
     return fields | {"stages": [asdict(stage) for stage in result.stages]}
 
 
@@ -203,7 +232,8 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
         step_ends_ps=ends,
         delivered_bytes=machine.stands_for * sum(pipe.bytes for pipe in machine.loads()),
         consumed_bytes=machine.stands_for * sum(block.consumed_bytes() for block in machine.blocks),
-        in_ring_bytes=machine.stands_for * sum(block.ring.in_flight_bytes() for block in machine.blocks),
+        in_ring_bytes=machine.stands_for
+        * sum(block.ring.in_flight_bytes() for block in machine.blocks),
         assumed=tuple(_rests_on(plan, machine.node)),
         trace=trace,
     )
@@ -212,7 +242,9 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
 def _stage_time(plan: Plan, index: int, row: list[int]) -> StageTime:
     stage = plan.stages[index]
     causes = dict(zip(CAUSES, row, strict=True))
-    return StageTime(stage.name, stage.kind.value, sum(row), max(causes, key=lambda cause: causes[cause]), causes)
+    return StageTime(
+        stage.name, stage.kind.value, sum(row), max(causes, key=lambda cause: causes[cause]), causes
+    )
 
 
 def _rests_on(plan: Plan, node: Node) -> list[str]:
@@ -220,7 +252,9 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
     options = plan.options
     resident = options.execution is Execution.RESIDENT
     library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
-    samples = any(stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages)
+    samples = any(
+        stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages
+    )
     attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
     chosen = any(stage.scan is not None for stage in plan.stages)
     of_warps = node.device.warps is not None
@@ -229,7 +263,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "memory.peak_bytes_per_s": False,
         "power.": True,
         "launch.": resident,
-        "launch.stream_s": options.execution is not Execution.STREAM,
+        "launch.stream_s": options.execution is not Execution.LAUNCHES,
         "launch.graph_edge_s": options.execution is not Execution.GRAPH,
         "link.": options.gpus == 1,
         "link.library_allreduce_s": not library,
@@ -242,7 +276,12 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "block.sample_element_s": not samples,
         "handoff.atomic_s": options.handoff.value == "sentinel",
         "handoff.fence_s": options.handoff.value == "sentinel" or not resident,
-        **{f"block.{name}_bytes_per_s": options.weight_dtype.value != name for name in ("fp16", "bf16", "fp32")},
+        **{
+            f"block.{name}_bytes_per_s": options.weight_dtype.value != name
+            for name in ("fp16", "bf16", "fp32")
+        },
     }
     idle = tuple(name for name, skip in unused.items() if skip)
-    return [path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)] + judged(plan)
+    return [
+        path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)
+    ] + judged(plan)

@@ -10,13 +10,15 @@ from twin.plan.types import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """A draft model proposes tokens one after the other, each accepted with the same probability if those before it were.
+    """A draft model proposes tokens one after the other, each accepted with the same probability if
+    those before it were.
 
     The draft and the step that verifies it follow each other; they share the devices.
     """
 
     acceptance: float  # of one drafted token, 0 to 1
-    draft_step_s: float  # one step of the draft model (of a draft head trained with the model: its share of a step)
+    # one step of the draft model (of a draft head trained with the model: its share of a step)
+    draft_step_s: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
@@ -25,17 +27,27 @@ class Speculation:
             raise PlanError(f"draft_step_s={self.draft_step_s}: a time is at least 0 s")
 
     def tokens(self, draft: int) -> float:
-        """What a step of `draft` drafted tokens yields on average, with the token that the model adds (Leviathan et al. 2023, eq. 1)."""
+        """What a step of `draft` drafted tokens yields on average, with the token that the model
+        adds (Leviathan et al. 2023, eq. 1).
+        """
         return sum(self.acceptance**accepted for accepted in range(draft + 1))
 
 
 def gain(plan: Plan, speculation: Speculation | None) -> tuple[float, float]:
-    """(tokens a step yields a sequence, seconds of drafting before it). Raises PlanError if a plan drafts and nothing says how well."""
+    """(tokens a step yields a sequence, seconds of drafting before it). Raises PlanError if a plan
+    drafts and nothing says how well.
+    """
     draft = plan.options.draft
     if speculation is None:
         if draft:
-            raise PlanError(f"draft={draft}: say how often drafted tokens are accepted and what the draft costs, or use draft=0")
+            raise PlanError(
+                f"draft={draft}: say how often drafted tokens are accepted and what the draft "
+                "costs, or use draft=0"
+            )
         return 1.0, 0.0
     if not draft:
-        raise PlanError("the plan drafts no tokens (draft=0): choose a draft length, or leave acceptance and draft cost away")
+        raise PlanError(
+            "the plan drafts no tokens (draft=0): choose a draft length, or leave acceptance and "
+            "draft cost away"
+        )
     return speculation.tokens(draft), draft * speculation.draft_step_s

@@ -1,4 +1,6 @@
-"""What a block streams and scans in a stage: the bytes of each slot and request, and the time that its consumer takes for them."""
+"""What a block streams and scans in a stage: the bytes of each slot and request, and the time that
+its consumer takes for them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ NOTHING = Weights()
 
 
 class Streams:
-    """Slots and requests of a plan on a device; equal shares of equal matrices are worked out once."""
+    """Slots and requests of a plan on a device; equal shares of equal matrices are worked out
+    once.
+    """
 
     def __init__(self, plan: Plan, device: Device) -> None:
         self.plan, self.device = plan, device
@@ -44,19 +48,35 @@ class Streams:
         shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
         key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)
         if key not in self.known:
-            slots = [slot for matrix in stage.matrices for slot in self._slots(stage, matrix, block, experts)]
-            self.known[key] = Weights(tuple(ps for ps, _ in slots), tuple(size for _, size in slots))
+            slots = [
+                slot
+                for matrix in stage.matrices
+                for slot in self._slots(stage, matrix, block, experts)
+            ]
+            self.known[key] = Weights(
+                tuple(ps for ps, _ in slots), tuple(size for _, size in slots)
+            )
         return self.known[key]
 
     def _cached(self, stage: Stage, block: int) -> Weights:
-        """Keys and values that a block of warps gets through its ring, between the weights of the stages around."""
+        """Keys and values that a block of warps gets through its ring, between the weights of the
+        stages around.
+        """
         if self.device.warps is None or not stage.items or stage.scan is not None:
             return NOTHING
-        sizes = tuple(cost.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block]))
+        sizes = tuple(
+            cost.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
+        )
         key = (stage.kind, sizes)
         if key not in self.known:
-            tiles = [tile for size in sizes for tile in cost.cache_tiles(self.device.warps, self.plan, size)]
-            self.known[key] = Weights(tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles))
+            tiles = [
+                tile
+                for size in sizes
+                for tile in cost.cache_tiles(self.device.warps, self.plan, size)
+            ]
+            self.known[key] = Weights(
+                tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles)
+            )
         return self.known[key]
 
     def _share(self, matrix: Matrix, block: int, experts: Chosen) -> object:
@@ -65,9 +85,19 @@ class Streams:
         if matrix.owned:
             lo, hi = matrix.owned[block]
             share = hi - lo
-        return matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols, matrix.format, share
+        return (
+            matrix.rows,
+            matrix.cols,
+            matrix.unit,
+            matrix.tile_rows,
+            matrix.tile_cols,
+            matrix.format,
+            share,
+        )
 
-    def _slots(self, stage: Stage, matrix: Matrix, block: int, experts: Chosen) -> Iterator[tuple[int, int]]:
+    def _slots(
+        self, stage: Stage, matrix: Matrix, block: int, experts: Chosen
+    ) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
             joined = stage.kind is StageKind.STREAM and not self._takes_ahead(stage)
@@ -76,10 +106,14 @@ class Streams:
             for tokens in experts:
                 yield from self._tiles(matrix, *matrix.owned[block], tokens)
         else:
-            for (lo, hi), tokens in shares(matrix.rows // matrix.unit, self.plan.blocks, block, experts):
+            for (lo, hi), tokens in shares(
+                matrix.rows // matrix.unit, self.plan.blocks, block, experts
+            ):
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
-    def _tiles(self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = False) -> Iterator[tuple[int, int]]:
+    def _tiles(
+        self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = False
+    ) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
@@ -92,13 +126,38 @@ class Streams:
                 known[tile] = self._tile(matrix, *tile, tokens, joined=joined)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
-            yield (ps + picoseconds(self.device.warps.tile_s.value) if self.device.warps and ends else ps), size
+            yield (
+                (
+                    ps + picoseconds(self.device.warps.tile_s.value)
+                    if self.device.warps and ends
+                    else ps
+                ),
+                size,
+            )
 
-    def _tile(self, matrix: Matrix, rows: int, cols: int, finished: int, groups: int, tokens: int, *, joined: bool) -> tuple[int, int]:
+    def _tile(
+        self,
+        matrix: Matrix,
+        rows: int,
+        cols: int,
+        finished: int,
+        groups: int,
+        tokens: int,
+        *,
+        joined: bool,
+    ) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(device.warps, matrix, rows=rows, cols=cols, groups=groups, dtype=dtype, joined=joined)
-        tile = consume.Tile(matrix.format, int(size * team.weights / (rows * cols)), int(team.weights), finished, team.ends_ps)
+        team = cost.team_work(
+            device.warps, matrix, rows=rows, cols=cols, groups=groups, dtype=dtype, joined=joined
+        )
+        tile = consume.Tile(
+            matrix.format,
+            int(size * team.weights / (rows * cols)),
+            int(team.weights),
+            finished,
+            team.ends_ps,
+        )
         return consume.tile_ps(device, dtype, tile, tokens), size
 
     def scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
@@ -106,32 +165,65 @@ class Streams:
         if not stage.items:
             return ()
         if stage.scan is None:
-            return tuple(_kv(self.plan, self.device, stage, block)) if self.device.warps is None else ()
+            return (
+                tuple(_kv(self.plan, self.device, stage, block))
+                if self.device.warps is None
+                else ()
+            )
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
             self.scans[key] = tuple(
-                request for item in items for request in consume.scan_requests(self.device, self.plan, stage.kind, stage.scan, item)
+                request
+                for item in items
+                for request in consume.scan_requests(
+                    self.device, self.plan, stage.kind, stage.scan, item
+                )
             )
         return self.scans[key]
 
     def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
-        """What a block of warps has loaded into registers before the inputs are there it has only to multiply. Nothing is saved where a
-        stage begins with its inputs there: a probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
-        where slots are only asked for once the inputs are there."""
-        if stage.matrix is None or self.device.warps is None or self.device.block.loading == "on-demand":
+        """What a block of warps has loaded into registers before the inputs are there it has only
+        to multiply. Nothing is saved where a stage begins with its inputs there: a probe's without
+        any, and all behind a full barrier or a kernel's border. Nothing is taken where slots are
+        only asked for once the inputs are there.
+        """
+        if (
+            stage.matrix is None
+            or self.device.warps is None
+            or self.device.block.loading == "on-demand"
+        ):
             return ()
         if stage.kind not in self.taken:
             return ()
-        waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.execution is Execution.RESIDENT
-        loaded = cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix) if stage.reads and waits else 0
-        return tuple(max(0, ps - loaded) for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
+        waits = (
+            self.plan.options.handoff is not HandOffKind.GRID
+            and self.plan.options.execution is Execution.RESIDENT
+        )
+        loaded = (
+            cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+            if stage.reads and waits
+            else 0
+        )
+        return tuple(
+            max(0, ps - loaded)
+            for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)]
+        )
 
     def _takes_ahead(self, stage: Stage) -> bool:
-        """Does a block of warps ever take weights of a stage of this kind from the ring before its inputs are there?"""
-        return self.device.warps is not None and stage.kind in self.taken and self.taken[stage.kind].chunks > 0
+        """Does a block of warps ever take weights of a stage of this kind from the ring before its
+        inputs are there?
+        """
+        return (
+            self.device.warps is not None
+            and stage.kind in self.taken
+            and self.taken[stage.kind].portions > 0
+        )
 
 
 def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
     size = sum(cost.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
-    return [(chunk, cost.kv_cost(device.block, chunk)) for chunk in cost.chunks(size, plan.options.slot_bytes)]
+    return [
+        (request, cost.kv_cost(device.block, request))
+        for request in cost.requests(size, plan.options.slot_bytes)
+    ]

@@ -41,7 +41,8 @@ class Times:
             hop=picoseconds(device.handoff.hop_s.value),
             cross=picoseconds(device.handoff.cross_die_s.value) if several else 0,
             atomic=picoseconds(device.handoff.atomic_s.value),
-            poll=picoseconds(device.handoff.poll_s.value) // 2,  # found half a period late, on average
+            # found half a period late, on average
+            poll=picoseconds(device.handoff.poll_s.value) // 2,
             growth=_growth(device.handoff.hop_s, device.handoff.loaded_hop_s),
             fetch_growth=_growth(device.l2.latency_s, device.l2.loaded_latency_s),
             load=picoseconds(device.exchange.latency_s.value) if warps else 0,
@@ -50,7 +51,8 @@ class Times:
             watched_copy=picoseconds(warps.copy_s.value + warps.watch_s.value) if warps else 0,
             jitter=picoseconds(warps.jitter_s.value) if warps else 0,
             switch=picoseconds(device.sharing.switch_s.value) if device.sharing else 0,
-            restart=max(0, picoseconds(device.launch.restart_s.value) - memory),  # restart_s ends when data flow again: latency is in it
+            # restart_s ends when data flow again: latency is in it
+            restart=max(0, picoseconds(device.launch.restart_s.value) - memory),
         )
 
 

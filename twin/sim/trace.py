@@ -1,4 +1,6 @@
-"""A run as a Chrome trace, for Perfetto: one track per consumer, a counter per loader, the critical path on its own."""
+"""A run as a Chrome trace, for Perfetto: one track per consumer, a counter per loader, the critical
+path on its own.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,19 @@ class Trace:
         return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
 
 
-def collect(machine: Machine, blocks: Collection[int] | None, path: Sequence[Piece], *, first_step: int = 0, group: str = "") -> Trace:
-    """`blocks` of each GPU, or all, from `first_step` on, which is then called step 0; the critical path always.
+def collect(
+    machine: Machine,
+    blocks: Collection[int] | None,
+    path: Sequence[Piece],
+    *,
+    first_step: int = 0,
+    group: str = "",
+) -> Trace:
+    """`blocks` of each GPU, or all, from `first_step` on, which is then called step 0; the critical
+    path always.
 
-    `group` stands before the names of processes, for a file that holds another trace beside this one.
+    `group` stands before the names of processes, for a file that holds another trace beside this
+    one.
     """
     events: list[Event] = []
     for gpu in range(machine.plan.options.gpus):
@@ -41,20 +52,29 @@ def collect(machine: Machine, blocks: Collection[int] | None, path: Sequence[Pie
             events += _consumer(machine, block, first_step)
             events += _loader(machine, block, first_step)
     events.append(named_process(CRITICAL, f"{group}critical path"))
-    events += [span(machine.plan.stages[p.stage].name, CAUSES[p.cause], CRITICAL, 0, p.start, p.end) | _at(p.block) for p in path]
+    events += [
+        span(machine.plan.stages[p.stage].name, CAUSES[p.cause], CRITICAL, 0, p.start, p.end)
+        | _at(p.block)
+        for p in path
+    ]
     return Trace(tuple(events))
 
 
 def marks(machine: Machine) -> NDArray[np.int64]:
-    """[steps][ranks][blocks][stages][inputs ready, finished] in ps, as the kernel marks them. Needs a machine that keeps all steps."""
+    """[steps][ranks][blocks][stages][inputs ready, finished] in ps, as the kernel marks them. Needs
+    a machine that keeps all steps.
+    """
     plan = machine.plan
     made = np.zeros((machine.steps, plan.ranks, plan.blocks, len(plan.stages), 2), np.int64)
     for block in machine.blocks:
         before = 0
         for step, stages in enumerate(block.log):
             for index, segments in enumerate(stages):
-                if block.program[index].aside:
-                    made[step, block.place.rank, block.place.index, index] = segments[0][0], segments[-1][0]
+                if block.program[index].by_keeper:
+                    made[step, block.place.rank, block.place.index, index] = (
+                        segments[0][0],
+                        segments[-1][0],
+                    )
                     continue
                 ready = _inputs_ready(block, step, index, segments, before)
                 before = segments[-1][0] if segments else before
@@ -62,8 +82,12 @@ def marks(machine: Machine) -> NDArray[np.int64]:
     return made
 
 
-def _inputs_ready(block: Block, step: int, index: int, segments: Sequence[Segment], begin: int) -> int:
-    """The end of the last gather; of the kernel's launch, or the stage's begin, when it gathers nothing."""
+def _inputs_ready(
+    block: Block, step: int, index: int, segments: Sequence[Segment], begin: int
+) -> int:
+    """The end of the last gather; of the kernel's launch, or the stage's begin, when it gathers
+    nothing.
+    """
     gathers = [read.cause for read in block.program[index].reads if step or not read.previous_step]
     done, ready = 0, begin
     for end, cause, binder in segments:
@@ -82,44 +106,65 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
     """Steps, in them stages, in them what the time went to."""
     tid = machine.number_on_gpu(block)
     yield named_track(block.place.gpu, tid, f"{block.place.name}.consumer")
-    if any(work.aside for work in block.program):
-        yield named_track(block.place.gpu, _helper_track(machine, block), f"{block.place.name}.helper")
+    if any(work.by_keeper for work in block.program):
+        yield named_track(
+            block.place.gpu, _keeper_track(machine, block), f"{block.place.name}.helper"
+        )
     begin = block.ended[first_step - 1] if first_step else 0
     for step, stages in enumerate(block.log[first_step:], start=first_step):
-        yield span(f"step {step - first_step}", "step", block.place.gpu, tid, begin, block.ended[step])
+        yield span(
+            f"step {step - first_step}", "step", block.place.gpu, tid, begin, block.ended[step]
+        )
         for index, segments in enumerate(stages):
             if not segments:
                 continue
-            if block.program[index].aside:
-                yield from _helper(machine, block, index, segments)
+            if block.program[index].by_keeper:
+                yield from _keeper(machine, block, index, segments)
                 continue
-            yield span(machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0])
+            yield span(
+                machine.plan.stages[index].name,
+                "stage",
+                block.place.gpu,
+                tid,
+                begin,
+                segments[-1][0],
+            )
             for end, cause, binder in segments:
                 if end > begin:
-                    name = CAUSES[cause] if binder is None else f"{CAUSES[cause]}: waits for {machine.blocks[binder[0]].place.name}"
+                    name = (
+                        CAUSES[cause]
+                        if binder is None
+                        else f"{CAUSES[cause]}: waits for {machine.blocks[binder[0]].place.name}"
+                    )
                     yield span(name, CAUSES[cause], block.place.gpu, tid, begin, end)
                     begin = end
         begin = block.ended[step]
 
 
-def _helper(machine: Machine, block: Block, index: int, segments: Sequence[Segment]) -> Iterator[Event]:
-    """A stage that the block's helper makes, on a track of its own."""
-    tid = _helper_track(machine, block)
+def _keeper(
+    machine: Machine, block: Block, index: int, segments: Sequence[Segment]
+) -> Iterator[Event]:
+    """A stage that the block's keeper makes, on a track of its own."""
+    tid = _keeper_track(machine, block)
     begin = segments[0][0]
-    yield span(machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0])
+    yield span(
+        machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0]
+    )
     for end, cause, _ in segments:
         if end > begin:
             yield span(CAUSES[cause], CAUSES[cause], block.place.gpu, tid, begin, end)
             begin = end
 
 
-def _helper_track(machine: Machine, block: Block) -> int:
+def _keeper_track(machine: Machine, block: Block) -> int:
     return machine.plan.options.blocks + machine.number_on_gpu(block)
 
 
 def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
     """Slots in flight: requested and not yet arrived."""
-    changes = [(issued, 1) for issued, _ in block.ring.history or ()] + [(arrived, -1) for _, arrived in block.ring.history or ()]
+    changes = [(issued, 1) for issued, _ in block.ring.history or ()] + [
+        (arrived, -1) for _, arrived in block.ring.history or ()
+    ]
     changes.sort()
     begin, end = block.ended[first_step - 1] if first_step else 0, block.ended[-1]
     level, position = 0, 0
@@ -131,12 +176,26 @@ def _loader(machine: Machine, block: Block, first_step: int) -> Iterator[Event]:
         if time < begin:
             continue
         name = f"{block.place.name}.loader in flight"
-        yield {"ph": "C", "name": name, "pid": block.place.gpu, "ts": time / 1e6, "args": {"slots": level}}
+        yield {
+            "ph": "C",
+            "name": name,
+            "pid": block.place.gpu,
+            "ts": time / 1e6,
+            "args": {"slots": level},
+        }
 
 
 def span(name: str, category: str, pid: int, tid: int, start: float, end: float) -> Event:
     """Times in ps."""
-    return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start / 1e6, "dur": (end - start) / 1e6}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": start / 1e6,
+        "dur": (end - start) / 1e6,
+    }
 
 
 def named_process(pid: int, name: str) -> Event:

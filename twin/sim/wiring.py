@@ -1,4 +1,6 @@
-"""Who waits for whom, and which stages and blocks do the same: what a plan says before any hardware is known."""
+"""Who waits for whom, and which stages and blocks do the same: what a plan says before any hardware
+is known.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Of each block of a rank some channels: those of block b are channels[starts[b] : starts[b + 1]]."""
+    """Of each block of a rank some channels: those of block b are channels[starts[b] : starts[b +
+    1]].
+    """
 
     starts: Ints
     channels: Ints
@@ -50,7 +54,9 @@ class Lists:
 class Wires:
     """Of one stage, by block."""
 
-    reads: Lists  # in the order of the plan, without those of which the block reads nothing; NOTHING_TO_WAIT_FOR is one of them
+    # in the order of the plan, without those of which the block reads nothing; NOTHING_TO_WAIT_FOR
+    # is one of them
+    reads: Lists
     own: Lists  # fed by its publication in its own rank
     others: Lists  # and in every other rank
 
@@ -74,15 +80,23 @@ class Wiring:
     @cached_property
     def blocks(self) -> list[list[BlockWires]]:
         """[block][stage]"""
-        lists = [[wires.reads.by_block(), wires.own.by_block(), wires.others.by_block()] for wires in self.stages]
-        return [[BlockWires(*(part[block] for part in parts)) for parts in lists] for block in range(self.plan.blocks)]
+        lists = [
+            [wires.reads.by_block(), wires.own.by_block(), wires.others.by_block()]
+            for wires in self.stages
+        ]
+        return [
+            [BlockWires(*(part[block] for part in parts)) for parts in lists]
+            for block in range(self.plan.blocks)
+        ]
 
 
 _kept: OrderedDict[int, Wiring] = OrderedDict()
 
 
 def wire(plan: Plan) -> Wiring:
-    """Remembered for this very plan: of many machines for one plan only the first has to find it out."""
+    """Remembered for this very plan: of many machines for one plan only the first has to find it
+    out.
+    """
     if id(plan) not in _kept:
         _kept[id(plan)] = _wire(plan)
         if len(_kept) > KEPT:
@@ -116,7 +130,9 @@ def part_count(plan: Plan, value: Value, parts: Parts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Readers:
-    """Of a read: the groups of blocks that its readers wait for, and which of them each block's is; -1: it reads nothing."""
+    """Of a read: the groups of blocks that its readers wait for, and which of them each block's is;
+    -1: it reads nothing.
+    """
 
     producers: tuple[int, ...]  # as they are numbered
     group: Ints  # [blocks]
@@ -128,10 +144,12 @@ class _Channels:
     def __init__(self, plan: Plan, numbered: Numbered) -> None:
         self.plan, self.numbered = plan, numbered
         self.all: list[Channel] = []
-        self.known: dict[tuple[int, Parts], dict[int, Channel]] = {}  # by the number of their producers
+        # by the number of their producers
+        self.known: dict[tuple[int, Parts], dict[int, Channel]] = {}
         self.producers: dict[tuple[int, ...], int] = {}  # numbered
         self.of_value: dict[int, list[Channel]] = {}
-        self.readers: dict[tuple[int, int, int], _Readers] = {}  # by how a value is owned and read: layers divide theirs alike
+        # by how a value is owned and read: layers divide theirs alike
+        self.readers: dict[tuple[int, int, int], _Readers] = {}
         self.fed: dict[tuple[tuple[int, ...], ...], Lists] = {}
 
     def reads(self, stage: Stage) -> Lists:
@@ -169,14 +187,19 @@ class _Channels:
             groups: dict[int, int] = {}
             group = []
             for spans in read.spans:
-                where = ((0, value.elements),) if counted else spans  # a counter knows only that all have written
+                # a counter knows only that all have written
+                where = ((0, value.elements),) if counted else spans
                 if spans and where not in known:
-                    known[where] = self.producers.setdefault(_producers(value, where), len(self.producers))
+                    known[where] = self.producers.setdefault(
+                        _producers(value, where), len(self.producers)
+                    )
                 group.append(groups.setdefault(known[where], len(groups)) if spans else -1)
             self.readers[key] = _Readers(tuple(groups), np.array(group, np.int64))
         return self.readers[key]
 
-    def _add(self, known: dict[int, Channel], value: Value, parts: Parts, numbers: Sequence[int]) -> None:
+    def _add(
+        self, known: dict[int, Channel], value: Value, parts: Parts, numbers: Sequence[int]
+    ) -> None:
         plan, producers = self.plan, list(self.producers)
         count = part_count(plan, value, parts)
         counted = plan.options.handoff is not HandOffKind.SENTINEL
@@ -185,20 +208,36 @@ class _Channels:
             if number in known:
                 continue
             blocks = producers[number]
-            known[number] = channel = Channel(len(self.all), value.id, parts, blocks, len(blocks) * count, counted, cause)
+            known[number] = channel = Channel(
+                len(self.all), value.id, parts, blocks, len(blocks) * count, counted, cause
+            )
             self.all.append(channel)
             self.of_value.setdefault(value.id, []).append(channel)
 
     def _fed(self, channels: list[Channel]) -> Lists:
         key = tuple(channel.producers for channel in channels)
         if key not in self.fed:
-            places = np.repeat(np.arange(len(channels)), np.array([len(channel.producers) for channel in channels], np.int64))
-            blocks = np.array([block for channel in channels for block in channel.producers], np.int64)
+            places = np.repeat(
+                np.arange(len(channels)),
+                np.array([len(channel.producers) for channel in channels], np.int64),
+            )
+            blocks = np.array(
+                [block for channel in channels for block in channel.producers], np.int64
+            )
             ends = np.cumsum(np.bincount(blocks, minlength=self.plan.blocks))
-            self.fed[key] = Lists(np.concatenate([[0], ends]), places[np.argsort(blocks, kind="stable")])
+            self.fed[key] = Lists(
+                np.concatenate([[0], ends]), places[np.argsort(blocks, kind="stable")]
+            )
         known = self.fed[key]
-        return Lists(known.starts, np.array([channel.index for channel in channels], np.int64)[known.channels])
+        return Lists(
+            known.starts,
+            np.array([channel.index for channel in channels], np.int64)[known.channels],
+        )
 
 
 def _producers(value: Value, spans: tuple[Span, ...]) -> tuple[int, ...]:
-    return tuple(block for block, (lo, hi) in enumerate(value.owned) if lo < hi and any(lo < b and a < hi for a, b in spans))
+    return tuple(
+        block
+        for block, (lo, hi) in enumerate(value.owned)
+        if lo < hi and any(lo < b and a < hi for a, b in spans)
+    )

@@ -1,4 +1,6 @@
-"""Studies of kind agent: how long a job of many model calls and tool calls takes, and what decides it."""
+"""Studies of kind agent: how long a job of many model calls and tool calls takes, and what decides
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Steps of one model call each, whose tokens come one after the other; the tools of a step follow its tokens."""
+    """Steps of one model call each, whose tokens come one after the other; the tools of a step
+    follow its tokens.
+    """
 
     tokens: int
     tokens_per_step: float
@@ -43,7 +47,9 @@ class Job:
         return self.tokens / tokens_per_s + self.tool_s(tools)
 
     def balance(self, tools: Tools) -> float | None:
-        """Tokens per second at which generation takes as long as the tools; above it the tools decide. None without tool time."""
+        """Tokens per second at which generation takes as long as the tools; above it the tools
+        decide. None without tool time.
+        """
         return self.tokens / self.tool_s(tools) if self.tool_s(tools) else None
 
 
@@ -60,17 +66,36 @@ class Agent:
         for tools in self.tools:
             balance = self.job.balance(tools)
             if balance:
-                headline.append((f"{balance:,.0f}", f"tokens/s from which tools take longer than generation: {tools.name}"))
+                headline.append(
+                    (
+                        f"{balance:,.0f}",
+                        f"tokens/s from which tools take longer than generation: {tools.name}",
+                    )
+                )
         notes = [
-            f"The job: {self.job.steps:.0f} steps with {self.job.calls_per_step:g} tool calls each ({self.job.source}).",
-            "Left out: reading prompts and tool results, waiting for a person, tools that run beside the model, other users of the engine.",
-            *(f"{tools.name}: {format_quantity(tools.call_s, 's')} a call ({tools.source})." for tools in self.tools),
+            f"The job: {self.job.steps:.0f} steps with {self.job.calls_per_step:g} tool calls "
+            f"each ({self.job.source}).",
+            "Left out: reading prompts and tool results, waiting for a person, tools that run "
+            "beside the model, other users of the engine.",
+            *(
+                f"{tools.name}: {format_quantity(tools.call_s, 's')} a call ({tools.source})."
+                for tools in self.tools
+            ),
             *(f"{speed.engine.name}: {speed.problem}" for speed in found if speed.problem),
         ]
-        return Outcome((self._wall_clock(known), self._curve(), self._sources(found)), tuple(headline), tuple(notes))
+        return Outcome(
+            (self._wall_clock(known), self._curve(), self._sources(found)),
+            tuple(headline),
+            tuple(notes),
+        )
 
     def _wall_clock(self, known: Sequence[Speed]) -> Part:
-        columns = [Column("engine", Shown.TEXT), Column("tokens/s"), Column("kind", Shown.CHIP), Column("generation", Shown.QUANTITY, "s")]
+        columns = [
+            Column("engine", Shown.TEXT),
+            Column("tokens/s"),
+            Column("kind", Shown.CHIP),
+            Column("generation", Shown.QUANTITY, "s"),
+        ]
         for tools in self.tools:
             columns += [
                 Column(f"wall clock, {tools.name}", Shown.QUANTITY, "s"),
@@ -79,44 +104,84 @@ class Agent:
         rows: list[tuple[Cell, ...]] = []
         for speed in known:
             assert speed.tokens_per_s is not None
-            cells: list[Cell] = [speed.engine.name, speed.tokens_per_s, speed.kind, self.job.tokens / speed.tokens_per_s]
+            cells: list[Cell] = [
+                speed.engine.name,
+                speed.tokens_per_s,
+                speed.kind,
+                self.job.tokens / speed.tokens_per_s,
+            ]
             for tools in self.tools:
                 wall = self.job.wall_s(speed.tokens_per_s, tools)
                 cells += [wall, self.job.tokens / speed.tokens_per_s / wall]
             rows.append(tuple(cells))
         names = tuple(speed.engine.name for speed in known)
         first = self.tools[0]
-        generation = tuple(self.job.tokens / speed.tokens_per_s for speed in known if speed.tokens_per_s)
-        series = (Series("generation", generation), Series(f"tools: {first.name}", (self.job.tool_s(first),) * len(known)))
+        generation = tuple(
+            self.job.tokens / speed.tokens_per_s for speed in known if speed.tokens_per_s
+        )
+        series = (
+            Series("generation", generation),
+            Series(f"tools: {first.name}", (self.job.tool_s(first),) * len(known)),
+        )
         return Part(
             f"A job of {self.job.tokens:,} tokens",
-            "Generation shrinks with the engine's speed; the time of the tools stays. Where it is the longer bar, a faster engine no "
-            "longer helps much.",
+            "Generation shrinks with the engine's speed; the time of the tools stays. Where it is "
+            "the longer bar, a faster engine no longer helps much.",
             (Bars(names, series, "seconds", stacked=True),),
             (Table("wall-clock", tuple(columns), tuple(rows)),),
         )
 
     def _curve(self) -> Part:
-        series = tuple(Series(tools.name, tuple(self.job.wall_s(speed, tools) for speed in CURVE)) for tools in self.tools)
+        series = tuple(
+            Series(tools.name, tuple(self.job.wall_s(speed, tools) for speed in CURVE))
+            for tools in self.tools
+        )
         columns = (
-            Column("tools", Shown.TEXT), Column("tool time", Shown.QUANTITY, "s"), Column("balance, tokens/s"),
+            Column("tools", Shown.TEXT),
+            Column("tool time", Shown.QUANTITY, "s"),
+            Column("balance, tokens/s"),
             Column("most that any engine gains over 100 tokens/s"),
-        )  # fmt: skip
+        )
         rows = []
         for tools in self.tools:
             tool_s = self.job.tool_s(tools)
-            rows.append((tools.name, tool_s, self.job.balance(tools), self.job.wall_s(100.0, tools) / tool_s if tool_s else None))
+            rows.append(
+                (
+                    tools.name,
+                    tool_s,
+                    self.job.balance(tools),
+                    self.job.wall_s(100.0, tools) / tool_s if tool_s else None,
+                )
+            )
         return Part(
             "Where generation stops being the bottleneck",
             "Each line bends where generation takes as long as the tools.",
-            (Lines(CURVE, series, "tokens/s of the engine", "wall clock, seconds", log_x=True, log_y=True),),
+            (
+                Lines(
+                    CURVE,
+                    series,
+                    "tokens/s of the engine",
+                    "wall clock, seconds",
+                    log_x=True,
+                    log_y=True,
+                ),
+            ),
             (Table("balance", columns, tuple(rows)),),
         )
 
     def _sources(self, found: Sequence[Speed]) -> Part:
-        columns = (Column("engine", Shown.TEXT), Column("tokens/s"), Column("kind", Shown.CHIP), Column("source", Shown.TEXT))
+        columns = (
+            Column("engine", Shown.TEXT),
+            Column("tokens/s"),
+            Column("kind", Shown.CHIP),
+            Column("source", Shown.TEXT),
+        )
         rows = tuple((s.engine.name, s.tokens_per_s, s.kind, s.problem or s.source) for s in found)
-        return Part("Where the speeds come from", tables=(Table("speeds", columns, rows, terminal=False),), long=True)
+        return Part(
+            "Where the speeds come from",
+            tables=(Table("speeds", columns, rows, terminal=False),),
+            long=True,
+        )
 
 
 def read(fields: Fields) -> Agent:
@@ -126,8 +191,19 @@ def read(fields: Fields) -> Agent:
     for entry in fields.mappings("tools"):
         tools.append(Tools(entry.text("name"), entry.quantity("call_s"), entry.text("source")))
         entry.done()
-    work = Job(job.whole("tokens", low=1), job.number("tokens_per_step", low=1), job.number("calls_per_step"), job.text("source"))
+    work = Job(
+        job.whole("tokens", low=1),
+        job.number("tokens_per_step", low=1),
+        job.number("calls_per_step"),
+        job.text("source"),
+    )
     if work.tokens_per_step > work.tokens:
-        raise job.error("tokens_per_step", f"{work.tokens_per_step:g} exceeds the job's {work.tokens} tokens; a job has at least one step")
+        raise job.error(
+            "tokens_per_step",
+            f"{work.tokens_per_step:g} exceeds the job's {work.tokens} tokens; a job has at least "
+            "one step",
+        )
     job.done()
-    return Agent(work, tuple(tools), read_engines(fields, "engines", context=fields.whole("context", low=1)))
+    return Agent(
+        work, tuple(tools), read_engines(fields, "engines", context=fields.whole("context", low=1))
+    )

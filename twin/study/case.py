@@ -25,12 +25,20 @@ class Case:
         return planned(self.spec, self.node, suggest=True, **self.options())
 
     def options(self) -> dict[str, Any]:
-        """What was chosen, and a context that fits where none was: no default may exceed the model's positions or the capacity chosen."""
+        """What was chosen, and a context that fits where none was: no default may exceed the
+        model's positions or the capacity chosen.
+        """
         room = min(self.spec.context, self.chosen.get("max_context", self.spec.context))
-        return self.chosen if "context" in self.chosen or room >= DEFAULT.context else {"context": max(1, room), **self.chosen}
+        return (
+            self.chosen
+            if "context" in self.chosen or room >= DEFAULT.context
+            else {"context": max(1, room), **self.chosen}
+        )
 
     def check(self) -> None:
-        """Refuses what most cells of a study fail on, in a tenth of the time of a proof: parallelism and memory. Raises PlanError."""
+        """Refuses what most cells of a study fail on, in a tenth of the time of a proof:
+        parallelism and memory. Raises PlanError.
+        """
         check_room(plan_for(self.spec, self.node, **self.options()), self.node)
 
     def simulate(self) -> Result:

@@ -1,8 +1,10 @@
-"""A step as a fixed part and a part for each layer: what a change does to deep models, from two short ones.
+"""A step as a fixed part and a part for each layer: what a change does to deep models, from two
+short ones.
 
-Layers repeat, so a draw of the hardware need not be simulated over all 80 of them. With t(n) the time of the first n layers,
-embedding and head, t(deep) + (layers - deep) * (t(deep) - t(shallow)) / (deep - shallow) is the time of all; its ratio between a
-draw and the hardware as it is on file is applied to the full simulation. How good that is: tests/study/test_depth.py.
+Layers repeat, so a draw of the hardware need not be simulated over all 80 of them. With t(n) the
+time of the first n layers, embedding and head, t(deep) + (layers - deep) * (t(deep) - t(shallow)) /
+(deep - shallow) is the time of all; its ratio between a draw and the hardware as it is on file is
+applied to the full simulation. How good that is: tests/study/test_depth.py.
 """
 
 from __future__ import annotations
@@ -42,20 +44,30 @@ class Time:
 
     step_s: float
     problem: str = ""
-    assumed: tuple[str, ...] = ()  # numbers that it rests on and nobody measured; what a draw sets is among them
+    # numbers that it rests on and nobody measured; what a draw sets is among them
+    assumed: tuple[str, ...] = ()
 
 
 def times(points: Sequence[Point], runner: Runner, depths: Depths | None, what: str) -> list[Time]:
     """A step of each point: simulated whole, or with depths extended from short models."""
     if depths is None:
-        return [Time(row.step_s + row.draft_s, row.problem, row.assumed) for row in runner.rows(points, what)]
+        return [
+            Time(row.step_s + row.draft_s, row.problem, row.assumed)
+            for row in runner.rows(points, what)
+        ]
     short = [depths.short(point) for point in points]
     rows = iter(runner.rows([one for shorts in short for one in shorts], what))
     return list(_extended(points, short, rows, depths))
 
 
-def _extended(points: Sequence[Point], short: Sequence[tuple[Point, ...]], rows: Iterator[Row], depths: Depths) -> Iterator[Time]:
+def _extended(
+    points: Sequence[Point], short: Sequence[tuple[Point, ...]], rows: Iterator[Row], depths: Depths
+) -> Iterator[Time]:
     for point, shorts in zip(points, short, strict=True):
         found = tuple(next(rows) for _ in shorts)
         problem = next((row.problem for row in found if row.problem), "")
-        yield Time(0.0, problem) if problem else Time(depths.extended(point, found) + found[0].draft_s, "", found[0].assumed)
+        yield (
+            Time(0.0, problem)
+            if problem
+            else Time(depths.extended(point, found) + found[0].draft_s, "", found[0].assumed)
+        )

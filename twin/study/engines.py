@@ -13,7 +13,7 @@ from twin.study.parallel import each
 # What a kernel border or a barrier decides by itself is not the user's to choose here.
 DECIDED = ("execution", "handoff", "collective")
 ENGINES: dict[str, dict[str, Any]] = {
-    "stream": {"execution": Execution.STREAM},
+    "stream": {"execution": Execution.LAUNCHES},
     "graph": {"execution": Execution.GRAPH},
     "resident, grid": {"execution": Execution.RESIDENT, "handoff": HandOffKind.GRID},
     "resident, sentinel": {"execution": Execution.RESIDENT, "handoff": HandOffKind.SENTINEL},
@@ -28,5 +28,8 @@ def compare_engines(case: Case, progress: Callable[[str], None]) -> dict[str, Re
     found: dict[str, Result] = {}
     for index, result in each(Case.simulate, cases):
         found[names[index]] = result
-        progress(f"{case.spec.name} on {case.node.name}: {len(found)}/{len(names)} engines simulated ({names[index]})")
+        progress(
+            f"{case.spec.name} on {case.node.name}: {len(found)}/{len(names)} engines simulated "
+            f"({names[index]})"
+        )
     return {name: found[name] for name in names}

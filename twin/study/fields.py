@@ -1,4 +1,6 @@
-"""A study file's mappings, read strictly: each key is taken by name, and what nobody took is refused."""
+"""A study file's mappings, read strictly: each key is taken by name, and what nobody took is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _NEEDED: Any = object()
 
 
 class Fields:
-    """One mapping. `where` is its dotted place in `file`, empty at the top; all errors are ConfigErrors that name both."""
+    """One mapping. `where` is its dotted place in `file`, empty at the top; all errors are
+    ConfigErrors that name both.
+    """
 
     def __init__(self, data: object, file: Path, where: str = "") -> None:
         self.file = file
@@ -58,9 +62,14 @@ class Fields:
         if key in self._data:
             return self._data[key]
         if default is _NEEDED:
-            others = [name for name in self._data if name not in self._known and len(name) <= LONGEST_KEY]
+            others = [
+                name for name in self._data if name not in self._known and len(name) <= LONGEST_KEY
+            ]
             meant = get_close_matches(key, others, n=1, cutoff=0.7)
-            raise self.error(key, f"missing; is it {_readable(meant[0])}, misspelt?" if meant else "missing; add it")
+            raise self.error(
+                key,
+                f"missing; is it {_readable(meant[0])}, misspelt?" if meant else "missing; add it",
+            )
         return default
 
     def text(self, key: str, default: str = _NEEDED) -> str:
@@ -68,13 +77,17 @@ class Fields:
         if not isinstance(value, str) or (not value.strip() and value != default):
             raise self.error(key, f"{shown(value)} must be text, not empty")
         if len(value) > LONGEST_TEXT:
-            raise self.error(key, f"{shown(value)} has {len(value):,} characters; at most {LONGEST_TEXT:,}")
+            raise self.error(
+                key, f"{shown(value)} has {len(value):,} characters; at most {LONGEST_TEXT:,}"
+            )
         return " ".join(value.split())
 
     def choice(self, key: str, allowed: Sequence[str], default: str = _NEEDED) -> str:
         value = self.take(key, default)
         if not isinstance(value, str) or value not in allowed:
-            raise self.error(key, f"{shown(value)} is unknown; {did_you_mean(shown(value), allowed)}")
+            raise self.error(
+                key, f"{shown(value)} is unknown; {did_you_mean(shown(value), allowed)}"
+            )
         return value
 
     def flag(self, key: str, default: bool = _NEEDED) -> bool:
@@ -83,26 +96,40 @@ class Fields:
             raise self.error(key, f"{shown(value)} must be true or false")
         return value
 
-    def whole(self, key: str, default: int = _NEEDED, *, low: int = 0, high: int = MOST_WHOLE) -> int:
+    def whole(
+        self, key: str, default: int = _NEEDED, *, low: int = 0, high: int = MOST_WHOLE
+    ) -> int:
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.error(key, f"{shown(value)} must be a whole number, {low} to {high}")
         return value
 
-    def number(self, key: str, default: float = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER) -> float:
+    def number(
+        self, key: str, default: float = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER
+    ) -> float:
         """A plain number without a unit, or a percentage as text ("36%" is 0.36)."""
         value = self.take(key, default)
         if isinstance(value, str) and value.strip().endswith("%"):
             try:
                 value = float(value.strip()[:-1]) / 100
             except ValueError:
-                raise self.error(key, f"{shown(value)} is not a percentage; write it as '36%'") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise self.error(
+                    key, f"{shown(value)} is not a percentage; write it as '36%'"
+                ) from None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
             raise self.error(key, f"{shown(value)} must be a number, {low:g} to {high:g}")
         return float(value)
 
-    def quantity(self, key: str, default: str = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER) -> float:
-        """A quantity with its unit ("4.5 us"); the key's own ending says which: `tool_s`, `link_bytes_per_s`, `board_w`."""
+    def quantity(
+        self, key: str, default: str = _NEEDED, *, low: float = 0.0, high: float = MOST_NUMBER
+    ) -> float:
+        """A quantity with its unit ("4.5 us"); the key's own ending says which: `tool_s`,
+        `link_bytes_per_s`, `board_w`.
+        """
         value = self.take(key, default)
         unit = unit_of(key)
         if not isinstance(value, str):
@@ -112,7 +139,11 @@ class Fields:
         except ConfigError as error:
             raise self.error(key, str(error)) from error
         if not low <= found <= high:
-            raise self.error(key, f"{shown(value)} is out of range: from {format_quantity(low, unit)} to {format_quantity(high, unit)}")
+            raise self.error(
+                key,
+                f"{shown(value)} is out of range: from {format_quantity(low, unit)} to "
+                f"{format_quantity(high, unit)}",
+            )
         return found
 
     def items(self, key: str, default: Sequence[object] = _NEEDED) -> list[Any]:
@@ -139,13 +170,19 @@ class Fields:
     def mappings(self, key: str, default: Sequence[object] = _NEEDED) -> list[Fields]:
         """A list of mappings."""
         place = f"{self.where}.{key}" if self.where else key
-        return [Fields(item, self.file, f"{place}[{index}]") for index, item in enumerate(self.items(key, default))]
+        return [
+            Fields(item, self.file, f"{place}[{index}]")
+            for index, item in enumerate(self.items(key, default))
+        ]
 
     def done(self) -> None:
         """Refuses the keys that nobody took."""
         for key in self._data:
             if key not in self._known:
-                raise self.error(key, f"unknown key; {did_you_mean(key, dict.fromkeys(self._known + self._asked))}")
+                raise self.error(
+                    key,
+                    f"unknown key; {did_you_mean(key, dict.fromkeys(self._known + self._asked))}",
+                )
 
 
 def _readable(part: str) -> str:

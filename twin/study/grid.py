@@ -41,7 +41,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination. `at` holds its place on every axis, in the axes' order, after the model's and the node's names."""
+    """One combination. `at` holds its place on every axis, in the axes' order, after the model's
+    and the node's names.
+    """
 
     model: str
     node: str
@@ -68,18 +70,25 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.size > MOST_CELLS:
-            raise ConfigError(f"{shown(self.size)} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave values out")
+            raise ConfigError(
+                f"{shown(self.size)} combinations of models, nodes and axes: at most "
+                f"{MOST_CELLS:,}; leave values out"
+            )
 
     @property
     def size(self) -> int:
         """How many cells it has."""
-        return len(self.models) * len(self.nodes) * math.prod(len(axis.values) for axis in self.axes)
+        return (
+            len(self.models) * len(self.nodes) * math.prod(len(axis.values) for axis in self.axes)
+        )
 
     def cells(self) -> Iterator[Cell]:
         """Models slowest, the last axis fastest."""
         for model, node in product(self.models, self.nodes):
             for values in product(*(axis.values for axis in self.axes)):
-                at = tuple((axis.name, value) for axis, value in zip(self.axes, values, strict=True))
+                at = tuple(
+                    (axis.name, value) for axis, value in zip(self.axes, values, strict=True)
+                )
                 yield Cell(model.label, node, at, self._point(model, node, values))
 
     def _point(self, model: Model, node: str, values: Sequence[Plain]) -> Point:
@@ -91,12 +100,15 @@ class Grid:
             else:
                 assert isinstance(value, str | int | float)
                 settings.append((axis.name, value))
-        settings.sort(key=lambda setting: setting[0] != GPUS)  # another number of GPUs is another node: before its numbers change
+        # another number of GPUs is another node: before its numbers change
+        settings.sort(key=lambda setting: setting[0] != GPUS)
         return Point(model.name, node, tuple(sorted(options.items())), tuple(settings), self.steps)
 
 
 def read_grid(fields: Fields) -> Grid:
-    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Names and values are tried on every node; refusals name the field."""
+    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Names and values are tried on
+    every node; refusals name the field.
+    """
     _check_size(fields)
     models = tuple(_model(fields, index, item) for index, item in enumerate(fields.items("models")))
     nodes = tuple(_node(fields, index, item) for index, item in enumerate(fields.items("nodes")))
@@ -107,17 +119,31 @@ def read_grid(fields: Fields) -> Grid:
     axes = tuple(_axes(fields.mapping("axes"), nodes))
     for axis in axes:
         if axis.name in dict(options) or axis.name in dict(settings):
-            raise fields.error(f"axes.{axis.name}", "is set for all cells as well; remove one of the two")
-    return Grid(models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=MOST_STEPS))
+            raise fields.error(
+                f"axes.{axis.name}", "is set for all cells as well; remove one of the two"
+            )
+    return Grid(
+        models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=MOST_STEPS)
+    )
 
 
 def _check_size(fields: Fields) -> None:
-    """Before names and values are tried one by one: a short file can ask for more cells than there is time for."""
+    """Before names and values are tried one by one: a short file can ask for more cells than there
+    is time for.
+    """
     axes = fields.mapping("axes")
-    counts = [len(fields.items("models")), len(fields.items("nodes")), *(len(axes.items(key)) for key in axes.names())]
+    counts = [
+        len(fields.items("models")),
+        len(fields.items("nodes")),
+        *(len(axes.items(key)) for key in axes.names()),
+    ]
     if math.prod(counts) > MOST_CELLS:
         product = " x ".join(map(str, counts[:12])) + (" x ..." if len(counts) > 12 else "")
-        raise fields.error("axes", f"{product} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave values out")
+        raise fields.error(
+            "axes",
+            f"{product} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave "
+            "values out",
+        )
 
 
 def _model(fields: Fields, index: int, item: object) -> Model:
@@ -140,7 +166,9 @@ def _model(fields: Fields, index: int, item: object) -> Model:
 
 def _node(fields: Fields, index: int, item: object) -> str:
     if not isinstance(item, str):
-        raise fields.error(f"nodes[{index}]", f"{shown(item)} must be a node's name, such as 8xh200")
+        raise fields.error(
+            f"nodes[{index}]", f"{shown(item)} must be a node's name, such as 8xh200"
+        )
     try:
         node_on_file(item)
     except TwinError as error:
@@ -153,7 +181,11 @@ def _options(fields: Fields) -> tuple[tuple[str, Plain], ...]:
     for key in fields.names():
         name = option_name(key)
         if name is None or name == GPUS:
-            reason = "nodes say how many GPUs there are" if name else "not an engine option; `twin simulate --help` lists them"
+            reason = (
+                "nodes say how many GPUs there are"
+                if name
+                else "not an engine option; `twin simulate --help` lists them"
+            )
             raise fields.error(key, reason)
         found[name] = _option(fields, key, name, fields.take(key))
     return tuple(sorted(found.items()))
@@ -179,7 +211,13 @@ def _axes(fields: Fields, nodes: Sequence[str]) -> Iterator[Axis]:
         _distinct(fields, key, values)
         name = option_name(key)
         if name is not None and name != GPUS:
-            yield Axis(name, tuple(_option(fields, f"{key}[{i}]", name, value) for i, value in enumerate(values)), True)
+            yield Axis(
+                name,
+                tuple(
+                    _option(fields, f"{key}[{i}]", name, value) for i, value in enumerate(values)
+                ),
+                True,
+            )
             continue
         for index, value in enumerate(values):
             _try_setting(fields, f"{key}[{index}]", key, value, nodes)
@@ -188,7 +226,11 @@ def _axes(fields: Fields, nodes: Sequence[str]) -> Iterator[Axis]:
 
 def _try_setting(fields: Fields, where: str, name: str, value: Any, nodes: Sequence[str]) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise fields.error(where, f"{shown(value)} must be a quantity ('5 TB/s'), a change ('x0.5', '+10%') or a number in base units")
+        raise fields.error(
+            where,
+            f"{shown(value)} must be a quantity ('5 TB/s'), a change ('x0.5', '+10%') or a number "
+            "in base units",
+        )
     for node in nodes:
         try:
             with_setting(node_on_file(node), name, value)

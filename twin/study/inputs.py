@@ -1,4 +1,6 @@
-"""What a study's results rest on: the fits on file, and a digest of everything else that it reads."""
+"""What a study's results rest on: the fits on file, and a digest of everything else that it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ NO_FIT = "none"
 
 
 def fits_on_file(*names: str) -> str:
-    """The probing runs of the fits that hold for the nodes of these names, and for what their devices are like; joined by "+"."""
+    """The probing runs of the fits that hold for the nodes of these names, and for what their
+    devices are like; joined by "+".
+    """
     return _fits(node_on_file(name) for name in names)
 
 
@@ -47,14 +51,17 @@ def study_fits(folder: Path) -> str:
 def study_digest(folder: Path) -> str:
     """Of a study's question, its own files, and the numbers of every node, model and machine named.
 
-    Words and comments do not count. The kernel tables do, because ordinary engines are built of them.
+    Words and comments do not count. The kernel tables do, because ordinary engines are built of
+    them.
     """
     asked = {key: value for key, value in read_yaml(folder / FILE).items() if key not in WORDS}
     parts: list[Any] = [asked]
     for word in sorted(set(_words(asked))):
         parts += [[word, content] for content in _named(folder, word)]
     tables = sorted((data_dir("hwmodels") / "kernels").rglob("*.csv"))
-    return digest([json.dumps(parts, sort_keys=True).encode(), *(file.read_bytes() for file in tables)])
+    return digest(
+        [json.dumps(parts, sort_keys=True).encode(), *(file.read_bytes() for file in tables)]
+    )
 
 
 def digest(contents: Iterable[bytes]) -> str:
@@ -83,7 +90,9 @@ def _words(asked: Any) -> Iterator[str]:
 
 
 def _named(folder: Path, word: str) -> Iterator[Any]:
-    """What a word of a study file stands for: a node or device, a model, a machine, a file beside it."""
+    """What a word of a study file stands for: a node or device, a model, a machine, a file beside
+    it.
+    """
     node = _node(word)
     if node is not None:
         yield {path: number.value for path, number in numbers(node).items()}

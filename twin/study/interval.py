@@ -1,7 +1,9 @@
-"""Intervals: the numbers that a prediction rests on are drawn from what is known about them, and simulated again.
+"""Intervals: the numbers that a prediction rests on are drawn from what is known about them, and
+simulated again.
 
-low..high of a number is read as its central 90 % (the bootstrap of a fit gives exactly that, twin.calibrate.fit.INTERVAL); nothing is drawn
-outside, because the ends are physical limits as often as percentiles. A number that states no range gets the width of its kind
+low..high of a number is read as its central 90 % (the bootstrap of a fit gives exactly that,
+twin.calibrate.fit.INTERVAL); nothing is drawn outside, because the ends are physical limits as
+often as percentiles. A number that states no range gets the width of its kind
 (twin.hardware.override.SPREAD), for the reasons in WIDTHS.
 """
 
@@ -36,12 +38,14 @@ WIDTHS = {  # why a kind's numbers may be off by what twin.hardware.override.SPR
     Kind.MEASURED: "our own probe on that part: repeats and minutes differ by a few percent",
     Kind.FITTED: "least squares over many probes; a fit on file states its own, wider range",
     Kind.DATASHEET: "a definition of the part, not an estimate",
-    Kind.THIRD_PARTY: "somebody else's probe: the load type and the grid alone move a bandwidth by as much",
+    Kind.THIRD_PARTY: "somebody else's probe: the load type and the grid alone move a "
+    "bandwidth by as much",
     Kind.VENDOR: "announced or measured by who sells it: best case, and not yet repeated",
     Kind.UNBOUND: "its probes hardly see it; a fit on file states its range",
     Kind.ASSUMED: "states its range on file; a what-if of the user is meant exactly",
 }
-# Numbers of one mechanism are wrong together: an idle and a loaded hop, the arithmetic on each stored format.
+# Numbers of one mechanism are wrong together: an idle and a loaded hop, the arithmetic on each
+# stored format.
 _MECHANISMS = (
     (re.compile(r"(.*)\b(?:loaded_)?hop_s$"), r"\1hop_s"),
     (re.compile(r"(.*block\.)(?:fp|bf|int|mxfp|nvfp)\d+\w*_bytes_per_s$"), r"\1arithmetic"),
@@ -56,12 +60,15 @@ class Draws:
     count: int
     seed: int
     held_out: str = ""  # a device whose engine runs say how wrong the twin itself is
-    depths: tuple[int, ...] = ()  # two numbers of layers to simulate each draw with, instead of all of them
+    # two numbers of layers to simulate each draw with, instead of all of them
+    depths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Tokens per second at LEVELS, and what carries them: rank correlation of each mechanism with the speed, the strongest first."""
+    """Tokens per second at LEVELS, and what carries them: rank correlation of each mechanism with
+    the speed, the strongest first.
+    """
 
     p10: float
     p50: float
@@ -75,7 +82,12 @@ def read_draws(fields: Fields) -> Draws | None:
     if "intervals" not in fields:
         return None
     one = fields.mapping("intervals")
-    draws = Draws(one.whole("draws", low=FEWEST, high=MOST), one.whole("seed", 1), one.text("held_out", ""), _depths(one))
+    draws = Draws(
+        one.whole("draws", low=FEWEST, high=MOST),
+        one.whole("seed", 1),
+        one.text("held_out", ""),
+        _depths(one),
+    )
     if draws.held_out:
         _known(one, draws.held_out)
     one.done()
@@ -83,11 +95,16 @@ def read_draws(fields: Fields) -> Draws | None:
 
 
 def _depths(one: Fields) -> tuple[int, ...]:
-    """`depths: [4, 8]`: both multiples of what repeats in the model, or their difference says little."""
+    """`depths: [4, 8]`: both multiples of what repeats in the model, or their difference says
+    little.
+    """
     found = tuple(one.items("depths", ()))
     whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in found)
     if found and (len(found) != 2 or not whole or not 0 < found[0] < found[1]):
-        raise one.error("depths", f"{list(found)} must be two numbers of layers, the smaller first, such as [4, 8]")
+        raise one.error(
+            "depths",
+            f"{list(found)} must be two numbers of layers, the smaller first, such as [4, 8]",
+        )
     return found
 
 
@@ -101,40 +118,64 @@ def _known(fields: Fields, device: str) -> None:
 def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
     """The changes of each draw: Latin hypercube, one stratum for each draw and mechanism.
 
-    A mechanism's draws depend on the seed, the device's name and its own name alone: all cells on a device see the same hardware, so that
-    their differences are not noise.
+    A mechanism's draws depend on the seed, the device's name and its own name alone: all cells on a
+    device see the same hardware, so that their differences are not noise.
     """
-    uncertain = {path: number for path, number in numbers(node).items() if drawable(path) and _width(number) and not number.like}
+    uncertain = {
+        path: number
+        for path, number in numbers(node).items()
+        if drawable(path) and _width(number) and not number.like
+    }
     fitted = _fitted(node, draws)
     columns = {
-        path: number.value * fitted[path] if path in fitted else _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws))
+        path: number.value * fitted[path]
+        if path in fitted
+        else _values(number, uniforms(f"{node.device.name} {mechanism(path)}", draws))
         for path, number in uncertain.items()
     }
     columns |= _followers(node, draws, columns)
-    return [tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()})) for i in range(draws.count)]
+    return [
+        tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()}))
+        for i in range(draws.count)
+    ]
 
 
 def _fitted(node: Node, draws: Draws) -> dict[str, Floats]:
     """Factors on the node's own fitted numbers: those of a node of one, and its own."""
     known = numbers(node)
     names = dict.fromkeys((f"1x{node.device.name}", node.name))
-    factors = {resolve(node, path): values for name in names for path, values in _together(name, draws).items()}
-    return {path: values for path, values in factors.items() if known[path].kind in (Kind.FITTED, Kind.UNBOUND)}
+    factors = {
+        resolve(node, path): values
+        for name in names
+        for path, values in _together(name, draws).items()
+    }
+    return {
+        path: values
+        for path, values in factors.items()
+        if known[path].kind in (Kind.FITTED, Kind.UNBOUND)
+    }
 
 
 def _together(node: str, draws: Draws) -> dict[str, Floats]:
-    """Factors on the numbers of a node's fit, drawn together by its bootstrap: parts of a sum that probes know err oppositely.
+    """Factors on the numbers of a node's fit, drawn together by its bootstrap: parts of a sum that
+    probes know err oppositely.
 
-    Each draw takes the same one of the fit's draws for all numbers, and for all devices that are like this one.
+    Each draw takes the same one of the fit's draws for all numbers, and for all devices that are
+    like this one.
     """
     found = read_fit(node)
     factors = found[1].get("together", {}) if found else {}
     rows = uniforms(f"{name_of(node)} fit", draws)
-    return {path: np.asarray(values, dtype=np.float64)[(rows * len(values)).astype(np.int64)] for path, values in factors.items()}
+    return {
+        path: np.asarray(values, dtype=np.float64)[(rows * len(values)).astype(np.int64)]
+        for path, values in factors.items()
+    }
 
 
 def _followers(node: Node, draws: Draws, drawn: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Numbers that are like another part's: drawn with that part's fit, and by what a rule leaves open, one draw for all that follow it."""
+    """Numbers that are like another part's: drawn with that part's fit, and by what a rule leaves
+    open, one draw for all that follow it.
+    """
     known = numbers(node)
     together = {device: _together(device, draws) for device in followed(node.device)}
     columns: dict[str, Floats] = {}
@@ -142,11 +183,20 @@ def _followers(node: Node, draws: Draws, drawn: Mapping[str, Floats]) -> dict[st
         if number.like is None:
             continue
         like, leaf = number.like, path.removeprefix("device.")
-        cost = _values(Number(1.0, Kind.ASSUMED, like.rule, like.low, like.high), uniforms(f"{node.device.name} {_rule(like)}", draws))
+        cost = _values(
+            Number(1.0, Kind.ASSUMED, like.rule, like.low, like.high),
+            uniforms(f"{node.device.name} {_rule(like)}", draws),
+        )
         if like.rule == QUEUE:
             idle = f"device.{IDLE[leaf]}"
-            waits = _waits(leaf, like.device, together[like.device]) if like.fitted else np.asarray(number.value - known[idle].value)
-            columns[path] = waits * cost + columns.get(idle, drawn.get(idle, np.asarray(known[idle].value)))
+            waits = (
+                _waits(leaf, like.device, together[like.device])
+                if like.fitted
+                else np.asarray(number.value - known[idle].value)
+            )
+            columns[path] = waits * cost + columns.get(
+                idle, drawn.get(idle, np.asarray(known[idle].value))
+            )
         else:
             factor = together[like.device].get(leaf, np.ones(1)) if like.fitted else np.ones(1)
             columns[path] = number.value * factor * (cost if unit_of(leaf) == "s" else 1 / cost)
@@ -175,26 +225,37 @@ def _rule(like: Like) -> str:
 
 def uniforms(name: str, draws: Draws) -> Floats:
     """[draws] numbers in (0, 1), one in each stratum, shuffled by seed and name."""
-    generator = np.random.default_rng([draws.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")])
+    generator = np.random.default_rng(
+        [draws.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")]
+    )
     within = generator.uniform(0.0, 1.0, draws.count)
     return np.asarray((generator.permutation(draws.count) + within) / draws.count, dtype=np.float64)
 
 
-def summary(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Interval:
-    """The interval of a cell from the speeds of its draws, in order; `touched` are the paths that its plan uses."""
+def summary(
+    node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]
+) -> Interval:
+    """The interval of a cell from the speeds of its draws, in order; `touched` are the paths that
+    its plan uses.
+    """
     p10, p50, p90 = (float(value) for value in np.quantile(speeds, LEVELS))
     return Interval(p10, p50, p90, tuple(speeds), tuple(_carriers(node, draws, speeds, touched)))
 
 
 def chance(count: int, tried: int) -> float:
-    """The rank correlation that the strongest of `tried` unrelated numbers exceeds once in twenty, by Student's t (Bonferroni)."""
-    from scipy.stats import t as student  # slow to load, as all of SciPy: only who asks for an interval waits for it
+    """The rank correlation that the strongest of `tried` unrelated numbers exceeds once in twenty,
+    by Student's t (Bonferroni).
+    """
+    # slow to load, as all of SciPy: only who asks for an interval waits for it
+    from scipy.stats import t as student
 
     quantile = float(student.ppf(1 - 0.05 / 2 / tried, count - 2))
     return quantile / math.sqrt(count - 2 + quantile**2)
 
 
-def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]) -> Iterator[tuple[str, float]]:
+def _carriers(
+    node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]
+) -> Iterator[tuple[str, float]]:
     fitted = _fitted(node, draws)  # drawn together, so no one of them can be told apart
     names = dict.fromkeys(
         _rule(number.like) if number.like else mechanism(path)
@@ -212,7 +273,8 @@ def _carriers(node: Node, draws: Draws, speeds: Sequence[float], touched: Collec
         if abs(found[name]) <= limit:
             return
         yield name, found[name]
-        # Two numbers' draws may agree by chance: what the first explains is taken out before the next is looked for.
+        # Two numbers' draws may agree by chance: what the first explains is taken out before the
+        # next is looked for.
         taken = ranks.pop(name)
         left = _without(left, taken)
         ranks = {other: _without(rank, taken) for other, rank in ranks.items()}
@@ -241,7 +303,9 @@ def _width(number: Number) -> float:
 
 
 def _values(number: Number, uniform: Floats) -> Floats:
-    """The number at each quantile: half normal on either side of its value, on a logarithmic scale where the range allows."""
+    """The number at each quantile: half normal on either side of its value, on a logarithmic scale
+    where the range allows.
+    """
     from scipy.special import ndtri
 
     low, high = interval(number)
@@ -249,8 +313,14 @@ def _values(number: Number, uniform: Floats) -> Floats:
     reach = z / ndtri(1 - TAIL)  # -1 at low, 0 at the value, 1 at high
     if low > 0:
         up, down = math.log(high / number.value), math.log(number.value / low)
-        return np.asarray(number.value * np.exp(np.where(reach > 0, reach * up, reach * down)), dtype=np.float64)
-    return np.asarray(number.value + np.where(reach > 0, reach * (high - number.value), reach * (number.value - low)), dtype=np.float64)
+        return np.asarray(
+            number.value * np.exp(np.where(reach > 0, reach * up, reach * down)), dtype=np.float64
+        )
+    return np.asarray(
+        number.value
+        + np.where(reach > 0, reach * (high - number.value), reach * (number.value - low)),
+        dtype=np.float64,
+    )
 
 
 def _consistent(node: Node, drawn: Mapping[str, float]) -> Iterator[Setting]:

@@ -1,7 +1,8 @@
 """The kinds of studies, and how a study's file is read.
 
-A kind is a module with `read(fields: Fields) -> Question`. It takes what it needs from the fields (the head below is already taken; unknown
-keys are refused afterwards) and returns something that can be run. It refuses whatever is wrong before anything is computed.
+A kind is a module with `read(fields: Fields) -> Question`. It takes what it needs from the fields
+(the head below is already taken; unknown keys are refused afterwards) and returns something that
+can be run. It refuses whatever is wrong before anything is computed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Question(Protocol):
     """What a kind's `read` returns."""
 
     def run(self, runner: Runner) -> Outcome:
-        """The answer. Simulations go through `runner`, which computes none twice and shows progress."""
+        """The answer. Simulations go through `runner`, which computes none twice and shows
+        progress.
+        """
         ...
 
 
@@ -52,11 +55,15 @@ def read_study(place: Path) -> Study:
     """The study in a folder or a YAML file. Raises ConfigError with the field and the reason."""
     file = place / FILE if place.is_dir() else place
     if not file.is_file():
-        raise ConfigError(f"{place}: no study there; give a folder with a {FILE}, or the file itself")
+        raise ConfigError(
+            f"{place}: no study there; give a folder with a {FILE}, or the file itself"
+        )
     fields = Fields(read_yaml(file), file)
     kind = fields.choice("kind", list(KINDS))
     head = fields.text("title"), fields.text("question"), fields.text("prediction", "")
     came = fields.text("outcome", "")
     body: Question = import_module(KINDS[kind]).read(fields)
     fields.done()
-    return Study(file.resolve().parent.name if file.name == FILE else file.stem, kind, *head, body, came)
+    return Study(
+        file.resolve().parent.name if file.name == FILE else file.stem, kind, *head, body, came
+    )

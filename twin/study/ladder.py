@@ -9,7 +9,8 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Placement
 from twin.study.point import Point
 
-DECIDED = ("execution", "handoff", "collective", "placement", "delay")  # by the rungs, not by the user
+# by the rungs, not by the user
+DECIDED = ("execution", "handoff", "collective", "placement", "delay")
 
 
 def rungs(point: Point) -> list[tuple[str, Point]]:
@@ -22,15 +23,28 @@ def _rungs(point: Point, spec: ModelSpec, node: Node) -> Iterator[tuple[str, Poi
     kept = {name: value for name, value in point.options if name not in DECIDED}
     delayed = spec.lanes is not None and node.gpus > 1
     several_dies = node.device.structure.dies.value > 1
-    common: dict[str, str | int] = ({"delay": 0} if delayed else {}) | ({"placement": Placement.FLAT.value} if several_dies else {})
+    common: dict[str, str | int] = ({"delay": 0} if delayed else {}) | (
+        {"placement": Placement.FLAT.value} if several_dies else {}
+    )
 
     def at(**options: str | int) -> Point:
-        return Point(point.model, point.node, tuple(sorted((kept | common | options).items())), point.settings, point.steps)
+        return Point(
+            point.model,
+            point.node,
+            tuple(sorted((kept | common | options).items())),
+            point.settings,
+            point.steps,
+        )
 
-    yield "a launch for each operation", at(execution=Execution.STREAM.value)
+    yield "a launch for each operation", at(execution=Execution.LAUNCHES.value)
     yield "one graph of kernels", at(execution=Execution.GRAPH.value)
-    yield "resident, full barriers", at(execution=Execution.RESIDENT.value, handoff=HandOffKind.GRID.value)
-    ideas: list[tuple[str, dict[str, str | int]]] = [("data is the flag", {"handoff": HandOffKind.SENTINEL.value})]
+    yield (
+        "resident, full barriers",
+        at(execution=Execution.RESIDENT.value, handoff=HandOffKind.GRID.value),
+    )
+    ideas: list[tuple[str, dict[str, str | int]]] = [
+        ("data is the flag", {"handoff": HandOffKind.SENTINEL.value})
+    ]
     if several_dies:
         ideas.append(("weights by die", {"placement": Placement.DIE_AWARE.value}))
     if delayed and spec.lanes and spec.lanes.delay:

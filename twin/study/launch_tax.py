@@ -61,72 +61,139 @@ class LaunchTax:
             ),
         ]
         if differences:
-            headline.append((f"{100 * max(differences, key=abs):+.1f}%", "largest difference of a cap from the published one"))
+            headline.append(
+                (
+                    f"{100 * max(differences, key=abs):+.1f}%",
+                    "largest difference of a cap from the published one",
+                )
+            )
         parts = [self._caps(tax), self._by_device()]
         if rows:
-            parts.append(self._simulated([(point, name, row) for (point, name, _), row in zip(ladder, rows, strict=True)]))
+            parts.append(
+                self._simulated(
+                    [(point, name, row) for (point, name, _), row in zip(ladder, rows, strict=True)]
+                )
+            )
         return Outcome(tuple(parts), tuple(headline), tuple(self._notes(rows)))
 
     def _caps(self, tax: Tax) -> Part:
         columns = (
-            Column("kernels a layer"), Column("launches a step"), Column("launches, us"), Column("cap, tokens/s"),
-            Column("published cap"), Column("difference", Shown.CHANGE),
-        )  # fmt: skip
+            Column("kernels a layer"),
+            Column("launches a step"),
+            Column("launches, us"),
+            Column("cap, tokens/s"),
+            Column("published cap"),
+            Column("difference", Shown.CHANGE),
+        )
         rows: list[tuple[Cell, ...]] = []
         for kernels in self.kernels:
             known = self.published.get(kernels)
             difference = tax.cap(kernels) / known - 1 if known else None
-            rows.append((kernels, kernels * self.layers, tax.seconds(kernels) * US, tax.cap(kernels), known, difference))
+            rows.append(
+                (
+                    kernels,
+                    kernels * self.layers,
+                    tax.seconds(kernels) * US,
+                    tax.cap(kernels),
+                    known,
+                    difference,
+                )
+            )
         caps = Series("cap", tuple(tax.cap(kernels) for kernels in self.kernels))
-        known_series = Series("published", tuple(self.published.get(kernels) for kernels in self.kernels), marks=True)
+        known_series = Series(
+            "published", tuple(self.published.get(kernels) for kernels in self.kernels), marks=True
+        )
         return Part(
             f"{self.layers} layers, {self.launch_s * US:.2g} us a kernel",
-            "The fastest a step could be if launches were all it did: weights, hand-offs and arithmetic come on top.",
-            (Lines(tuple(map(float, self.kernels)), (caps, known_series), "kernels a layer", "tokens/s"),),
+            "The fastest a step could be if launches were all it did: weights, hand-offs and "
+            "arithmetic come on top.",
+            (
+                Lines(
+                    tuple(map(float, self.kernels)),
+                    (caps, known_series),
+                    "kernels a layer",
+                    "tokens/s",
+                ),
+            ),
             (Table("caps", columns, tuple(rows)),),
         )
 
     def _by_device(self) -> Part:
         columns = (
-            Column("device", Shown.TEXT), Column("kernel border", Shown.TEXT), Column("us", Shown.MICROSECONDS), Column("kind", Shown.CHIP),
-            *(Column(f"cap at {kernels}") for kernels in self.kernels), Column("source", Shown.TEXT),
-        )  # fmt: skip
+            Column("device", Shown.TEXT),
+            Column("kernel border", Shown.TEXT),
+            Column("us", Shown.MICROSECONDS),
+            Column("kind", Shown.CHIP),
+            *(Column(f"cap at {kernels}") for kernels in self.kernels),
+            Column("source", Shown.TEXT),
+        )
         rows: list[tuple[Cell, ...]] = []
         for device in self.devices:
-            for name, number in (("stream", device.launch.stream_s), ("graph", device.launch.graph_edge_s)):
-                caps = [Tax(self.layers, number.value).cap(kernels) if number.value else None for kernels in self.kernels]
-                rows.append((device.name, name, number.value, number.kind.value, *caps, number.source))
+            for name, number in (
+                ("stream", device.launch.stream_s),
+                ("graph", device.launch.graph_edge_s),
+            ):
+                caps = [
+                    Tax(self.layers, number.value).cap(kernels) if number.value else None
+                    for kernels in self.kernels
+                ]
+                rows.append(
+                    (device.name, name, number.value, number.kind.value, *caps, number.source)
+                )
         return Part(
             "The same caps with each device's own kernel borders",
-            "Queued launches overlap with what runs, so a border between queued kernels is shorter than a launch and its clean-up; in a "
-            "graph it is shorter again.",
+            "Queued launches overlap with what runs, so a border between queued kernels is "
+            "shorter than a launch and its clean-up; in a graph it is shorter again.",
             tables=(Table("devices", columns, tuple(rows)),),
         )
 
     def _simulated(self, results: list[tuple[Point, str, Row]]) -> Part:
         columns = (
-            Column("model", Shown.TEXT), Column("node", Shown.TEXT), Column("engine", Shown.TEXT), Column("us a step"),
-            Column("launches, us"), Column("share of launches", Shown.PERCENT), Column("tokens/s, predicted"),
-        )  # fmt: skip
+            Column("model", Shown.TEXT),
+            Column("node", Shown.TEXT),
+            Column("engine", Shown.TEXT),
+            Column("us a step"),
+            Column("launches, us"),
+            Column("share of launches", Shown.PERCENT),
+            Column("tokens/s, predicted"),
+        )
         rows: list[tuple[Cell, ...]] = []
         for point, name, row in results:
             if row.problem:
                 rows.append((point.model, point.node, name, None, None, None, None))
                 continue
             launch = row.attribution.get("launch", 0.0)
-            rows.append((point.model, point.node, name, row.step_s * US, launch * US, launch / row.step_s, row.tokens_per_s))
+            rows.append(
+                (
+                    point.model,
+                    point.node,
+                    name,
+                    row.step_s * US,
+                    launch * US,
+                    launch / row.step_s,
+                    row.tokens_per_s,
+                )
+            )
         names = tuple(f"{point.model} {point.node}, {name}" for point, name, _ in results)
-        launch_us = Series("launches", tuple(row.attribution.get("launch", 0.0) * US for _, _, row in results))
-        rest_us = Series("all else", tuple((row.step_s - row.attribution.get("launch", 0.0)) * US for _, _, row in results))
+        launch_us = Series(
+            "launches", tuple(row.attribution.get("launch", 0.0) * US for _, _, row in results)
+        )
+        rest_us = Series(
+            "all else",
+            tuple((row.step_s - row.attribution.get("launch", 0.0)) * US for _, _, row in results),
+        )
         return Part(
             "Simulated: a whole step, launch by launch and without launches",
-            "Launches on the critical path of a step of a real model. What remains without them is weights, hand-offs and arithmetic.",
+            "Launches on the critical path of a step of a real model. What remains without them "
+            "is weights, hand-offs and arithmetic.",
             (Bars(names, (launch_us, rest_us), "microseconds a step", stacked=True),),
             (Table("simulated", columns, tuple(rows)),),
         )
 
     def _notes(self, rows: list[Row]) -> Iterator[str]:
-        yield "A cap is arithmetic, not a measurement. The published caps come from the same product."
+        yield (
+            "A cap is arithmetic, not a measurement. The published caps come from the same product."
+        )
         assumed = sorted({path for row in rows for path in row.assumed if "launch" in path})
         if assumed:
             yield f"Simulated launches rest on assumed numbers: {', '.join(assumed)}."
@@ -137,16 +204,25 @@ class LaunchTax:
 def read(fields: Fields) -> LaunchTax:
     """Raises ConfigError with the field and the reason."""
     kernels = fields.items("kernels")
-    if not all(isinstance(k, int) and not isinstance(k, bool) and 0 < k <= MOST_WHOLE for k in kernels) or kernels != sorted(set(kernels)):
-        raise fields.error("kernels", f"{shown(kernels)} must be ascending whole numbers, 1 to {MOST_WHOLE}")
+    if not all(
+        isinstance(k, int) and not isinstance(k, bool) and 0 < k <= MOST_WHOLE for k in kernels
+    ) or kernels != sorted(set(kernels)):
+        raise fields.error(
+            "kernels", f"{shown(kernels)} must be ascending whole numbers, 1 to {MOST_WHOLE}"
+        )
     launch_s = fields.quantity("launch_s", high=1.0)
     if launch_s < LEAST_LAUNCH_S:
-        raise fields.error("launch_s", f"{launch_s:g} s leaves no tax to compute; give the cost of a launch, such as '4.5 us'")
+        raise fields.error(
+            "launch_s",
+            f"{launch_s:g} s leaves no tax to compute; give the cost of a launch, such as '4.5 us'",
+        )
     published: dict[int, float] = {}
     for entry in fields.mappings("published", []):
         count = entry.whole("kernels", low=1)
         if count not in kernels:
-            raise entry.error("kernels", f"{count} is not among the study's kernels {shown(kernels)}")
+            raise entry.error(
+                "kernels", f"{count} is not among the study's kernels {shown(kernels)}"
+            )
         published[count] = entry.number("tokens_per_s", low=1)
         entry.done()
     return LaunchTax(

@@ -27,7 +27,9 @@ def in_process(batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
 
 
 def on_cores(batches: Sequence[Batch], workers: int) -> Iterator[tuple[int, list[Row]]]:
-    """(index, rows) of every batch as they are done. What a killed worker (out of memory) was doing is done again."""
+    """(index, rows) of every batch as they are done. What a killed worker (out of memory) was doing
+    is done again.
+    """
     left, losses = dict(enumerate(batches)), 0
     while left:
         try:
@@ -40,15 +42,18 @@ def on_cores(batches: Sequence[Batch], workers: int) -> Iterator[tuple[int, list
             if losses > LOSSES:
                 first = next(iter(left.values()))[0]
                 raise EngineError(
-                    f"workers died {losses} times in a row, {len(left)} batches are left ({first.model} on {first.node} is the next); "
-                    "is there memory for them? try fewer workers"
+                    f"workers died {losses} times in a row, {len(left)} batches are left "
+                    f"({first.model} on {first.node} is the next); is there memory for them? try "
+                    "fewer workers"
                 ) from error
 
 
 def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[Row]]]:
     before = set(multiprocessing.active_children())
     # Not fork: the threads of Arrow and of a cluster's client do not survive it.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_die_at_once) as pool:
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_die_at_once
+    ) as pool:
         futures = {pool.submit(_compute, batch): index for index, batch in left.items()}
         try:
             for future in as_completed(futures):
@@ -61,7 +66,9 @@ def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[R
 
 
 def _compute(batch: Batch) -> list[Row]:
-    """A worker whose parent was killed has nobody to work for: it ends after the point that it is at."""
+    """A worker whose parent was killed has nobody to work for: it ends after the point that it is
+    at.
+    """
     rows: list[Row] = []
     parent = multiprocessing.parent_process()
     for point in batch:
@@ -72,5 +79,7 @@ def _compute(batch: Batch) -> list[Row]:
 
 
 def _die_at_once() -> None:
-    """Ctrl-C reaches the whole group: a worker ends without a word, the parent keeps what is done."""
+    """Ctrl-C reaches the whole group: a worker ends without a word, the parent keeps what is
+    done.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""Studies of kind mixed-load: long and short requests on nodes that serve one request each, or many in a batch."""
+"""Studies of kind mixed-load: long and short requests on nodes that serve one request each, or many
+in a batch.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,11 @@ class Operation:
 
     def pooled(self, what: str, traffic: str) -> np.ndarray | None:
         """A property of every request of a class."""
-        found = [getattr(served, what)(traffic) for group, served in self.served if traffic in group.serves]
+        found = [
+            getattr(served, what)(traffic)
+            for group, served in self.served
+            if traffic in group.serves
+        ]
         return np.concatenate(found) if found else None
 
     def bill(self) -> Bill | None:
@@ -110,34 +116,62 @@ class MixedLoad:
             for load in self.loads:
                 runner.progress(f"queues: {policy.name}, load {load:g}")
                 cells.append(self._cell(policy, load, paces))
-        parts = (*self._waiting(cells), self._cost(cells), self._speeds(paces), self._check(cells, paces))
+        parts = (
+            *self._waiting(cells),
+            self._cost(cells),
+            self._speeds(paces),
+            self._check(cells, paces),
+        )
         return Outcome(parts, tuple(self._headline(cells)), tuple(self._notes()))
 
-    # ---- simulation ---------------------------------------------------------------------------------------
+    # ---- simulation ------------------------------------------------------------------------------
 
     def _paces(self, runner: Runner) -> dict[Group, StepTime]:
-        """Seconds of a step by sequences in the batch, of every group. Raises TwinError for what cannot be served."""
+        """Seconds of a step by sequences in the batch, of every group. Raises TwinError for what
+        cannot be served.
+        """
         groups = [group for policy in self.policies for group in policy.groups]
-        points = {point: None for group in groups if group.stack == RESIDENT for _, point in self._batches(group)}
-        rows = dict(zip(points, runner.rows(list(points), "resident kernels") if points else [], strict=True))
+        points = {
+            point: None
+            for group in groups
+            if group.stack == RESIDENT
+            for _, point in self._batches(group)
+        }
+        rows = dict(
+            zip(
+                points, runner.rows(list(points), "resident kernels") if points else [], strict=True
+            )
+        )
         for point, row in rows.items():
             if row.problem:
                 raise TwinError(f"{self.model} as a resident kernel on {point.node}: {row.problem}")
-        return {group: self._pace(group, {point: row.step_s for point, row in rows.items()}) for group in groups}
+        return {
+            group: self._pace(group, {point: row.step_s for point, row in rows.items()})
+            for group in groups
+        }
 
     def _batches(self, group: Group) -> list[tuple[int, Point]]:
         """The batches that are simulated: powers of two, and the largest."""
-        sizes = sorted({2**power for power in range(group.batch.bit_length()) if 2**power < group.batch} | {group.batch})
+        sizes = sorted(
+            {2**power for power in range(group.batch.bit_length()) if 2**power < group.batch}
+            | {group.batch}
+        )
         alone = Point(self.model, group.node, (("context", self.context),))
         return [(size, alone.with_options(batch=size) if size > 1 else alone) for size in sizes]
 
     def _pace(self, group: Group, simulated: dict[Point, float]) -> StepTime:
         if group.stack == RESIDENT:
-            sizes, steps = zip(*((size, simulated[point]) for size, point in self._batches(group)), strict=True)
+            sizes, steps = zip(
+                *((size, simulated[point]) for size, point in self._batches(group)), strict=True
+            )
             return lambda sequences: float(np.interp(sequences, sizes, steps))
         spec, node = load_model(self.model), load_node(group.node)
         return lru_cache(maxsize=None)(
-            lambda sequences: predict(spec, node, group.stack, Load(sequences=sequences, context=self.context)).graph_s
+            lambda sequences: (
+                predict(
+                    spec, node, group.stack, Load(sequences=sequences, context=self.context)
+                ).graph_s
+            )
         )
 
     def run_hours(self, load: float) -> float:
@@ -150,7 +184,11 @@ class MixedLoad:
         return sum(traffic.per_s for traffic in self.classes) * load * self.run_hours(load) * HOUR_S
 
     def _traffic(self, group: Group, load: float) -> list[Traffic]:
-        return [Traffic(c.name, c.per_s * load, c.tokens, c.distribution) for c in self.classes if c.name in group.serves]
+        return [
+            Traffic(c.name, c.per_s * load, c.tokens, c.distribution)
+            for c in self.classes
+            if c.name in group.serves
+        ]
 
     def _utilisation(self, group: Group, load: float, pace: StepTime) -> float:
         """Offered tokens per second over what full batches generate."""
@@ -162,50 +200,93 @@ class MixedLoad:
         if used >= 1:
             return Operation(policy, load, used, ())
         served = tuple(
-            (group, serve(
-                self._traffic(group, load), nodes=group.nodes, batch=group.batch, step_s=paces[group], hours=self.run_hours(load), seed=seed
-            ))
-            for seed in self.seeds for group in policy.groups
-        )  # fmt: skip
+            (
+                group,
+                serve(
+                    self._traffic(group, load),
+                    nodes=group.nodes,
+                    batch=group.batch,
+                    step_s=paces[group],
+                    hours=self.run_hours(load),
+                    seed=seed,
+                ),
+            )
+            for seed in self.seeds
+            for group in policy.groups
+        )
         return Operation(policy, load, used, served)
 
-    # ---- what is shown ------------------------------------------------------------------------------------
+    # ---- what is shown ---------------------------------------------------------------------------
 
     def _waiting(self, cells: Sequence[Operation]) -> Iterator[Part]:
         columns = (
-            Column("policy", Shown.TEXT), Column("GPUs"), Column("load"), Column("used at most", Shown.PERCENT),
-            Column("wait p50", Shown.QUANTITY, "s"), Column("wait p95", Shown.QUANTITY, "s"),
-            Column("done p50", Shown.QUANTITY, "s"), Column("done p95", Shown.QUANTITY, "s"), Column("tokens/s a user sees, p50"),
-        )  # fmt: skip
+            Column("policy", Shown.TEXT),
+            Column("GPUs"),
+            Column("load"),
+            Column("used at most", Shown.PERCENT),
+            Column("wait p50", Shown.QUANTITY, "s"),
+            Column("wait p95", Shown.QUANTITY, "s"),
+            Column("done p50", Shown.QUANTITY, "s"),
+            Column("done p95", Shown.QUANTITY, "s"),
+            Column("tokens/s a user sees, p50"),
+        )
         for traffic in self.classes:
             rows: list[tuple[Cell, ...]] = []
             for cell in cells:
                 numbers: list[Cell] = [None] * 5
-                waits, took, speed = (cell.pooled(what, traffic.name) for what in ("waits", "took", "speeds"))
+                waits, took, speed = (
+                    cell.pooled(what, traffic.name) for what in ("waits", "took", "speeds")
+                )
                 if waits is not None and took is not None and speed is not None:
                     numbers = [*_percentiles(waits), *_percentiles(took), float(np.median(speed))]
-                rows.append((cell.policy.name, cell.policy.gpus, cell.load, cell.utilisation, *numbers))
+                rows.append(
+                    (cell.policy.name, cell.policy.gpus, cell.load, cell.utilisation, *numbers)
+                )
             series = tuple(
-                Series(policy.name, tuple(self._p95(cells, policy, load, traffic.name) for load in self.loads)) for policy in self.policies
+                Series(
+                    policy.name,
+                    tuple(self._p95(cells, policy, load, traffic.name) for load in self.loads),
+                )
+                for policy in self.policies
             )
             yield Part(
-                f"{traffic.name}: {traffic.tokens:,.0f} tokens on average, {traffic.per_s * HOUR_S:,.0f} an hour at load 1",
-                "From arrival to the last token, 95th percentile. A line ends where its policy is overloaded and the queue never empties.",
-                (Lines(self.loads, series, "load", "seconds until done, p95", log_x=True, log_y=True),),
+                f"{traffic.name}: {traffic.tokens:,.0f} tokens on average, "
+                f"{traffic.per_s * HOUR_S:,.0f} an hour at load 1",
+                "From arrival to the last token, 95th percentile. A line ends where its policy is "
+                "overloaded and the queue never empties.",
+                (
+                    Lines(
+                        self.loads,
+                        series,
+                        "load",
+                        "seconds until done, p95",
+                        log_x=True,
+                        log_y=True,
+                    ),
+                ),
                 (Table(_table_of(traffic.name), columns, tuple(rows)),),
             )
 
-    def _p95(self, cells: Sequence[Operation], policy: Policy, load: float, traffic: str) -> float | None:
-        took = next(cell for cell in cells if cell.policy is policy and cell.load == load).pooled("took", traffic)
+    def _p95(
+        self, cells: Sequence[Operation], policy: Policy, load: float, traffic: str
+    ) -> float | None:
+        took = next(cell for cell in cells if cell.policy is policy and cell.load == load).pooled(
+            "took", traffic
+        )
         return None if took is None else float(np.percentile(took, 95))
 
     def _cost(self, cells: Sequence[Operation]) -> Part:
         price = self.prices.cents_per_hour
         low, high = interval(price)
         columns = (
-            Column("policy", Shown.TEXT), Column("load"), Column("tokens/s, all"), Column("USD per million tokens"),
-            Column("at the lowest price"), Column("at the highest"), Column("kWh per million tokens"),
-        )  # fmt: skip
+            Column("policy", Shown.TEXT),
+            Column("load"),
+            Column("tokens/s, all"),
+            Column("USD per million tokens"),
+            Column("at the lowest price"),
+            Column("at the highest"),
+            Column("kWh per million tokens"),
+        )
         rows: list[tuple[Cell, ...]] = []
         costs: dict[tuple[str, float], float] = {}
         for cell in cells:
@@ -215,48 +296,87 @@ class MixedLoad:
                 continue
             usd = [bill.usd_per_million(cents / 100) for cents in (price.value, low, high)]
             costs[cell.policy.name, cell.load] = usd[0]
-            rows.append((cell.policy.name, cell.load, bill.tokens, *usd, bill.kwh_per_million(self.prices)))
-        series = tuple(Series(policy.name, tuple(costs.get((policy.name, load)) for load in self.loads)) for policy in self.policies)
+            rows.append(
+                (cell.policy.name, cell.load, bill.tokens, *usd, bill.kwh_per_million(self.prices))
+            )
+        series = tuple(
+            Series(policy.name, tuple(costs.get((policy.name, load)) for load in self.loads))
+            for policy in self.policies
+        )
         return Part(
             "Cost and energy per million tokens",
-            "All GPUs are held and paid whether they work or not, so a higher load is cheaper per token until a policy is overloaded.",
+            "All GPUs are held and paid whether they work or not, so a higher load is cheaper per "
+            "token until a policy is overloaded.",
             (Lines(self.loads, series, "load", "USD per million tokens", log_x=True, log_y=True),),
             (Table(COST, columns, tuple(rows)),),
         )
 
     def _speeds(self, paces: dict[Group, StepTime]) -> Part:
         columns = (
-            Column("engine", Shown.TEXT), Column("node", Shown.TEXT), Column("sequences"), Column("step", Shown.QUANTITY, "s"),
-            Column("tokens/s of each"), Column("tokens/s of all"),
-        )  # fmt: skip
+            Column("engine", Shown.TEXT),
+            Column("node", Shown.TEXT),
+            Column("sequences"),
+            Column("step", Shown.QUANTITY, "s"),
+            Column("tokens/s of each"),
+            Column("tokens/s of all"),
+        )
         shown: dict[tuple[str, str, int], float] = {}
         for group, pace in paces.items():
             for sequences in sorted({1, min(8, group.batch), group.batch}):
                 shown[group.stack, group.node, sequences] = pace(sequences)
-        rows = tuple((stack, node, n, step, 1 / step, n / step) for (stack, node, n), step in shown.items())
-        return Part("How fast the nodes are", "Steps as predicted, without a queue.", tables=(Table(STEPS, columns, rows, terminal=False),))
+        rows = tuple(
+            (stack, node, n, step, 1 / step, n / step) for (stack, node, n), step in shown.items()
+        )
+        return Part(
+            "How fast the nodes are",
+            "Steps as predicted, without a queue.",
+            tables=(Table(STEPS, columns, rows, terminal=False),),
+        )
 
     def _check(self, cells: Sequence[Operation], paces: dict[Group, StepTime]) -> Part:
-        """Where theory has an answer: one class of exponential lengths, one request a node. Longer runs, for waits are alike for long."""
+        """Where theory has an answer: one class of exponential lengths, one request a node. Longer
+        runs, for waits are alike for long.
+        """
         columns = (
-            Column("policy", Shown.TEXT), Column("load"), Column("class", Shown.TEXT), Column("mean wait, simulated", Shown.QUANTITY, "s"),
+            Column("policy", Shown.TEXT),
+            Column("load"),
+            Column("class", Shown.TEXT),
+            Column("mean wait, simulated", Shown.QUANTITY, "s"),
             Column("mean wait, M/M/c", Shown.QUANTITY, "s"),
-        )  # fmt: skip
+        )
         rows: list[tuple[Cell, ...]] = []
         for cell in cells:
             for group in cell.policy.groups if cell.served else ():
                 traffic = self._traffic(group, cell.load)
                 if group.batch > 1 or len(traffic) > 1 or traffic[0].distribution != EXPONENTIAL:
                     continue
-                theory = mean_wait_mmc(traffic[0].per_s, traffic[0].tokens * paces[group](1), group.nodes)
+                theory = mean_wait_mmc(
+                    traffic[0].per_s, traffic[0].tokens * paces[group](1), group.nodes
+                )
                 if theory < SHORTEST_WAIT_S:
                     continue
                 hours = CHECKED / (traffic[0].per_s * HOUR_S)
-                served = serve(traffic, nodes=group.nodes, batch=1, step_s=paces[group], hours=hours, seed=self.seeds[0])
-                rows.append((cell.policy.name, cell.load, traffic[0].name, float(served.waits(traffic[0].name).mean()), theory))
+                served = serve(
+                    traffic,
+                    nodes=group.nodes,
+                    batch=1,
+                    step_s=paces[group],
+                    hours=hours,
+                    seed=self.seeds[0],
+                )
+                rows.append(
+                    (
+                        cell.policy.name,
+                        cell.load,
+                        traffic[0].name,
+                        float(served.waits(traffic[0].name).mean()),
+                        theory,
+                    )
+                )
         return Part(
             "The simulation against queueing theory",
-            f"Nodes that serve one request each, one class of exponential lengths: M/M/c has a closed form. {CHECKED:,} arrivals.",
+            "Nodes that serve one request each, one class of exponential lengths: M/M/c has a "
+            f"closed form. {CHECKED:,} arrivals.",
             tables=(Table(THEORY, columns, tuple(rows), terminal=False),),
         )
 
@@ -265,15 +385,28 @@ class MixedLoad:
         for policy in self.policies:
             took = self._p95(cells, policy, self.loads[0], first)
             if took is not None:
-                yield format_quantity(took, "s"), f"until 95% of {first} requests are done at load {self.loads[0]:g}: {policy.name}"
+                yield (
+                    format_quantity(took, "s"),
+                    f"until 95% of {first} requests are done at load {self.loads[0]:g}: "
+                    f"{policy.name}",
+                )
 
     def _notes(self) -> Iterator[str]:
-        seen = f"at least {self.hours:g} hours and {SEEN} requests of every class for each seed of {list(self.seeds)}"
+        seen = (
+            f"at least {self.hours:g} hours and {SEEN} requests of every class for each seed of "
+            f"{list(self.seeds)}"
+        )
         yield f"{self.model}, {self.context:,} cached positions a sequence; {seen}."
         for name in PRICES:
             value: Number = getattr(self.prices, name)
-            yield f"{name.replace('_', ' ')} of a GPU: {value.value:g} ({value.kind.value}: {value.source})."
-        yield "Left out: reading prompts, memory that runs out at long contexts, requests that give up, power that follows the load."
+            yield (
+                f"{name.replace('_', ' ')} of a GPU: {value.value:g} ({value.kind.value}: "
+                f"{value.source})."
+            )
+        yield (
+            "Left out: reading prompts, memory that runs out at long contexts, requests that give "
+            "up, power that follows the load."
+        )
 
 
 def read(fields: Fields) -> MixedLoad:
@@ -284,47 +417,77 @@ def read(fields: Fields) -> MixedLoad:
     except TwinError as error:
         raise fields.error("model", str(error)) from error
     if context > spec.context:
-        raise fields.error("context", f"{context} exceeds the {spec.context} positions of {shown(model)}")
+        raise fields.error(
+            "context", f"{context} exceeds the {spec.context} positions of {shown(model)}"
+        )
     classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
     names = [traffic.name for traffic in classes]
     try:
         check_stems([COST, STEPS, THEORY, *map(_table_of, names)])
     except OutputError as error:
-        raise fields.error("classes", f"each is a table with a file of its name, but {error}") from error
+        raise fields.error(
+            "classes", f"each is a table with a file of its name, but {error}"
+        ) from error
     policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
     _check_policies(fields, policies, spec, context)
     loads, seeds = _loads(fields), _seeds(fields)
     prices = fields.mapping("prices")
     kinds = {name: _number(prices, name) for name in PRICES}
     prices.done()
-    made = MixedLoad(model, context, classes, loads, policies, Prices(**kinds), fields.number("hours", low=1e-3), seeds)
+    made = MixedLoad(
+        model,
+        context,
+        classes,
+        loads,
+        policies,
+        Prices(**kinds),
+        fields.number("hours", low=1e-3),
+        seeds,
+    )
     for load in made.loads:
         _check_length(fields, made, load)
     return made
 
 
-def _check_policies(fields: Fields, policies: tuple[Policy, ...], spec: ModelSpec, context: int) -> None:
+def _check_policies(
+    fields: Fields, policies: tuple[Policy, ...], spec: ModelSpec, context: int
+) -> None:
     """Can each group of another engine be predicted?"""
     for policy in policies:
         for group in policy.groups:
             if group.stack == RESIDENT:
                 continue
             try:
-                predict(spec, load_node(group.node), group.stack, Load(sequences=group.batch, context=context))
+                predict(
+                    spec,
+                    load_node(group.node),
+                    group.stack,
+                    Load(sequences=group.batch, context=context),
+                )
             except TwinError as error:
                 raise fields.error("policies", f"{policy.name}: {error}") from error
 
 
 def _loads(fields: Fields) -> tuple[float, ...]:
     loads = fields.items("loads")
-    if not all(isinstance(load, int | float) and not isinstance(load, bool) and LEAST_LOAD <= load <= MOST_LOAD for load in loads):
-        raise fields.error("loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}")
+    if not all(
+        isinstance(load, int | float)
+        and not isinstance(load, bool)
+        and LEAST_LOAD <= load <= MOST_LOAD
+        for load in loads
+    ):
+        raise fields.error(
+            "loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}"
+        )
     return tuple(map(float, loads))
 
 
 def _seeds(fields: Fields) -> tuple[int, ...]:
     seeds = fields.items("seeds")
-    if not all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE for seed in seeds):
+    if not all(
+        isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE
+        for seed in seeds
+    ):
         raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
     return tuple(seeds)
 
@@ -332,11 +495,23 @@ def _seeds(fields: Fields) -> tuple[int, ...]:
 def _check_length(fields: Fields, made: MixedLoad, load: float) -> None:
     """Does a simulation at this load end in a bearable time?"""
     if (hours := made.run_hours(load)) > MOST_HOURS:
-        reason = f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often enough"
-        raise fields.error("classes", f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate")
+        reason = (
+            f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often "
+            "enough"
+        )
+        raise fields.error(
+            "classes",
+            f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate",
+        )
     if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
-        reason = f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen often enough, and for all hours"
-        raise fields.error("classes", f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less")
+        reason = (
+            f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen "
+            "often enough, and for all hours"
+        )
+        raise fields.error(
+            "classes",
+            f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less",
+        )
 
 
 def _table_of(traffic: str) -> str:
@@ -357,11 +532,17 @@ def _traffic(entry: Fields) -> Traffic:
 
 
 def _policy(entry: Fields, classes: list[str]) -> Policy:
-    policy = Policy(entry.text("name"), tuple(_group(group, classes) for group in entry.mappings("groups")))
+    policy = Policy(
+        entry.text("name"), tuple(_group(group, classes) for group in entry.mappings("groups"))
+    )
     entry.done()
     served = [name for group in policy.groups for name in group.serves]
     if sorted(served) != sorted(classes):
-        raise entry.error("groups", f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by exactly one group")
+        raise entry.error(
+            "groups",
+            f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by "
+            "exactly one group",
+        )
     return policy
 
 
@@ -370,13 +551,23 @@ def _group(entry: Fields, classes: list[str]) -> Group:
     batch = entry.whole("batch", 1, low=1, high=LARGEST_BATCH)
     if stack == RESIDENT and batch > LARGEST_SIMULATED:
         raise entry.error(
-            "batch", f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; take at most that many"
+            "batch",
+            f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; "
+            "take at most that many",
         )
     serves = entry.texts("serves")
     for name in serves:
         if name not in classes:
-            raise entry.error("serves", f"{shown(name)} is not a class of this study: {shown(classes, 400)}")
-    group = Group(entry.text("node"), entry.whole("nodes", low=1, high=MOST_NODES), stack, batch, tuple(serves))
+            raise entry.error(
+                "serves", f"{shown(name)} is not a class of this study: {shown(classes, 400)}"
+            )
+    group = Group(
+        entry.text("node"),
+        entry.whole("nodes", low=1, high=MOST_NODES),
+        stack,
+        batch,
+        tuple(serves),
+    )
     entry.done()
     try:
         load_node(group.node)

@@ -1,4 +1,6 @@
-"""Machines that hold weights on chip, beside a projection's GPUs: a closed form for each, no plan and no simulation."""
+"""Machines that hold weights on chip, beside a projection's GPUs: a closed form for each, no plan
+and no simulation.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,26 @@ def part(names: Sequence[str], models: Sequence[Model], options: dict[str, objec
         Column("as", Shown.CHIP),
         Column("predicted against published", Shown.CHANGE),
     )
-    empty = (Column("model", Shown.TEXT), Column("machine", Shown.TEXT), Column("not possible", Shown.TEXT))
+    empty = (
+        Column("model", Shown.TEXT),
+        Column("machine", Shown.TEXT),
+        Column("not possible", Shown.TEXT),
+    )
     left_out = tuple((machine.title, text) for machine in machines for text in machine.not_modelled)
     tables = [Table("machines", head, tuple(rows))]
     tables += [Table("machines-refused", empty, tuple(refused), terminal=False)] if refused else []
-    tables.append(Table("machines-left-out", (Column("machine", Shown.TEXT), Column("not modelled", Shown.TEXT)), left_out, terminal=False))
+    tables.append(
+        Table(
+            "machines-left-out",
+            (Column("machine", Shown.TEXT), Column("not modelled", Shown.TEXT)),
+            left_out,
+            terminal=False,
+        )
+    )
     text = (
-        "A closed form with one fitted number for each machine, far coarser than the simulation: bytes read, dependent steps, units "
-        "crossed. The ends take all its numbers at their slow and fast ends. Where a published speed was used to fit, its row has no error."
+        "A closed form with one fitted number for each machine, far coarser than the simulation: "
+        "bytes read, dependent steps, units crossed. The ends take all its numbers at their slow "
+        "and fast ends. Where a published speed was used to fit, its row has no error."
     )
     return Part("Machines with weights on chip", text, (), tuple(tables), long=True)
 
@@ -67,8 +81,15 @@ def part(names: Sequence[str], models: Sequence[Model], options: dict[str, objec
 def _rows(label: str, machine: Machine, found: Cell) -> Iterator[tuple[Entry, ...]]:
     """The prediction, once for each published speed of that model there, or once."""
     ours: tuple[Entry, ...] = (
-        label, machine.title, found.tokens_per_s, found.low_tokens_per_s, found.high_tokens_per_s, found.binding, found.units, found.steps,
-    )  # fmt: skip
+        label,
+        machine.title,
+        found.tokens_per_s,
+        found.low_tokens_per_s,
+        found.high_tokens_per_s,
+        found.binding,
+        found.units,
+        found.steps,
+    )
     for row in found.published:
         error = None if row.use.value == "fit" else found.tokens_per_s / row.tokens_per_s - 1
         yield (*ours, row.tokens_per_s, row.kind.value, error)

@@ -1,4 +1,6 @@
-"""What a study may choose about a run: the engine's options and the conditions of the simulation, as plain values by name."""
+"""What a study may choose about a run: the engine's options and the conditions of the simulation,
+as plain values by name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ CONDITIONS: dict[str, type] = {
     "seed": int,  # of the routing
     "acceptance": float,  # of a drafted token, with `draft`
     "draft_step_s": float,  # one step of the draft model
-    "format": str,  # that the weights are stored in, instead of the model's own: fp8-128x128, mxfp4, int4-g32 ...
+    # that the weights are stored in, instead of the model's own: fp8-128x128, mxfp4, int4-g32 ...
+    "format": str,
     "layers": int,  # only the model's first layers: what depth costs
 }
 
@@ -44,7 +47,9 @@ def option_name(name: str) -> str | None:
 
 
 def plain_option(name: str, value: object) -> Plain:
-    """`value` checked and in its plain form: an enum by its value, sizes in bytes. Raises ConfigError."""
+    """`value` checked and in its plain form: an enum by its value, sizes in bytes. Raises
+    ConfigError.
+    """
     typed = option_value(name, value)
     found: Plain = typed.value if isinstance(typed, Enum) else typed
     return found
@@ -59,7 +64,9 @@ def check_range(name: str, value: object) -> None:
 
 
 def option_value(name: str, value: object) -> Any:
-    """`value` as the type of the Options field or condition `name`, and in its range. Raises ConfigError."""
+    """`value` as the type of the Options field or condition `name`, and in its range. Raises
+    ConfigError.
+    """
     typed = _typed(name, value)
     check_range(name, typed)
     return typed
@@ -85,7 +92,9 @@ def _typed(name: str, value: object) -> Any:
             return _quantity(name, value)
         if kind is str and isinstance(value, str):
             return value
-    raise ConfigError(f"{name}: {shown(value)} is not {' or '.join(_spoken(kind) for kind in kinds)}")
+    raise ConfigError(
+        f"{name}: {shown(value)} is not {' or '.join(_spoken(kind) for kind in kinds)}"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -134,4 +143,10 @@ def _bytes(name: str, text: str) -> int:
 def _spoken(kind: type) -> str:
     if issubclass(kind, Enum):
         return f"one of {', '.join(member.value for member in kind)}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}.get(kind, kind.__name__)
+    return {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }.get(kind, kind.__name__)

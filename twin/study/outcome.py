@@ -1,4 +1,6 @@
-"""What a study answers: tables and charts as plain data, rendered by twin.report for terminals, files and browsers."""
+"""What a study answers: tables and charts as plain data, rendered by twin.report for terminals,
+files and browsers.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One colour. `low` and `high`: the ends of an interval about each value; a value may be missing."""
+    """One colour. `low` and `high`: the ends of an interval about each value; a value may be
+    missing.
+    """
 
     label: str
     values: tuple[float | None, ...]
@@ -56,7 +60,9 @@ class Series:
 
     @property
     def beside(self) -> str:
-        """With marks: the label of the series that they stand beside, "vllm" of "vllm, tabulated"."""
+        """With marks: the label of the series that they stand beside, "vllm" of "vllm,
+        tabulated".
+        """
         return self.label.rpartition(", ")[0]
 
 
@@ -85,7 +91,9 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """From the first value to the last, each step by what it adds; `values` are the levels reached, one for each name."""
+    """From the first value to the last, each step by what it adds; `values` are the levels reached,
+    one for each name.
+    """
 
     names: tuple[str, ...]
     values: tuple[float, ...]

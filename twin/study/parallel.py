@@ -10,13 +10,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(work: Callable[[T], R], items: Sequence[T], *, workers: int | None = None) -> Iterator[tuple[int, R]]:
-    """(index, result) of every item, as they are done. The first failure, or Ctrl-C, drops what has not begun."""
+def each(
+    work: Callable[[T], R], items: Sequence[T], *, workers: int | None = None
+) -> Iterator[tuple[int, R]]:
+    """(index, result) of every item, as they are done. The first failure, or Ctrl-C, drops what has
+    not begun.
+    """
     count = min(workers or len(os.sched_getaffinity(0)), len(items))
     if count <= 1:
         yield from ((index, work(item)) for index, item in enumerate(items))
         return
-    from concurrent.futures import ProcessPoolExecutor, as_completed  # slow to load, and one simulation needs none
+    # slow to load, and one simulation needs none
+    from concurrent.futures import ProcessPoolExecutor, as_completed
 
     with ProcessPoolExecutor(count) as pool:
         futures = {pool.submit(work, item): index for index, item in enumerate(items)}

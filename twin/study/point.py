@@ -29,7 +29,17 @@ from twin.study.options import CONDITIONS, Plain, option_value
 D = TypeVar("D")
 
 OWN = ("case.py", "hardware.py", "options.py", "point.py")  # of this package
-CODE = ("units.py", "hardware", "models", "plan", "kernel", "proof", "sim", *(f"study/{name}" for name in OWN))  # what decides a result
+# what decides a result
+CODE = (
+    "units.py",
+    "hardware",
+    "models",
+    "plan",
+    "kernel",
+    "proof",
+    "sim",
+    *(f"study/{name}" for name in OWN),
+)
 SOURCES = (".py", ".h", ".cpp")
 NATIVE = "simulator"  # and its compiled half, in native/
 
@@ -38,18 +48,21 @@ NATIVE = "simulator"  # and its compiled half, in native/
 class Point:
     """A model on a node. Plain values only: a point travels between processes and computers.
 
-    `settings` are (name, change) pairs of hardware numbers, made in order on the node as it is on file, with its device's fit.
-    `steps` 0 only asks whether it can be planned and fits.
+    `settings` are (name, change) pairs of hardware numbers, made in order on the node as it is on
+    file, with its device's fit. `steps` 0 only asks whether it can be planned and fits.
     """
 
     model: str
     node: str
-    options: tuple[tuple[str, Plain], ...] = ()  # values of Options fields and of CONDITIONS, by name
+    # values of Options fields and of CONDITIONS, by name
+    options: tuple[tuple[str, Plain], ...] = ()
     settings: tuple[Setting, ...] = ()
     steps: int = 2
 
     def with_options(self, **options: Plain) -> Point:
-        return dataclasses.replace(self, options=tuple(sorted((dict(self.options) | options).items())))
+        return dataclasses.replace(
+            self, options=tuple(sorted((dict(self.options) | options).items()))
+        )
 
     def with_settings(self, *settings: Setting) -> Point:
         return dataclasses.replace(self, settings=(*self.settings, *settings))
@@ -60,7 +73,11 @@ class Point:
 
     def case(self) -> Case:
         """Raises TwinError for whatever it names that does not exist."""
-        chosen = {name: option_value(name, value) for name, value in self.options if name not in CONDITIONS}
+        chosen = {
+            name: option_value(name, value)
+            for name, value in self.options
+            if name not in CONDITIONS
+        }
         return Case(self.spec(), self.on_node(), chosen)
 
     def spec(self) -> ModelSpec:
@@ -71,14 +88,21 @@ class Point:
 
     def condition(self, name: str, default: D) -> D:
         """A condition of the simulation, if it was chosen."""
-        return option_value(name, dict(self.options)[name]) if name in dict(self.options) else default
+        return (
+            option_value(name, dict(self.options)[name]) if name in dict(self.options) else default
+        )
 
     def routing(self) -> Routing:
-        return read_routing(self.condition("routing", RoutingKind.UNIFORM.value), self.condition("seed", 0))
+        return read_routing(
+            self.condition("routing", RoutingKind.UNIFORM.value), self.condition("seed", 0)
+        )
 
     def speculation(self) -> Speculation | None:
         """None unless something was said about drafts."""
-        acceptance, draft_step_s = self.condition("acceptance", -1.0), self.condition("draft_step_s", 0.0)
+        acceptance, draft_step_s = (
+            self.condition("acceptance", -1.0),
+            self.condition("draft_step_s", 0.0),
+        )
         if acceptance < 0 and not draft_step_s:
             return None
         return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s)
@@ -87,13 +111,19 @@ class Point:
 def first_layers(spec: ModelSpec, layers: int) -> ModelSpec:
     """The model cut after some layers: embedding and head stay."""
     if not 0 < layers <= spec.layers:
-        raise ConfigError(f"layers={layers}: {spec.name} has {spec.layers}; choose 1 to {spec.layers}")
-    return dataclasses.replace(spec, layers=layers, windows=spec.windows[:layers], layout=spec.layout[:layers])
+        raise ConfigError(
+            f"layers={layers}: {spec.name} has {spec.layers}; choose 1 to {spec.layers}"
+        )
+    return dataclasses.replace(
+        spec, layers=layers, windows=spec.windows[:layers], layout=spec.layout[:layers]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of a point. With a `problem` (why it cannot be planned) there are no numbers: they are 0 and empty."""
+    """The result of a point. With a `problem` (why it cannot be planned) there are no numbers: they
+    are 0 and empty.
+    """
 
     key: str
     problem: str = ""
@@ -102,14 +132,17 @@ class Row:
     bytes_per_step: int = 0
     stream_bytes_per_s: float = 0.0  # of the pipes of all packages
     peak_bytes_per_s: float = 0.0  # datasheet, all packages
-    attribution: dict[str, float] = field(default_factory=dict)  # seconds of the critical path by cause
+    # seconds of the critical path by cause
+    attribution: dict[str, float] = field(default_factory=dict)
     kinds: dict[str, dict[str, float]] = field(default_factory=dict)  # the same by kind of stage
     assumed: tuple[str, ...] = ()  # paths of the assumed numbers it rests on
-    step_times_s: tuple[float, ...] = ()  # of every step after the first: they differ where experts are routed
+    # of every step after the first: they differ where experts are routed
+    step_times_s: tuple[float, ...] = ()
     tokens_per_step: float = 1.0  # of one sequence
     draft_s: float = 0.0  # before each step
     sequences: int = 1  # decoded together
-    why_simpy: str = field(default="", compare=False)  # where compiled code could not do it, which is a hundred times faster
+    # where compiled code could not do it, which is a hundred times faster
+    why_simpy: str = field(default="", compare=False)
     wall_s: float = field(default=0.0, compare=False)  # spent on it, by whoever computed it
 
     @property
@@ -128,12 +161,20 @@ class Row:
 
 
 def key_of(point: Point) -> str:
-    """The content of a point: its plan's inputs, its hardware numbers, and the code that plans and simulates.
+    """The content of a point: its plan's inputs, its hardware numbers, and the code that plans and
+    simulates.
 
-    Two points with the same key have the same result, whatever they are called; an edited file or a renewed fit gives another key.
+    Two points with the same key have the same result, whatever they are called; an edited file or a
+    renewed fit gives another key.
     """
     case = point.case()
-    content: list[Any] = [code_version(), plain(case.spec), plain(case.node), {k: plain(v) for k, v in case.chosen.items()}, point.steps]
+    content: list[Any] = [
+        code_version(),
+        plain(case.spec),
+        plain(case.node),
+        {k: plain(v) for k, v in case.chosen.items()},
+        point.steps,
+    ]
     content += [plain(point.routing()), plain(point.speculation())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
@@ -157,7 +198,13 @@ def _row(key: str, point: Point) -> Row:
     if not point.steps:
         case.check()
         return Row(key)
-    result = simulate(case.plan(), case.node, steps=point.steps, routing=point.routing(), speculation=point.speculation())
+    result = simulate(
+        case.plan(),
+        case.node,
+        steps=point.steps,
+        routing=point.routing(),
+        speculation=point.speculation(),
+    )
     kinds: dict[str, dict[str, float]] = {kind.value: {} for kind in StageKind}
     for stage in result.stages:
         for cause, ps in stage.causes_ps.items():
@@ -188,14 +235,20 @@ def code_version() -> str:
     root, native = Path(twin.__file__).parent, data_dir("native")
     digest = hashlib.sha256()
     for base, place in [*((root, root / name) for name in CODE), (native, native / NATIVE)]:
-        for file in sorted(one for one in place.rglob("*") if one.suffix in SOURCES) if place.is_dir() else [place]:
+        for file in (
+            sorted(one for one in place.rglob("*") if one.suffix in SOURCES)
+            if place.is_dir()
+            else [place]
+        ):
             digest.update(f"{file.relative_to(base)}\n".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def plain(item: Any) -> Any:
-    """Nested dataclasses as JSON values: of a hardware number its value and kind, not what people wrote about it."""
+    """Nested dataclasses as JSON values: of a hardware number its value and kind, not what people
+    wrote about it.
+    """
     if isinstance(item, Number):
         return [item.value, item.kind.value]
     if dataclasses.is_dataclass(item):

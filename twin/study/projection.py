@@ -1,4 +1,6 @@
-"""Studies of kind `projection`: models x nodes x axes, simulated, with intervals, beside the roofline and what others have published."""
+"""Studies of kind `projection`: models x nodes x axes, simulated, with intervals, beside the
+roofline and what others have published.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,22 @@ class Projection:
         self._compute_all(cells, rows, ladders, tried, runner)
         answers = [self._answer(cell, rows[cell], runner) for cell in cells]
         looked = [
-            Close(cell, [(name, row) for (name, _), row in zip(rungs, runner.rows([p for _, p in rungs]), strict=True) if not row.problem],
-                  effects(cell.point, trial, runner, self._depths))
+            Close(
+                cell,
+                [
+                    (name, row)
+                    for (name, _), row in zip(
+                        rungs, runner.rows([p for _, p in rungs]), strict=True
+                    )
+                    if not row.problem
+                ],
+                effects(cell.point, trial, runner, self._depths),
+            )
             for cell, rungs, trial in zip(close, ladders, tried, strict=True)
-        ]  # fmt: skip
-        found = projection_parts.outcome(answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline)
+        ]
+        found = projection_parts.outcome(
+            answers, looked, columns=self.columns, draws=self.draws, roofline=self.roofline
+        )
         if not self.machines:
             return found
         beside = on_chip.part(self.machines, self.grid.models, dict(self.grid.options))
@@ -65,15 +78,29 @@ class Projection:
         if self.impossible == SHOW:
             return
         unknown = [cell for cell in cells if not runner.known(cell.point)]
-        plans = runner.rows([Point(c.point.model, c.point.node, c.point.options, c.point.settings, steps=0) for c in unknown], "plans")
+        plans = runner.rows(
+            [
+                Point(c.point.model, c.point.node, c.point.options, c.point.settings, steps=0)
+                for c in unknown
+            ],
+            "plans",
+        )
         problems = dict(zip(unknown, (row.problem for row in plans), strict=True))
         for cell in cells:
             problem = problems[cell] if cell in problems else runner.rows([cell.point])[0].problem
             if problem:
-                raise PlanError(f"{cell}: {problem}; change or remove it, or write `impossible: {SHOW}` to show such cells as empty")
+                raise PlanError(
+                    f"{cell}: {problem}; change or remove it, or write `impossible: {SHOW}` to "
+                    "show such cells as empty"
+                )
 
     def _compute_all(
-        self, cells: Sequence[Cell], rows: dict[Cell, Row], ladders: list[list[tuple[str, Point]]], tried: list[list[Trial]], runner: Runner
+        self,
+        cells: Sequence[Cell],
+        rows: dict[Cell, Row],
+        ladders: list[list[tuple[str, Point]]],
+        tried: list[list[Trial]],
+        runner: Runner,
     ) -> None:
         """Everything else in one go, so that no core waits between the parts."""
         varied = [trial.ways[0][1] for trial_list in tried for trial in trial_list]
@@ -87,7 +114,13 @@ class Projection:
         """The hardware as it is on file, then every draw."""
         if self.draws is None:
             return []
-        return [cell.point, *(cell.point.with_settings(*one) for one in interval.settings(cell.point.on_node(), self.draws))]
+        return [
+            cell.point,
+            *(
+                cell.point.with_settings(*one)
+                for one in interval.settings(cell.point.on_node(), self.draws)
+            ),
+        ]
 
     @property
     def _depths(self) -> Depths | None:
@@ -99,23 +132,42 @@ class Projection:
         return interval.summary(cell.point.on_node(), draws, speeds, drawn[0].assumed)
 
     def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
-        drawn = self._interval(cell, row, self.draws, runner) if self.draws and not row.problem else None
+        drawn = (
+            self._interval(cell, row, self.draws, runner)
+            if self.draws and not row.problem
+            else None
+        )
         published = tuple(figure for figure in self.published if figure.of(cell))
         return Answer(cell, row, drawn, published)
 
 
 def _check_tables(close: Sequence[Cell]) -> None:
-    """Cells that are looked into have tables of their own, and these have files. Raises ConfigError before anything is simulated."""
+    """Cells that are looked into have tables of their own, and these have files. Raises ConfigError
+    before anything is simulated.
+    """
     try:
-        check_stems([projection_parts.table_of(what, cell) for what in projection_parts.CLOSELY for cell in close])
+        check_stems(
+            [
+                projection_parts.table_of(what, cell)
+                for what in projection_parts.CLOSELY
+                for cell in close
+            ]
+        )
     except OutputError as error:
-        raise ConfigError(f"closely: each cell is a table with a file of its name, but {error} (a model's label is part of it)") from error
+        raise ConfigError(
+            f"closely: each cell is a table with a file of its name, but {error} (a model's label "
+            "is part of it)"
+        ) from error
 
 
 def read(fields: Fields) -> Projection:
     grid, draws = read_grid(fields), interval.read_draws(fields)
     if draws and grid.size * draws.count > MOST_POINTS:
-        raise fields.error("intervals.draws", f"{draws.count:,} draws of {grid.size:,} cells: at most {MOST_POINTS:,} together; take fewer")
+        raise fields.error(
+            "intervals.draws",
+            f"{draws.count:,} draws of {grid.size:,} cells: at most {MOST_POINTS:,} together; "
+            "take fewer",
+        )
     axes = [MODEL, NODE, *(axis.name for axis in grid.axes)]
     labels = [model.label for model in grid.models]
     return Projection(
@@ -162,7 +214,9 @@ def _place(at: Fields, name: str, values: Sequence[Plain]) -> Plain:
 
 
 def _roofline(fields: Fields, grid: Grid) -> Roofline | None:
-    """`roofline: {utilisation: 36%, bytes_per_s: {8xh200: "30.7 TB/s"}}`: a share of a bandwidth, by default the datasheet's."""
+    """`roofline: {utilisation: 36%, bytes_per_s: {8xh200: "30.7 TB/s"}}`: a share of a bandwidth,
+    by default the datasheet's.
+    """
     if "roofline" not in fields:
         return None
     one = fields.mapping("roofline")

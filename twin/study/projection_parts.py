@@ -15,7 +15,18 @@ from twin.kernel.defaults import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
 from twin.study.interval import LEVELS, TELLING, WIDTHS, Draws, Interval, chance
 from twin.study.options import Plain, option_value
-from twin.study.outcome import Bars, Chart, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
+from twin.study.outcome import (
+    Bars,
+    Chart,
+    Column,
+    Lines,
+    Outcome,
+    Part,
+    Series,
+    Shown,
+    Table,
+    Waterfall,
+)
 from twin.study.outcome import Cell as Entry
 from twin.study.point import Row
 from twin.study.sensitivity import STEP, Effect
@@ -26,14 +37,20 @@ US = 1e6
 STRONGEST = 15
 WIDE_AXIS = 20  # highest over lowest place from which they are spaced by their ratio
 CURVE = 5  # numeric places on an axis from which a line says more than bars
-JUDGED = (Kind.ASSUMED.value, None, None, "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn")
+JUDGED = (
+    Kind.ASSUMED.value,
+    None,
+    None,
+    "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn",
+)
 LADDER, SENSITIVITY = CLOSELY = "ladder", "sensitivity"  # tables of each cell that is looked into
 CARRIERS = 3  # named for each cell
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Somebody else's figure for a cell, or for those of its cells that are `at` these places of the axes.
+    """Somebody else's figure for a cell, or for those of its cells that are `at` these places of
+    the axes.
 
     `bytes` a step as they count them, 0 when they do not say.
     """
@@ -52,14 +69,18 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """`utilisation` of a bandwidth, over bytes a step; `bytes_per_s` by node, the datasheet's where it is not given."""
+    """`utilisation` of a bandwidth, over bytes a step; `bytes_per_s` by node, the datasheet's where
+    it is not given.
+    """
 
     utilisation: float
     bytes_per_s: Mapping[str, float]
 
     def tokens_per_s(self, cell: Cell) -> float:
         node = cell.point.on_node()
-        rate = self.bytes_per_s.get(cell.node, node.gpus * node.device.memory.peak_bytes_per_s.value)
+        rate = self.bytes_per_s.get(
+            cell.node, node.gpus * node.device.memory.peak_bytes_per_s.value
+        )
         return self.utilisation * rate / step_bytes(cell)
 
 
@@ -86,7 +107,14 @@ class Close:
     effects: list[Effect]
 
 
-def outcome(answers: Sequence[Answer], close: Sequence[Close], *, columns: str, draws: Draws | None, roofline: Roofline | None) -> Outcome:
+def outcome(
+    answers: Sequence[Answer],
+    close: Sequence[Close],
+    *,
+    columns: str,
+    draws: Draws | None,
+    roofline: Roofline | None,
+) -> Outcome:
     """All parts."""
     possible = [answer for answer in answers if answer.possible]
     error = twin_error(draws.held_out) if draws and draws.held_out else None
@@ -108,46 +136,81 @@ def _headline(possible: Sequence[Answer]) -> tuple[tuple[str, str], ...]:
     if not possible:
         return ()
     if len(possible) == 1:
-        return ((f"{possible[0].row.tokens_per_s:,.0f}", f"tokens/s, predicted: {possible[0].cell}"),)
+        return (
+            (f"{possible[0].row.tokens_per_s:,.0f}", f"tokens/s, predicted: {possible[0].cell}"),
+        )
     best = max(possible, key=lambda answer: answer.row.tokens_per_s)
     worst = min(possible, key=lambda answer: answer.row.tokens_per_s)
     return (
         (f"{best.row.tokens_per_s:,.0f}", f"tokens/s at most, predicted: {best.cell}"),
         (f"{worst.row.tokens_per_s:,.0f}", f"tokens/s at least, predicted: {worst.cell}"),
-        (f"{best.row.tokens_per_s / worst.row.tokens_per_s:.3g} x", f"between the two; {len(possible)} cells were simulated"),
+        (
+            f"{best.row.tokens_per_s / worst.row.tokens_per_s:.3g} x",
+            f"between the two; {len(possible)} cells were simulated",
+        ),
     )
 
 
-def _notes(answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | None) -> Iterator[str]:
-    yield "Everything called predicted comes from the simulation of a plan; nothing was measured on these nodes unless a column says so."
+def _notes(
+    answers: Sequence[Answer], draws: Draws | None, roofline: Roofline | None
+) -> Iterator[str]:
+    yield (
+        "Everything called predicted comes from the simulation of a plan; nothing was measured on "
+        "these nodes unless a column says so."
+    )
     if draws:
         yield (
-            f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time of the node; low..high is a number's "
-            "central 90%. The twin's own error (what its model leaves out) is not in it: studies/h200-validation has its size."
+            f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time "
+            "of the node; low..high is a number's central 90%. The twin's own error (what its "
+            "model leaves out) is not in it: studies/h200-validation has its size."
         )
         if draws.depths:
             shallow, deep = draws.depths
-            yield f"Draws run on the first {shallow} and {deep} layers, extended to all by the difference; the prediction has all."
+            yield (
+                f"Draws run on the first {shallow} and {deep} layers, extended to all by the "
+                "difference; the prediction has all."
+            )
     if roofline:
-        yield f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes that the model's definition streams; nothing simulated."
+        yield (
+            f"roofline: {roofline.utilisation:.0%} of a bandwidth over the bytes that the model's "
+            "definition streams; nothing simulated."
+        )
     for answer in answers:
         if not answer.possible:
             yield f"{answer.cell}: not possible: {answer.row.problem}"
 
 
-def _scaling(answers: Sequence[Answer], columns: str, draws: Draws | None, error: TwinError | None) -> Part:
-    tables = [_matrix(answers, columns, "median draw (p10-p90), tokens/s" if draws else "predicted tokens/s", "scaling", _speed)]
+def _scaling(
+    answers: Sequence[Answer], columns: str, draws: Draws | None, error: TwinError | None
+) -> Part:
+    tables = [
+        _matrix(
+            answers,
+            columns,
+            "median draw (p10-p90), tokens/s" if draws else "predicted tokens/s",
+            "scaling",
+            _speed,
+        )
+    ]
     if error:
         name = "with the twin's own error"
-        tables.append(_matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error)))
-    text = "Predicted tokens per second for one user" + ("; with the median draw, and an interval from p10 to p90." if draws else ".")
+        tables.append(
+            _matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error))
+        )
+    text = "Predicted tokens per second for one user" + (
+        "; with the median draw, and an interval from p10 to p90." if draws else "."
+    )
     return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables), long=True)
 
 
 def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     """A row for each cell, with everything that is known about it."""
     axes = [name for name, _ in answers[0].cell.at]
-    head = [Column(MODEL, Shown.TEXT), Column(NODE, Shown.TEXT), *(Column(name, Shown.TEXT) for name in axes)]
+    head = [
+        Column(MODEL, Shown.TEXT),
+        Column(NODE, Shown.TEXT),
+        *(Column(name, Shown.TEXT) for name in axes),
+    ]
     head += [Column("tokens/s, predicted")]
     drawn = any(answer.interval for answer in answers)
     head += [Column(name) for name in ("p10", "p50", "p90")] if drawn else []
@@ -164,12 +227,15 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     head += [Column(f"{roofline.utilisation:.0%} roofline")] if roofline else []
     rows = tuple(_cell_row(answer, drawn, several, roofline, len(head)) for answer in answers)
     text = (
-        "Floor: all bytes of a step at the measured or published read bandwidth of all devices; stream fraction: floor over predicted time."
+        "Floor: all bytes of a step at the measured or published read bandwidth of all devices; "
+        "stream fraction: floor over predicted time."
     )
     return Part("Every cell", text, (), (Table("cells", tuple(head), rows),), long=True)
 
 
-def _cell_row(answer: Answer, drawn: bool, several: bool, roofline: Roofline | None, width: int) -> tuple[Entry, ...]:
+def _cell_row(
+    answer: Answer, drawn: bool, several: bool, roofline: Roofline | None, width: int
+) -> tuple[Entry, ...]:
     cell, row = answer.cell, answer.row
     named: list[Entry] = [cell.model, cell.node, *(_spoken(value) for _, value in cell.at)]
     line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
@@ -181,7 +247,14 @@ def _cell_row(answer: Answer, drawn: bool, several: bool, roofline: Roofline | N
         one = answer.interval
         speeds += [one.p10, one.p50, one.p90] if one else [None, None, None]
     speeds += [row.total_tokens_per_s] if several else []
-    facts: list[Entry] = [row.step_s, row.bytes_per_step, 1 / row.floor_s, row.stream_fraction, _mostly(row), len(row.assumed)]
+    facts: list[Entry] = [
+        row.step_s,
+        row.bytes_per_step,
+        1 / row.floor_s,
+        row.stream_fraction,
+        _mostly(row),
+        len(row.assumed),
+    ]
     return (*named, *speeds, *facts, *line)
 
 
@@ -199,39 +272,79 @@ def _beside(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
         Column("our bytes a step", Shown.QUANTITY, "B"),
     ]
     head += [Column(f"our {roofline.utilisation:.0%} roofline")] if roofline else []
-    rows = [_figure_row(answer, figure, roofline) for answer in answers for figure in answer.published]
-    text = "None of these figures is an input of the prediction. Bytes are what one step streams: weights, scales, caches and states."
-    return Part("Beside published figures", text, (), (Table("published", (*head, Column("source", Shown.TEXT)), tuple(rows)),), long=True)
+    rows = [
+        _figure_row(answer, figure, roofline) for answer in answers for figure in answer.published
+    ]
+    text = (
+        "None of these figures is an input of the prediction. Bytes are what one step streams: "
+        "weights, scales, caches and states."
+    )
+    return Part(
+        "Beside published figures",
+        text,
+        (),
+        (Table("published", (*head, Column("source", Shown.TEXT)), tuple(rows)),),
+        long=True,
+    )
 
 
 def _figure_row(answer: Answer, figure: Published, roofline: Roofline | None) -> tuple[Entry, ...]:
     cell, row, one = answer.cell, answer.row, answer.interval
     ours: list[Entry] = [None, None, None, None]
     if answer.possible:
-        ours = [row.tokens_per_s, one.p10 if one else None, one.p90 if one else None, row.tokens_per_s / figure.tokens_per_s - 1]
+        ours = [
+            row.tokens_per_s,
+            one.p10 if one else None,
+            one.p90 if one else None,
+            row.tokens_per_s / figure.tokens_per_s - 1,
+        ]
     line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
-    return (str(cell), figure.tokens_per_s, figure.kind, *ours, figure.bytes or None, step_bytes(cell), *line, figure.source)
+    return (
+        str(cell),
+        figure.tokens_per_s,
+        figure.kind,
+        *ours,
+        figure.bytes or None,
+        step_bytes(cell),
+        *line,
+        figure.source,
+    )
 
 
 def step_bytes(cell: Cell) -> int:
-    """Bytes that a step of the model reads and writes, by its definition alone: no plan, no alignment, no redundancy."""
+    """Bytes that a step of the model reads and writes, by its definition alone: no plan, no
+    alignment, no redundancy.
+    """
     spec = cell.point.spec()
     options = dict(cell.point.options)
-    element = option_value("kv_dtype", options["kv_dtype"]).bytes if "kv_dtype" in options else spec.dtype.bytes
+    element = (
+        option_value("kv_dtype", options["kv_dtype"]).bytes
+        if "kv_dtype" in options
+        else spec.dtype.bytes
+    )
     context = options.get("context", DEFAULT.context)
     assert isinstance(context, int)
     moved = spec.traffic(context, element)
     return int(spec.streamed_bytes + moved.read_bytes + moved.written_bytes)
 
 
-def _matrix(answers: Sequence[Answer], columns: str, corner: str, name: str, say: Callable[[Answer], str]) -> Table:
+def _matrix(
+    answers: Sequence[Answer], columns: str, corner: str, name: str, say: Callable[[Answer], str]
+) -> Table:
     """The same for people: speeds with their intervals, one axis across."""
     across = list(dict.fromkeys(answer.cell.value(columns) for answer in answers))
     lines: dict[str, dict[Plain, str]] = {}
     for answer in answers:
         lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = say(answer)
-    head = (Column(corner, Shown.TEXT), *(Column(_place(columns, value), Shown.TEXT) for value in across))
-    return Table(name, head, tuple((line, *(found.get(value) for value in across)) for line, found in lines.items()))
+    head = (
+        Column(corner, Shown.TEXT),
+        *(Column(_place(columns, value), Shown.TEXT) for value in across),
+    )
+    return Table(
+        name,
+        head,
+        tuple((line, *(found.get(value) for value in across)) for line, found in lines.items()),
+    )
 
 
 def _place(axis: str, value: Plain) -> str:
@@ -244,7 +357,10 @@ def _speed(answer: Answer) -> str:
         return "not possible"
     mark = "*" if answer.row.assumed else ""
     if answer.interval:
-        return f"{answer.interval.p50:,.0f} ({answer.interval.p10:,.0f}-{answer.interval.p90:,.0f}){mark}"
+        return (
+            f"{answer.interval.p50:,.0f} "
+            f"({answer.interval.p10:,.0f}-{answer.interval.p90:,.0f}){mark}"
+        )
     return f"{answer.row.tokens_per_s:,.0f}{mark}"
 
 
@@ -269,12 +385,27 @@ def _chart(answers: Sequence[Answer], columns: str) -> Chart:
         if answer.possible:
             lines.setdefault(_line(answer.cell, columns), {})[answer.cell.value(columns)] = answer
     if len(across) >= CURVE and all(isinstance(value, int | float) for value in across):
-        series = tuple(_series(name, [found.get(value) for value in across]) for name, found in lines.items())
+        series = tuple(
+            _series(name, [found.get(value) for value in across]) for name, found in lines.items()
+        )
         x = tuple(value for value in across if isinstance(value, int | float))
-        return Lines(x, series, columns, "tokens/s, predicted", log_x=0 < min(x) * WIDE_AXIS < max(x))
-    series = tuple(_series(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across)
-    figures = [_figures(_place(columns, value), [found.get(value) for found in lines.values()]) for value in across]
-    return Bars(tuple(lines), (*series, *(one for one in figures if any(one.values))), "tokens/s, predicted", log=_wide(answers))
+        return Lines(
+            x, series, columns, "tokens/s, predicted", log_x=0 < min(x) * WIDE_AXIS < max(x)
+        )
+    series = tuple(
+        _series(_place(columns, value), [found.get(value) for found in lines.values()])
+        for value in across
+    )
+    figures = [
+        _figures(_place(columns, value), [found.get(value) for found in lines.values()])
+        for value in across
+    ]
+    return Bars(
+        tuple(lines),
+        (*series, *(one for one in figures if any(one.values))),
+        "tokens/s, predicted",
+        log=_wide(answers),
+    )
 
 
 def _wide(answers: Sequence[Answer]) -> bool:
@@ -301,20 +432,45 @@ def _time(possible: Sequence[Answer]) -> Part:
     """Attribution of each cell."""
     names = tuple(str(answer.cell) for answer in possible)
     causes = list(dict.fromkeys(cause for answer in possible for cause in answer.row.attribution))
-    chart = Bars(names, tuple(Series(c, tuple(a.row.attribution.get(c, 0.0) / a.row.step_s for a in possible)) for c in causes),
-                 "share of a step", stacked=True)  # fmt: skip
+    chart = Bars(
+        names,
+        tuple(
+            Series(c, tuple(a.row.attribution.get(c, 0.0) / a.row.step_s for a in possible))
+            for c in causes
+        ),
+        "share of a step",
+        stacked=True,
+    )
     kinds = list(dict.fromkeys(kind for answer in possible for kind in answer.row.kinds))
-    shares = tuple(Series(kind, tuple(sum(a.row.kinds.get(kind, {}).values()) / a.row.step_s for a in possible)) for kind in kinds)
+    shares = tuple(
+        Series(
+            kind, tuple(sum(a.row.kinds.get(kind, {}).values()) / a.row.step_s for a in possible)
+        )
+        for kind in kinds
+    )
     head = (
         Column("cell", Shown.TEXT),
         Column("kind of stage", Shown.TEXT),
         Column("us a step", Shown.MICROSECONDS),
         Column("mostly", Shown.TEXT),
     )
-    rows = tuple((str(a.cell), kind, sum(parts.values()), _most(parts)) for a in possible for kind, parts in a.row.kinds.items())
-    text = "Each microsecond of a step on its critical path has one cause (above) and belongs to one kind of stage (below)."
+    rows = tuple(
+        (str(a.cell), kind, sum(parts.values()), _most(parts))
+        for a in possible
+        for kind, parts in a.row.kinds.items()
+    )
+    text = (
+        "Each microsecond of a step on its critical path has one cause (above) and belongs to one "
+        "kind of stage (below)."
+    )
     charts = (chart, Bars(names, shares, "share of a step", stacked=True))
-    return Part("Where the time goes", text, charts, (Table("stages", head, rows, terminal=False, page=False),), long=True)
+    return Part(
+        "Where the time goes",
+        text,
+        charts,
+        (Table("stages", head, rows, terminal=False, page=False),),
+        long=True,
+    )
 
 
 def _steps(possible: Sequence[Answer]) -> Part:
@@ -322,14 +478,20 @@ def _steps(possible: Sequence[Answer]) -> Part:
     head = (
         Column("cell", Shown.TEXT),
         Column("steps"),
-        *(Column(name, Shown.MICROSECONDS) for name in ("p10, us", "p50, us", "p90, us", "slowest, us")),
+        *(
+            Column(name, Shown.MICROSECONDS)
+            for name in ("p10, us", "p50, us", "p90, us", "slowest, us")
+        ),
     )
     rows: list[tuple[Entry, ...]] = []
     for answer in possible:
         times = answer.row.step_times_s
         levels = (float(value) for value in np.quantile(times, LEVELS))
         rows.append((str(answer.cell), len(times), *levels, max(times)))
-    text = "Tokens choose their experts anew in every step, so steps take different times; the prediction above is the median step."
+    text = (
+        "Tokens choose their experts anew in every step, so steps take different times; the "
+        "prediction above is the median step."
+    )
     return Part("How steps differ", text, (), (Table("steps", head, tuple(rows)),), long=True)
 
 
@@ -351,18 +513,43 @@ def _ladder(close: Close) -> Part:
     )
     table = Table(table_of(LADDER, close.cell), head, tuple(rows))
     text = "From kernels launched one by one to the whole monokernel, one idea at a time."
-    return Part(f"What each idea buys: {close.cell}", text, (Waterfall(names, speeds, "tokens/s, predicted"),), (table,))
+    return Part(
+        f"What each idea buys: {close.cell}",
+        text,
+        (Waterfall(names, speeds, "tokens/s, predicted"),),
+        (table,),
+    )
 
 
 def _sensitivity(close: Close) -> Part:
-    strong = [e for e in close.effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-4][:STRONGEST]
+    strong = [e for e in close.effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-4][
+        :STRONGEST
+    ]
     labels = tuple(e.label for e in strong)
-    chart = Bars(labels, tuple(_kinds_of(strong)), f"change of tokens/s for +{STEP:.0%} of the number")
-    head = (Column("number", Shown.TEXT), Column("kind", Shown.CHIP), Column("from", Shown.TEXT), Column("to", Shown.TEXT),
-            Column("tokens/s", Shown.CHANGE))  # fmt: skip
-    rows = tuple((e.label, e.kind, _quantity(e.name, e.before), _quantity(e.name, e.after), e.effect) for e in strong)
-    text = f"Each number and option raised by {STEP:.0%}, one at a time; {len(close.effects) - len(strong)} others do less, or nothing."
-    return Part(f"Sensitivity: {close.cell}", text, (chart,), (Table(table_of(SENSITIVITY, close.cell), head, rows),))
+    chart = Bars(
+        labels, tuple(_kinds_of(strong)), f"change of tokens/s for +{STEP:.0%} of the number"
+    )
+    head = (
+        Column("number", Shown.TEXT),
+        Column("kind", Shown.CHIP),
+        Column("from", Shown.TEXT),
+        Column("to", Shown.TEXT),
+        Column("tokens/s", Shown.CHANGE),
+    )
+    rows = tuple(
+        (e.label, e.kind, _quantity(e.name, e.before), _quantity(e.name, e.after), e.effect)
+        for e in strong
+    )
+    text = (
+        f"Each number and option raised by {STEP:.0%}, one at a time; "
+        f"{len(close.effects) - len(strong)} others do less, or nothing."
+    )
+    return Part(
+        f"Sensitivity: {close.cell}",
+        text,
+        (chart,),
+        (Table(table_of(SENSITIVITY, close.cell), head, rows),),
+    )
 
 
 def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
@@ -385,55 +572,108 @@ def _with_twin_error(possible: Sequence[Answer], error: TwinError) -> Part:
             low, middle, high = error.spread(answer.interval.speeds)
             rows.append((str(answer.cell), low, middle, high, middle / answer.row.tokens_per_s - 1))
     text = (
-        f"{error.said()}. Here every draw is multiplied by each of these factors, as if the twin were as wrong everywhere as there: "
-        "the only evidence that there is, from one GPU."
+        f"{error.said()}. Here every draw is multiplied by each of these factors, as if the twin "
+        "were as wrong everywhere as there: the only evidence that there is, from one GPU."
     )
-    return Part("With the twin's own error", text, (), (Table("with-twin-error", head, tuple(rows), terminal=False),), long=True)
+    return Part(
+        "With the twin's own error",
+        text,
+        (),
+        (Table("with-twin-error", head, tuple(rows), terminal=False),),
+        long=True,
+    )
 
 
 def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
     """Which numbers carry the intervals."""
-    head = (Column("cell", Shown.TEXT), Column("p90 / p10"), *(Column(f"number {i + 1}", Shown.TEXT) for i in range(CARRIERS)))
+    head = (
+        Column("cell", Shown.TEXT),
+        Column("p90 / p10"),
+        *(Column(f"number {i + 1}", Shown.TEXT) for i in range(CARRIERS)),
+    )
     rows = []
     for answer in possible:
         one = answer.interval
         if one is None:
             continue
-        named = [f"{name.removeprefix('device.')} {correlation:+.2f}" for name, correlation in one.carried_by[:CARRIERS]]
-        rows.append((str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named)))))
+        named = [
+            f"{name.removeprefix('device.')} {correlation:+.2f}"
+            for name, correlation in one.carried_by[:CARRIERS]
+        ]
+        rows.append(
+            (str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named))))
+        )
     text = (
-        f"Rank correlation of each number that the plan uses with the speed over {draws.count} draws, the strongest first, each after what "
-        f"those before it explain; what may be chance is not shown (among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one "
+        f"Rank correlation of each number that the plan uses with the speed over {draws.count} "
+        "draws, the strongest first, each after what those before it explain; what may be chance "
+        f"is not shown (among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one "
         "mechanism vary together: idle and loaded hop, arithmetic on each format."
     )
     if draws.count < TELLING:
-        text = f"{draws.count} draws are too few to tell which numbers carry an interval; from {TELLING} on they are named here."
-    return Part("What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True)
+        text = (
+            f"{draws.count} draws are too few to tell which numbers carry an interval; from "
+            f"{TELLING} on they are named here."
+        )
+    return Part(
+        "What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True
+    )
 
 
 def _rests_on(possible: Sequence[Answer]) -> Part:
     """Assumed numbers by node, and the width of each kind."""
-    head = (Column(NODE, Shown.TEXT), Column("number", Shown.TEXT), Column("kind", Shown.CHIP), Column("value", Shown.TEXT),
-            Column("range", Shown.TEXT), Column("source", Shown.TEXT))  # fmt: skip
+    head = (
+        Column(NODE, Shown.TEXT),
+        Column("number", Shown.TEXT),
+        Column("kind", Shown.CHIP),
+        Column("value", Shown.TEXT),
+        Column("range", Shown.TEXT),
+        Column("source", Shown.TEXT),
+    )
     rows: dict[tuple[str, str], tuple[Entry, ...]] = {}
     for answer in possible:
         known = numbers(answer.cell.point.on_node())
         for path in answer.row.assumed:
             number = known.get(path)
-            rows[answer.cell.node, path] = _assumed(answer.cell.node, path, number) if number else (answer.cell.node, path, *JUDGED)
-    widths = tuple((kind.value, SPREAD[kind] if kind is not Kind.ASSUMED else None, WIDTHS[kind]) for kind in Kind)
-    kinds = Table("widths", (Column("kind", Shown.CHIP), Column("+-", Shown.PERCENT), Column("why", Shown.TEXT)), widths, terminal=False)
+            rows[answer.cell.node, path] = (
+                _assumed(answer.cell.node, path, number)
+                if number
+                else (answer.cell.node, path, *JUDGED)
+            )
+    widths = tuple(
+        (kind.value, SPREAD[kind] if kind is not Kind.ASSUMED else None, WIDTHS[kind])
+        for kind in Kind
+    )
+    kinds = Table(
+        "widths",
+        (Column("kind", Shown.CHIP), Column("+-", Shown.PERCENT), Column("why", Shown.TEXT)),
+        widths,
+        terminal=False,
+    )
     resting = sum(bool(answer.row.assumed) for answer in possible)
     text = (
-        f"{resting} of {len(possible)} cells rest on assumed numbers: nobody has measured them, and a prediction is no better than that "
-        "(marked * in the scaling table). The second table says how wide a number is taken to be that states no range of its own."
+        f"{resting} of {len(possible)} cells rest on assumed numbers: nobody has measured them, "
+        "and a prediction is no better than that (marked * in the scaling table). The second "
+        "table says how wide a number is taken to be that states no range of its own."
     )
-    return Part("What the cells rest on", text, (), (Table("assumed", head, tuple(rows.values()), terminal=False), kinds), long=True)
+    return Part(
+        "What the cells rest on",
+        text,
+        (),
+        (Table("assumed", head, tuple(rows.values()), terminal=False), kinds),
+        long=True,
+    )
 
 
 def _assumed(node: str, path: str, number: Number) -> tuple[Entry, ...]:
     low, high = (_quantity(path, end) for end in range_of(number))
-    return node, path.removeprefix("device."), number.kind.value, _quantity(path, number.value), f"{low} .. {high}", number.source
+    return (
+        node,
+        path.removeprefix("device."),
+        number.kind.value,
+        _quantity(path, number.value),
+        f"{low} .. {high}",
+        number.source,
+    )
 
 
 def _mostly(row: Row) -> str:
@@ -454,5 +694,8 @@ def _spoken(value: Plain) -> str:
 
 def table_of(what: str, cell: Cell) -> str:
     """The name of a cell's own table: letters and digits that every file system tells apart."""
-    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in str(cell).lower().replace(" on ", "-"))
+    words = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-"
+        for letter in str(cell).lower().replace(" on ", "-")
+    )
     return "-".join([what, *(word for word in words.split("-") if word)])

@@ -70,26 +70,47 @@ class Record:
 
 
 def read_records(file: Path) -> list[Record]:
-    """The lines of a CSV file with COLUMNS; `ms` is the time of a step. Raises ConfigError with file, line and reason."""
+    """The lines of a CSV file with COLUMNS; `ms` is the time of a step. Raises ConfigError with
+    file, line and reason.
+    """
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             reader = csv.DictReader(lines)
             if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise ConfigError(f"{shown(file)}: the columns are {shown(reader.fieldnames)}; write {', '.join(COLUMNS)}")
+                raise ConfigError(
+                    f"{shown(file)}: the columns are {shown(reader.fieldnames)}; write "
+                    f"{', '.join(COLUMNS)}"
+                )
             return [_record(line, f"{shown(file)}: line {reader.line_num}") for line in reader]
     except OSError as error:
-        raise ConfigError(f"{shown(file)}: cannot be read ({error.strerror}); check the path") from error
+        raise ConfigError(
+            f"{shown(file)}: cannot be read ({error.strerror}); check the path"
+        ) from error
     except (csv.Error, ValueError) as error:
-        raise ConfigError(f"{shown(file)}: not a CSV file in UTF-8 ({error}); write one with the columns {', '.join(COLUMNS)}") from error
+        raise ConfigError(
+            f"{shown(file)}: not a CSV file in UTF-8 ({error}); write one with the columns "
+            f"{', '.join(COLUMNS)}"
+        ) from error
 
 
 def _record(line: dict[str, str], where: str) -> Record:
     try:
         load = Load(sequences=int(line["sequences"]), context=int(line["context"]), kv=line["kv"])
-        record = Record(line["model"], line["node"], line["stack"], line["weights"], load, float(line["ms"]) * MS, line["source"])
+        record = Record(
+            line["model"],
+            line["node"],
+            line["stack"],
+            line["weights"],
+            load,
+            float(line["ms"]) * MS,
+            line["source"],
+        )
         stacks = (*stack_names(), OTHER)
         if not 0 < record.seconds <= LONGEST_S or record.stack not in stacks:
-            limits = f"must be positive and at most {LONGEST_S / MS:g}, and stack {shown(record.stack)} one of {', '.join(stacks)}"
+            limits = (
+                f"must be positive and at most {LONGEST_S / MS:g}, and stack {shown(record.stack)} "
+                f"one of {', '.join(stacks)}"
+            )
             raise ConfigError(f"ms {line['ms'][:20]} {limits}")
         _ = record.spec, record.on
     except (ValueError, TypeError) as error:
@@ -110,7 +131,9 @@ class Errors:
 
 
 def spread_of(records: list[Record]) -> tuple[float, float] | None:
-    """10th and 90th percentile of published over predicted speed; None with fewer than FEWEST predicted records."""
+    """10th and 90th percentile of published over predicted speed; None with fewer than FEWEST
+    predicted records.
+    """
     factors = [1 + record.error for record in records if record.error is not None]
     if len(factors) < FEWEST:
         return None

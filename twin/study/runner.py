@@ -1,4 +1,6 @@
-"""Runs the points of a study: each is looked up first, what is missing is computed in parallel, and what is done is kept."""
+"""Runs the points of a study: each is looked up first, what is missing is computed in parallel, and
+what is done is kept.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ KEEP_S = 5.0  # results are written at least this often
 
 
 class Runner:
-    """`work` computes batches in any order, `workers` of them at once; `store` keeps the rows (None: for this runner's life)."""
+    """`work` computes batches in any order, `workers` of them at once; `store` keeps the rows
+    (None: for this runner's life).
+    """
 
-    def __init__(self, work: Work, *, workers: int, store: Store | None, progress: Progress) -> None:
+    def __init__(
+        self, work: Work, *, workers: int, store: Store | None, progress: Progress
+    ) -> None:
         self._work = work
         self._workers = workers
         self._store = store
@@ -42,12 +48,18 @@ class Runner:
         count = workers or cores()
         if count == 1:
             return cls(in_process, workers=1, store=store, progress=progress)
-        return cls(lambda batches: on_cores(batches, count), workers=count, store=store, progress=progress)
+        return cls(
+            lambda batches: on_cores(batches, count), workers=count, store=store, progress=progress
+        )
 
     def rows(self, points: Sequence[Point], what: str = "points") -> list[Row]:
-        """The results of `points`, in order. Interrupted, it keeps what is done and can be called again."""
+        """The results of `points`, in order. Interrupted, it keeps what is done and can be called
+        again.
+        """
         keys = [key_of(point) for point in points]
-        missing = {key: point for key, point in zip(keys, points, strict=True) if key not in self._rows}
+        missing = {
+            key: point for key, point in zip(keys, points, strict=True) if key not in self._rows
+        }
         if self._store and missing:
             kept = self._store.find(missing)
             self.found += len(kept)
@@ -71,7 +83,10 @@ class Runner:
             for index, rows in self._work(batches):
                 for point, row in zip(batches[index], rows, strict=True):
                     if row.key not in missing:
-                        raise EngineError(f"the simulator's code has changed since this study began ({point}); run it again")
+                        raise EngineError(
+                            f"the simulator's code has changed since this study began ({point}); "
+                            "run it again"
+                        )
                     self._rows[row.key] = row
                     if self._store:
                         self._store.add(point, row)
@@ -92,7 +107,9 @@ class Runner:
     def _batches(self, missing: dict[str, Point]) -> list[Batch]:
         """Neighbours share a plan, so a worker builds it once."""
         size = max(1, min(LARGEST_BATCH, len(missing) // (SHARES * self._workers)))
-        ordered = sorted(missing.values(), key=lambda point: (point.model, point.node, repr(point.options)))
+        ordered = sorted(
+            missing.values(), key=lambda point: (point.model, point.node, repr(point.options))
+        )
         return [tuple(ordered[at : at + size]) for at in range(0, len(ordered), size)]
 
 
@@ -129,11 +146,21 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.client.close()
 
     def runner(self, store: Store | None, progress: Progress) -> Runner:
         from twin.study.cluster import on_cluster
 
         workers = max(1, sum(self.client.nthreads().values()))
-        return Runner(lambda batches: on_cluster(batches, self.client), workers=workers, store=store, progress=progress)
+        return Runner(
+            lambda batches: on_cluster(batches, self.client),
+            workers=workers,
+            store=store,
+            progress=progress,
+        )

@@ -13,7 +13,8 @@ from twin.study.runner import Runner
 from twin.units import unit_of
 
 STEP = 0.10  # relative change of each number
-OPTIONS = ("blocks", "ring_slots", "window_slots", "slot_bytes", "context")  # engine options that a step of 10% makes sense for
+# engine options that a step of 10% makes sense for
+OPTIONS = ("blocks", "ring_slots", "window_slots", "slot_bytes", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class Effect:
 
     @property
     def label(self) -> str:
-        return self.name.removeprefix("device.") + (" (lowered)" if self.after < self.before else "")
+        return self.name.removeprefix("device.") + (
+            " (lowered)" if self.after < self.before else ""
+        )
 
     @property
     def assumed(self) -> bool:
@@ -48,21 +51,37 @@ class Trial:
 
 
 def sensitivity(point: Point, runner: Runner) -> list[Effect]:
-    """Each hardware number and each of OPTIONS raised by STEP, one at a time; the strongest effect first.
+    """Each hardware number and each of OPTIONS raised by STEP, one at a time; the strongest effect
+    first.
 
     An option that cannot be raised (all blocks are in use) is lowered instead.
     """
     return effects(point, trials(point), runner)
 
 
-def effects(point: Point, tried: list[Trial], runner: Runner, depths: Depths | None = None) -> list[Effect]:
+def effects(
+    point: Point, tried: list[Trial], runner: Runner, depths: Depths | None = None
+) -> list[Effect]:
     """The effect of each trial against `point`; with depths from short models."""
     speed = runner.rows([point])[0].tokens_per_s
-    base, *first = times([point, *(trial.ways[0][1] for trial in tried)], runner, depths, "sensitivity")
-    again = [trial for trial, one in zip(tried, first, strict=True) if one.problem and len(trial.ways) > 1]
-    lowered = times([trial.ways[1][1] for trial in again], runner, depths, "lowered instead") if again else []
+    base, *first = times(
+        [point, *(trial.ways[0][1] for trial in tried)], runner, depths, "sensitivity"
+    )
+    again = [
+        trial
+        for trial, one in zip(tried, first, strict=True)
+        if one.problem and len(trial.ways) > 1
+    ]
+    lowered = (
+        times([trial.ways[1][1] for trial in again], runner, depths, "lowered instead")
+        if again
+        else []
+    )
     second = dict(zip((trial.name for trial in again), lowered, strict=True))
-    found = [_effect(speed, base.step_s, trial, one, second.get(trial.name)) for trial, one in zip(tried, first, strict=True)]
+    found = [
+        _effect(speed, base.step_s, trial, one, second.get(trial.name))
+        for trial, one in zip(tried, first, strict=True)
+    ]
     return sorted(found, key=lambda effect: (-abs(effect.effect), effect.name))
 
 
@@ -74,12 +93,25 @@ def _trials(point: Point) -> Iterator[Trial]:
     for path, number in numbers(point.on_node()).items():
         raised = _raised(path, number)
         if raised is not None:
-            yield Trial(path, number.kind.value, number.value, ((raised, point.with_settings((path, raised))),))
+            yield Trial(
+                path,
+                number.kind.value,
+                number.value,
+                ((raised, point.with_settings((path, raised))),),
+            )
     options = point.case().plan().options
     for name in OPTIONS:
         before = getattr(options, name)
         step = _option_step(name, before)
-        yield Trial(name, "option", before, tuple((value, _with_option(point, name, value)) for value in (before + step, before - step)))
+        yield Trial(
+            name,
+            "option",
+            before,
+            tuple(
+                (value, _with_option(point, name, value))
+                for value in (before + step, before - step)
+            ),
+        )
 
 
 def _with_option(point: Point, name: str, value: int) -> Point:

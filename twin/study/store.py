@@ -1,6 +1,8 @@
-"""Results on disk: a folder of Parquet files, keyed by content. Files are only added, so several programs may share the folder.
+"""Results on disk: a folder of Parquet files, keyed by content. Files are only added, so several
+programs may share the folder.
 
-Arrow takes half a second to load, so that only a store that reads or writes files loads it (twin/study/parquet.py).
+Arrow takes half a second to load, so that only a store that reads or writes files loads it
+(twin/study/parquet.py).
 """
 
 from __future__ import annotations
@@ -34,15 +36,20 @@ def default_folder() -> Path:
 
 
 class Store:
-    """One writer: rows are gathered in memory and become a file when `flush` is called, whole or not at all."""
+    """One writer: rows are gathered in memory and become a file when `flush` is called, whole or
+    not at all.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()  # Arrow would take a leading "~" for somebody's home, and "s3:" for a computer elsewhere
+        # Arrow would take a leading "~" for somebody's home, and "s3:" for a computer elsewhere
+        self.folder = folder.absolute()
         self._waiting: list[dict[str, Any]] = []
         try:
             check_folder(self.folder).mkdir(parents=True, exist_ok=True)
         except (OSError, OutputError) as error:
-            raise ConfigError(f"{error}: results cannot be kept there; name another folder with --store") from error
+            raise ConfigError(
+                f"{error}: results cannot be kept there; name another folder with --store"
+            ) from error
         self._remove_abandoned()
 
     def find(self, keys: Collection[str]) -> dict[str, Row]:
@@ -53,18 +60,27 @@ class Store:
 
         try:
             return {row["key"]: _row(row) for row in parquet.read(self.folder, keys, RESULT)}
-        except (OSError, parquet.Failure, ValueError, TypeError) as error:  # also other values than we wrote, in files of our columns
+        except (OSError, parquet.Failure, ValueError, TypeError) as error:
+            # also other values than we wrote, in files of our columns
             raise ConfigError(
-                f"{shown(self.folder, 200)}: results cannot be read ({error}); remove the broken file, or name another --store"
+                f"{shown(self.folder, 200)}: results cannot be read ({error}); remove the broken "
+                "file, or name another --store"
             ) from error
 
     def add(self, point: Point, row: Row) -> None:
         record = asdict(row) | {name: json.dumps(getattr(row, name)) for name in NESTED}
-        said = {"model": point.model, "node": point.node, "options": json.dumps(point.options), "settings": json.dumps(point.settings)}
+        said = {
+            "model": point.model,
+            "node": point.node,
+            "options": json.dumps(point.options),
+            "settings": json.dumps(point.settings),
+        }
         self._waiting.append(record | said | {"steps": point.steps, "code": code_version()})
 
     def flush(self) -> None:
-        """Everything added becomes a file: written under a name that no reader takes, then renamed, so that nobody sees half of it."""
+        """Everything added becomes a file: written under a name that no reader takes, then renamed,
+        so that nobody sees half of it.
+        """
         if not self._waiting:
             return
         from twin.study import parquet
@@ -77,7 +93,8 @@ class Store:
             hidden.rename(self.folder / name)
         except OSError as error:
             raise OutputError(
-                f"{shown(self.folder, 200)}: results cannot be kept ({error.strerror or error}); make room, or name another --store"
+                f"{shown(self.folder, 200)}: results cannot be kept ({error.strerror or error}); "
+                "make room, or name another --store"
             ) from error
         finally:
             hidden.unlink(missing_ok=True)
@@ -100,10 +117,16 @@ class Store:
         return sum(parquet.count(file) for file in files)
 
     def files(self) -> list[Path]:
-        """Whole files of results; those that are being written, or were when their program was killed, begin with a dot."""
-        return sorted(file for file in self.folder.glob("*.parquet") if not file.name.startswith("."))
+        """Whole files of results; those that are being written, or were when their program was
+        killed, begin with a dot.
+        """
+        return sorted(
+            file for file in self.folder.glob("*.parquet") if not file.name.startswith(".")
+        )
 
 
 def _row(record: dict[str, Any]) -> Row:
     nested = {name: json.loads(record[name]) for name in NESTED}
-    return Row(**record | nested | {name: tuple(nested[name]) for name in ("assumed", "step_times_s")})
+    return Row(
+        **record | nested | {name: tuple(nested[name]) for name in ("assumed", "step_times_s")}
+    )

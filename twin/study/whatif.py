@@ -14,12 +14,15 @@ from twin.study.options import CONDITIONS, Plain, option_name, text_value
 from twin.study.point import Point
 from twin.text import shown
 
-ReadOption = Callable[[str, str], object]  # (field of Options, text) -> its value; raises ConfigError
+# (field of Options, text) -> its value; raises ConfigError
+ReadOption = Callable[[str, str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One `--set name=value`: a field of Options (then `value` is its plain value) or a setting of the hardware (then text)."""
+    """One `--set name=value`: a field of Options (then `value` is its plain value) or a setting of
+    the hardware (then text).
+    """
 
     name: str
     value: Plain
@@ -35,7 +38,13 @@ def changed(point: Point, changes: Sequence[Change]) -> Point:
 
 def sweep(point: Point, axes: Sequence[Axis]) -> Grid:
     """Every combination of the axes' values about a point."""
-    return Grid((Model(point.model, point.case().spec.name),), (point.node,), tuple(axes), point.options, point.settings)
+    return Grid(
+        (Model(point.model, point.case().spec.name),),
+        (point.node,),
+        tuple(axes),
+        point.options,
+        point.settings,
+    )
 
 
 def parse_changes(texts: Sequence[str], node: Node, read_option: ReadOption) -> list[Change]:

@@ -1,1 +1,3 @@
-"""What an NVIDIA GPU has to show beside its speed: repeats, long runs, refusals, and what compute-sanitizer says."""
+"""What an NVIDIA GPU has to show beside its speed: repeats, long runs, refusals, and what
+compute-sanitizer says.
+"""

@@ -1,11 +1,14 @@
-"""Judges what racecheck reports of the kernel: which pairs an mbarrier orders although the tool does not follow it.
+"""Judges what racecheck reports of the kernel: which pairs an mbarrier orders although the tool
+does not follow it.
 
-A bulk copy (cp.async.bulk) writes a slot of the ring; the tool holds it for a write by the loader's thread and does not take the
-mbarrier that counts its bytes for an order between the two. So each first read of a slot by another warp is reported. Nothing else
-is excused: both sides have to lie in the functions named here, by the source lines in the report.
+A bulk copy (cp.async.bulk) writes a slot of the ring; the tool holds it for a write by the loader's
+thread and does not take the mbarrier that counts its bytes for an order between the two. So each
+first read of a slot by another warp is reported. Nothing else is excused: both sides have to lie in
+the functions named here, by the source lines in the report.
 
-The tool does not find the line of some reads although the kernel's line table has it. Such a read is looked up in the cubins that ran:
-in every one that agrees with all lines of its report, the instruction has to be a load from shared memory in a function named here.
+The tool does not find the line of some reads although the kernel's line table has it. Such a read
+is looked up in the cubins that ran: in every one that agrees with all lines of its report, the
+instruction has to be a load from shared memory in a function named here.
 """
 
 from __future__ import annotations
@@ -22,12 +25,21 @@ from twin.engine.cuda_lines import Kernel
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
 # of a slot that is there, before an arrival at its `empty` barrier
 READS = (
-    ("cuda_vector.cuh", "load_shared_at"), ("cuda_vector.cuh", "load_near"),
-    ("cuda_copies.cuh", "load_matrices"), ("cuda_copies.cuh", "load_transposed"),  # by scans on the tensor cores
-)  # fmt: skip
-LDS, LDSM = 0x984, 0x83B  # the opcodes, low twelve bits, of loads from shared memory (compute capability 7.0 to 9.0)
-ACCESS = re.compile(r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$", re.MULTILINE)
-SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
+    ("cuda_vector.cuh", "load_shared_at"),
+    ("cuda_vector.cuh", "load_near"),
+    # by scans on the tensor cores
+    ("cuda_copies.cuh", "load_matrices"),
+    ("cuda_copies.cuh", "load_transposed"),
+)
+# the opcodes, low twelve bits, of loads from shared memory (compute capability 7.0 to 9.0)
+LDS, LDSM = 0x984, 0x83B
+ACCESS = re.compile(
+    r"(Read|Write) access at [^\n]*?\+0x([0-9a-f]+)(?: in (\S+):(\d+))?(?: \[(\d+) hazards\])?$",
+    re.MULTILINE,
+)
+SUMMARY = re.compile(
+    r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,9 @@ class Access:
         return self.file == place[0] and self.line in lines_of(*place)
 
     def __str__(self) -> str:
-        return f"{self.kind.lower()} at +0x{self.at}" + (f" ({self.file}:{self.line})" if self.file else " (no source line)")
+        return f"{self.kind.lower()} at +0x{self.at}" + (
+            f" ({self.file}:{self.line})" if self.file else " (no source line)"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,18 +79,31 @@ def judged(said: str, kernels: Sequence[Kernel] = ()) -> Verdict | None:
     told = [_accesses(report) for report in said.split("reported between ")[1:]]
     known = [_looked_up(report, kernels) for report in told]
     pairs = [(first, other) for first, *rest in known for other in rest]
-    others = tuple(f"{first} and {other}" for first, other in pairs if not _copy_and_read(first, other))
-    looked_up = sum(before != after for one, other in zip(told, known, strict=True) for before, after in zip(one, other, strict=True))
+    others = tuple(
+        f"{first} and {other}" for first, other in pairs if not _copy_and_read(first, other)
+    )
+    looked_up = sum(
+        before != after
+        for one, other in zip(told, known, strict=True)
+        for before, after in zip(one, other, strict=True)
+    )
     return Verdict(len(pairs) - len(others), others, errors + warnings - displayed, looked_up)
 
 
 @cache
 def lines_of(file: str, function: str) -> range:
-    """Lines of a function's definition in native/platform. Raises ValueError when it has none: the names above are out of date."""
+    """Lines of a function's definition in native/platform. Raises ValueError when it has none: the
+    names above are out of date.
+    """
     source = (data_dir("native") / "platform" / file).read_text(encoding="utf-8").splitlines()
-    starts = [i for i, line in enumerate(source, 1) if re.search(rf"__device__.*\b{function}\(", line)]
+    starts = [
+        i for i, line in enumerate(source, 1) if re.search(rf"__device__.*\b{function}\(", line)
+    ]
     if len(starts) != 1:
-        raise ValueError(f"{file} defines {function} {len(starts)} times instead of once; correct twin/bench/acceptance/hazards.py")
+        raise ValueError(
+            f"{file} defines {function} {len(starts)} times instead of once; correct "
+            "twin/bench/acceptance/hazards.py"
+        )
     depth = 0
     for number, line in enumerate(source[starts[0] - 1 :], starts[0]):
         depth += line.count("{") - line.count("}")
@@ -87,28 +114,50 @@ def lines_of(file: str, function: str) -> range:
 
 def _copy_and_read(first: Access, other: Access) -> bool:
     write, read = sorted((first, other), key=lambda access: access.kind == "Read")
-    return (write.kind, read.kind) == ("Write", "Read") and write.inside(COPY) and any(read.inside(place) for place in READS)
+    return (
+        (write.kind, read.kind) == ("Write", "Read")
+        and write.inside(COPY)
+        and any(read.inside(place) for place in READS)
+    )
 
 
 def _accesses(report: str) -> list[Access]:
-    return [Access(kind, at, Path(file).name, int(line or 0)) for kind, at, file, line, _ in ACCESS.findall(report)]
+    return [
+        Access(kind, at, Path(file).name, int(line or 0))
+        for kind, at, file, line, _ in ACCESS.findall(report)
+    ]
 
 
 def _looked_up(report: list[Access], kernels: Sequence[Kernel]) -> list[Access]:
-    """The report, with the lines of its reads that the tool did not find. All its accesses are of one kernel."""
-    fitting = [kernel for kernel in kernels if any(access.file for access in report) and all(_fits(access, kernel) for access in report)]
-    return [_read_in(access, fitting) if access.kind == "Read" and not access.file else access for access in report]
+    """The report, with the lines of its reads that the tool did not find. All its accesses are of
+    one kernel.
+    """
+    fitting = [
+        kernel
+        for kernel in kernels
+        if any(access.file for access in report) and all(_fits(access, kernel) for access in report)
+    ]
+    return [
+        _read_in(access, fitting) if access.kind == "Read" and not access.file else access
+        for access in report
+    ]
 
 
 def _fits(access: Access, kernel: Kernel) -> bool:
     places = kernel.places(int(access.at, 16))
-    return bool(places) and (not access.file or (places[0].file, places[0].line) == (access.file, access.line))
+    return bool(places) and (
+        not access.file or (places[0].file, places[0].line) == (access.file, access.line)
+    )
 
 
 def _read_in(access: Access, fitting: list[Kernel]) -> Access:
     """With its line, where all kernels agree on it and have a load from shared memory there."""
     at = int(access.at, 16)
-    lines = {(kernel.places(at)[0].file, kernel.places(at)[0].line) for kernel in fitting if kernel.opcode(at) in (LDS, LDSM)}
+    lines = {
+        (kernel.places(at)[0].file, kernel.places(at)[0].line)
+        for kernel in fitting
+        if kernel.opcode(at) in (LDS, LDSM)
+    }
     if len(lines) != 1 or any(kernel.opcode(at) not in (LDS, LDSM) for kernel in fitting):
         return access
     ((file, line),) = lines

@@ -1,4 +1,6 @@
-"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this module as a program is what it watches."""
+"""compute-sanitizer over tiny models of every protocol: `sanitize` starts it, this module as a
+program is what it watches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from twin.plan.types import Execution, HandOffKind, Plan
 TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
 CLEAN = "ERROR SUMMARY: 0 errors"
 SHOWN = 1000  # reports of one tool: racecheck's are judged one by one
-PLACES = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/opt/nvidia/*/bin", "/opt/nvidia/nsight-compute/*/host/*")
+PLACES = (
+    "/usr/local/cuda*/bin",
+    "/usr/local/cuda*/compute-sanitizer",
+    "/opt/nvidia/*/bin",
+    "/opt/nvidia/nsight-compute/*/host/*",
+)
 ERRORS_FOUND = 9  # exit code
 WATCHDOG_S = 300.0  # watched kernels are slow, and others wait for them
 LIMIT_S = 150.0  # for one tool
@@ -46,7 +53,11 @@ def find() -> str | None:
 
 
 def sanitizer_plans(bench: Bench) -> list[Plan]:
-    plans = [bench.plan(name, max_context=64, handoff=handoff) for name in MODELS for handoff in HandOffKind]
+    plans = [
+        bench.plan(name, max_context=64, handoff=handoff)
+        for name in MODELS
+        for handoff in HandOffKind
+    ]
     return [
         *plans,
         bench.plan("tiny", max_context=64, execution=Execution.GRAPH),
@@ -65,14 +76,23 @@ def run_all(bench: Bench) -> list[list[int]]:
 
 
 def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
-    """Each tool without a finding (racecheck's are judged by hazards.py), and with the tokens of an unwatched run. Logs go to `out`."""
+    """Each tool without a finding (racecheck's are judged by hazards.py), and with the tokens of an
+    unwatched run. Logs go to `out`.
+    """
     if bench.device == "host":
-        raise NotRun("compute-sanitizer watches GPU kernels; the host engine has its own tests under ASan, UBSan and TSan")
+        raise NotRun(
+            "compute-sanitizer watches GPU kernels; the host engine has its own tests under ASan, "
+            "UBSan and TSan"
+        )
     program = find()
     if program is None:
-        raise NotRun(f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it with the CUDA toolkit")
+        raise NotRun(
+            f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it "
+            "with the CUDA toolkit"
+        )
     expected = run_all(bench)
-    kernels = [read_kernel(compile_cubin(plan).cubin) for plan in sanitizer_plans(bench)]  # those that ran: the cache has them
+    # those that ran: the cache has them
+    kernels = [read_kernel(compile_cubin(plan).cubin) for plan in sanitizer_plans(bench)]
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
     for tool in TOOLS:
@@ -80,7 +100,10 @@ def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
         facts[tool] = _watch(program, tool, log)
         said = log.read_text()
         if REFUSED in said:
-            raise NotRun(f"{program} says {REFUSED!r}: this machine does not let it watch the GPU; run the part on another one")
+            raise NotRun(
+                f"{program} says {REFUSED!r}: this machine does not let it watch the GPU; run the "
+                "part on another one"
+            )
         wrong = _races(said, facts[tool], kernels) if tool == "racecheck" else _errors(facts[tool])
         if wrong:
             failed.append(f"{tool}: {wrong}")
@@ -107,26 +130,47 @@ def _races(said: str, fact: dict[str, Any], kernels: list[Kernel]) -> str:
     if verdict.unseen:
         return f"{verdict.unseen} of its reports are not shown"
     if verdict.others:
-        return f"{len(verdict.others)} pairs of accesses that no mbarrier of the ring orders, the first: {verdict.others[0]}"
+        return (
+            f"{len(verdict.others)} pairs of accesses that no mbarrier of the ring orders, the "
+            f"first: {verdict.others[0]}"
+        )
     return "" if fact["exit"] in (0, ERRORS_FOUND) else f"exit code {fact['exit']}"
 
 
 def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
-    command = [program, "--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--print-limit", str(SHOWN)]
+    command = [
+        program,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(ERRORS_FOUND),
+        "--print-limit",
+        str(SHOWN),
+    ]
     command += [sys.executable, "-m", "twin.bench.acceptance.sanitizer"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ,
+        start_new_session=True,
     ) as running:
         try:
             said, _ = running.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)  # the tool and what it watches: a spinning kernel would hold the GPU
+            # the tool and what it watches: a spinning kernel would hold the GPU
+            os.killpg(running.pid, signal.SIGKILL)
             said, _ = running.communicate()
             said += f"\n========= SUMMARY: ended after {LIMIT_S:g} s\n"
     log.write_text(said)
     summary = re.findall(r"=+ (.*SUMMARY.*)", said)
     tokens = [line for line in said.splitlines() if line.startswith("[[")]
-    return {"exit": running.returncode, "summary": summary[-1] if summary else "", "tokens": json.loads(tokens[-1]) if tokens else None}
+    return {
+        "exit": running.returncode,
+        "summary": summary[-1] if summary else "",
+        "tokens": json.loads(tokens[-1]) if tokens else None,
+    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,15 @@ from typing import Any
 from twin.data import data_dir
 from twin.errors import ToolchainError
 from twin.sim.compiled.state import State, header
-from twin.toolchain import cache_dir, cached, compiler_version, content_key, host_compiler, own_folder, run_compiler
+from twin.toolchain import (
+    cache_dir,
+    cached,
+    compiler_version,
+    content_key,
+    host_compiler,
+    own_folder,
+    run_compiler,
+)
 
 FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared")
 
@@ -25,7 +33,9 @@ def run(state: State) -> None:
 
 @lru_cache(maxsize=1)
 def _library() -> Any:
-    """Loaded, so that its file may go: where no cache can be written, every process builds its own (1.3 s)."""
+    """Loaded, so that its file may go: where no cache can be written, every process builds its own
+    (1.3 s).
+    """
     with tempfile.TemporaryDirectory() as instead:
         library = ctypes.CDLL(str(build(Path(instead))))
     library.simulate.argtypes = [ctypes.c_void_p]
@@ -34,14 +44,18 @@ def _library() -> Any:
 
 
 def build(instead: Path) -> Path:
-    """The shared library for the present sources and compiler: from the cache, or made there, or else in `instead`."""
+    """The shared library for the present sources and compiler: from the cache, or made there, or
+    else in `instead`.
+    """
     kept = target()
     return cached(kept if _usable(kept.parent) else instead / kept.name, _compile_into)
 
 
 def target() -> Path:
     """Where the library is kept; another one for other sources, flags, layouts and compilers."""
-    key = content_key([compiler_version(host_compiler()), *FLAGS, header()], sorted(_sources().iterdir()))
+    key = content_key(
+        [compiler_version(host_compiler()), *FLAGS, header()], sorted(_sources().iterdir())
+    )
     return cache_dir() / f"simulator-{key}.so"
 
 
@@ -60,5 +74,7 @@ def _usable(folder: Path) -> bool:
 def _compile_into(work: Path) -> Path:
     (work / "layout.h").write_text(header(), encoding="utf-8")
     output = work / "simulator.so"
-    run_compiler([host_compiler(), *FLAGS, f"-I{work}", str(_sources() / "main.cpp"), "-o", str(output)])
+    run_compiler(
+        [host_compiler(), *FLAGS, f"-I{work}", str(_sources() / "main.cpp"), "-o", str(output)]
+    )
     return output

@@ -47,7 +47,7 @@ class FlatProgram:
     slot_costs: Array
     streams: Array
     slots: Array
-    runs: Array
+    stretches: Array
     kv: Array
     sizes: tuple[int, ...]  # bytes; sizes in the arrays are places in it
     gates: int
@@ -56,7 +56,9 @@ class FlatProgram:
 
 
 def flatten(program: Program) -> FlatProgram:
-    """Independent of bandwidths and latencies of pipes: kept for all machines that run the same program."""
+    """Independent of bandwidths and latencies of pipes: kept for all machines that run the same
+    program.
+    """
     return _Flattening(program).done()
 
 
@@ -96,8 +98,13 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
             fed += len(lists.channels)
     counters = [channel.arrivals if channel.counted else 0 for channel in wiring.channels]
     starts = accumulate(counters, initial=0)
-    remote = [wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels]
-    channels = [(c.arrivals, c.counted, c.cause, *rest) for c, *rest in zip(wiring.channels, starts, remote, strict=False)]
+    remote = [
+        wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels
+    ]
+    channels = [
+        (c.arrivals, c.counted, c.cause, *rest)
+        for c, *rest in zip(wiring.channels, starts, remote, strict=False)
+    ]
     nothing = np.zeros(0, np.int64)
     return FlatWires(
         wires=wires.reshape(-1),
@@ -114,32 +121,44 @@ class _Flattening:
     def __init__(self, program: Program) -> None:
         plan = program.plan
         self.program = program
-        self.gates = {stage: n for n, stage in enumerate(sorted({s.gate for s in plan.stages if s.gate is not None}))}
+        self.gates = {
+            stage: n
+            for n, stage in enumerate(sorted({s.gate for s in plan.stages if s.gate is not None}))
+        }
         self.places: dict[int, int] = {}  # of each size
         self.known: dict[int, int] = {}  # by the identity of a work
         self.works: list[tuple[int, ...]] = []
         self.reads: list[tuple[int, ...]] = []
         self.kv: list[tuple[int, int]] = []
         self.slot_costs: list[int] = []
-        self.runs: list[tuple[int, int]] = []
+        self.stretches: list[tuple[int, int]] = []
 
     def done(self) -> FlatProgram:
         rows = [stages for variant in self.program.variants for stages in variant.stages]
         distinct = {id(stages): stages for stages in rows}
-        numbers = {known: [self._number(work) for work in stages] for known, stages in distinct.items()}
-        runs = {known: self._runs(stages) for known, stages in distinct.items()}
+        numbers = {
+            known: [self._number(work) for work in stages] for known, stages in distinct.items()
+        }
+        stretches = {known: self._stretches(stages) for known, stages in distinct.items()}
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
         spans, slots = self._stream({id(sizes): sizes for sizes in streamed})
         return FlatProgram(
             variants=np.array([numbers[id(stages)] for stages in rows], np.int64),
-            ends=np.array([ends for variant in self.program.variants for ends in variant.ends], np.int64),
+            ends=np.array(
+                [ends for variant in self.program.variants for ends in variant.ends], np.int64
+            ),
             works=np.array(self.works, state.WORK),
-            stages=np.array([self._stage(stage) for stage in self.program.plan.stages], state.STAGE),
+            stages=np.array(
+                [self._stage(stage) for stage in self.program.plan.stages], state.STAGE
+            ),
             reads=np.array(self.reads, state.READ),
             slot_costs=np.array(self.slot_costs, np.int64),
-            streams=np.array([(*spans[id(z)], *runs[id(s)]) for z, s in zip(streamed, rows, strict=True)], state.STREAM),
+            streams=np.array(
+                [(*spans[id(z)], *stretches[id(s)]) for z, s in zip(streamed, rows, strict=True)],
+                state.STREAM,
+            ),
             slots=slots,
-            runs=np.array(self.runs, state.RUN_OF_SLOTS),
+            stretches=np.array(self.stretches, state.STRETCH),
             kv=np.array(self.kv, state.ITEM),
             sizes=tuple(self.places),
             gates=len(self.gates),
@@ -147,12 +166,20 @@ class _Flattening:
             segments=max(self._segments(variant) for variant in self.program.variants),
         )
 
-    def _stream(self, distinct: dict[int, tuple[int, ...]]) -> tuple[dict[int, tuple[int, int]], Array]:
-        """First slot and end of each stream, and the place of each slot's size; equal blocks share theirs."""
+    def _stream(
+        self, distinct: dict[int, tuple[int, ...]]
+    ) -> tuple[dict[int, tuple[int, int]], Array]:
+        """First slot and end of each stream, and the place of each slot's size; equal blocks share
+        theirs.
+        """
         ends = list(accumulate(map(len, distinct.values())))
-        spans = {known: (end - len(sizes), end) for (known, sizes), end in zip(distinct.items(), ends, strict=True)}
+        spans = {
+            known: (end - len(sizes), end)
+            for (known, sizes), end in zip(distinct.items(), ends, strict=True)
+        }
         slots = np.fromiter(chain.from_iterable(distinct.values()), np.int64, ends[-1])
-        places = np.zeros(1 + slots.max(initial=0), np.int64)  # slots are small: a table is quicker than a search
+        # slots are small: a table is quicker than a search
+        places = np.zeros(1 + slots.max(initial=0), np.int64)
         for size in np.flatnonzero(np.bincount(slots)).tolist():
             places[size] = self._place(size)
         return spans, places[slots]
@@ -160,11 +187,17 @@ class _Flattening:
     def _segments(self, variant: Variant) -> int:
         reads = {id(stages): sum(len(work.reads) for work in stages) for stages in variant.stages}
         gathers = sum(reads[id(stages)] for stages in variant.stages)
-        return SEGMENTS * len(variant.stages) * len(self.program.plan.stages) + GATHERS * gathers + sum(map(len, variant.sizes))
+        return (
+            SEGMENTS * len(variant.stages) * len(self.program.plan.stages)
+            + GATHERS * gathers
+            + sum(map(len, variant.sizes))
+        )
 
     def _stage(self, stage: Stage) -> tuple[Any, ...]:
         plan = self.program.plan
-        across = stage.publishes is not None and plan.values[stage.publishes].pushed and plan.ranks > 1
+        across = (
+            stage.publishes is not None and plan.values[stage.publishes].pushed and plan.ranks > 1
+        )
         gate = -1 if stage.gate is None else self.gates[stage.gate]
         return _row(state.STAGE, across=across, gate=gate, opens=self.gates.get(stage.index, -1))
 
@@ -218,7 +251,7 @@ class _Flattening:
                 pushed=published is not None and published.pushed,
                 stored=place(work.stored) if work.stored else -1,
                 kv_after=work.kv_after,
-                aside=work.aside,
+                by_keeper=work.by_keeper,
                 asks=work.asks,
                 ahead=ahead,
                 ahead_end=len(self.slot_costs),
@@ -226,15 +259,17 @@ class _Flattening:
             )
         )
 
-    def _runs(self, stages: Sequence[StageWork]) -> tuple[int, int]:
+    def _stretches(self, stages: Sequence[StageWork]) -> tuple[int, int]:
         """Of slots with one gate, in the order of the stream."""
-        first, end = len(self.runs), 0
+        first, end = len(self.stretches), 0
         if self.gates:
             for stage, work in zip(self.program.plan.stages, stages, strict=True):
                 if work.slots:
                     end += len(work.slots)
-                    self.runs.append((end, -1 if stage.gate is None else self.gates[stage.gate]))
-        return first, len(self.runs)
+                    self.stretches.append(
+                        (end, -1 if stage.gate is None else self.gates[stage.gate])
+                    )
+        return first, len(self.stretches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +286,8 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     sights = ranks * steps * len(machine.program.channels) * machine.handoffs.dies
     if max(sights, 2 * len(machine.blocks)) > 2**state.TARGET_BITS:
         raise Unsupported(
-            f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use the SimPy executor, or fewer steps"
+            f"{sights} waits are more than compiled code can number ({2**state.TARGET_BITS}): use "
+            "the SimPy executor, or fewer steps"
         )
     pipes = _Pipes(machine)
     kept = steps if machine.keep_all else 1
@@ -264,7 +300,9 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
     wires = flat_wires(machine.program.wiring)
     made = State(
         machine=_machine(machine, flat, window=window, kv_arrivals=kv_arrivals),
-        queue=_filled(3 * count + ranks + gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME),
+        queue=_filled(
+            3 * count + ranks + gpus + 8, state.EVENT, time=END_OF_TIME, order=END_OF_TIME
+        ),
         blocks=blocks,
         answers=np.zeros(0, np.int64) if machine.answers is None else machine.answers,
         arrivals=np.zeros((count, plan.options.ring_slots), np.int64),
@@ -277,10 +315,17 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         costs=pipes.costs(flat.sizes),
         sizes=np.array(flat.sizes, np.int64),
         paths=_spans([(len(path.pipes), path.latency) for path in pipes.paths], state.PATH),
-        path_pipes=np.array([pipes.number[id(pipe)] for path in pipes.paths for pipe in path.pipes], np.int64),
+        path_pipes=np.array(
+            [pipes.number[id(pipe)] for path in pipes.paths for pipe in path.pipes], np.int64
+        ),
         routes=_routes(machine.links, pipes, gpus),
-        packages=_spans([(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE),
-        package_pipes=np.array([pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)], np.int64),
+        packages=_spans(
+            [(len(p.domains) + len(p.llc), len(p.domains)) for p in machine.packages], state.PACKAGE
+        ),
+        package_pipes=np.array(
+            [pipes.number[id(pipe)] for p in machine.packages for pipe in (*p.domains, *p.llc)],
+            np.int64,
+        ),
         loads=np.zeros(len(machine.packages), state.LOAD),
         choices=np.array(machine.program.choices or [[0] * ranks] * (steps + 1), np.int64),
         variants=flat.variants,
@@ -293,7 +338,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         slot_costs=flat.slot_costs,
         streams=flat.streams,
         slots=flat.slots,
-        runs=flat.runs,
+        stretches=flat.stretches,
         kv=flat.kv,
         feeds=wires.feeds,
         channels=wires.channels,
@@ -305,7 +350,8 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         barrier_times=np.empty((ranks, plan.blocks), np.int64),
         borders=_filled(gpus + 1, state.BORDER, head=-1),
         cores=_filled(len(machine.cores), state.CORE, running=-1, last=-1, head=-1),
-        segments=room.take("segments", kept * ranks * flat.segments, state.SEGMENT),  # touched only as far as it is used
+        # touched only as far as it is used
+        segments=room.take("segments", kept * ranks * flat.segments, state.SEGMENT),
         logs=np.full(kept * count * len(plan.stages), -1, np.int64),
         ended=np.zeros((steps, count), np.int64),
         history=history,
@@ -342,7 +388,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gated": isinstance(machine.blocks[0].ring, GatedRing),
         "ahead": plan.options.ahead_slots,
         "gates": flat.gates,
-        "helped": machine.helped,
+        "has_keepers": machine.has_keepers,
         "pace": machine.blocks[0].ring.pace,
         "leave": times.leave,
         "answers": 0 if machine.answers is None else len(machine.answers),
@@ -365,10 +411,18 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
     return _filled(1, state.MACHINE, **values)
 
 
-def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: int) -> tuple[Array, Array]:
+def _blocks(
+    machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: int
+) -> tuple[Array, Array]:
     """The blocks, and room for the history of those whose requests are recorded."""
     rows = _filled(
-        len(machine.blocks), state.BLOCK, next=-1, place=PLACES.index("RESUME"), after=PLACES.index("ENTER"), log=-1, waited_group=-2
+        len(machine.blocks),
+        state.BLOCK,
+        next=-1,
+        place=PLACES.index("RESUME"),
+        after=PLACES.index("ENTER"),
+        log=-1,
+        waited_group=-2,
     )
     if kept_from == 0:  # the first turn on a shared core belongs to the first stage
         rows["log"] = np.arange(len(rows)) * len(machine.plan.stages)
@@ -379,7 +433,9 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
     recorded = 0
     for block in machine.blocks:
         ring = block.ring
-        stream = (choices[block.place.rank] if choices else 0) * machine.plan.blocks + block.place.index
+        stream = (
+            choices[block.place.rank] if choices else 0
+        ) * machine.plan.blocks + block.place.index
         exchange = [pipes.number[id(pipe)] for pipe in block.place.exchange]
         history = -1
         if ring.history is not None:
@@ -410,10 +466,10 @@ def _blocks(machine: Machine, flat: FlatProgram, pipes: _Pipes, *, kept_from: in
             columns[name].append(value)
     for name, column in columns.items():
         rows[name] = column
-    if machine.helped:
-        helpers = rows.copy()
-        helpers["place"] = PLACES.index("IDLE")
-        rows = np.concatenate([rows, helpers])
+    if machine.has_keepers:
+        keepers = rows.copy()
+        keepers["place"] = PLACES.index("IDLE")
+        rows = np.concatenate([rows, keepers])
     return rows, np.zeros((recorded, 2), np.int64)
 
 
@@ -424,7 +480,10 @@ class _Pipes:
         links = chain.from_iterable(machine.links.routes.values()) if machine.links else ()
         self.pipes = list({id(pipe): pipe for pipe in chain(machine.pipes(), links)}.values())
         self.number = {id(pipe): number for number, pipe in enumerate(self.pipes)}
-        self.rates = {rate: number for number, rate in enumerate(dict.fromkeys(_rate(pipe) for pipe in self.pipes))}
+        self.rates = {
+            rate: number
+            for number, rate in enumerate(dict.fromkeys(_rate(pipe) for pipe in self.pipes))
+        }
         self.paths: list[Path] = []
         self.known: dict[tuple[int, ...], int] = {}
 
@@ -446,8 +505,13 @@ class _Pipes:
         return table
 
     def costs(self, sizes: Sequence[int]) -> Array:
-        """[rates][sizes], as Pipe.cost; what that refuses is refused where it is asked for, and here a picosecond more than the longest."""
-        costs = [[min(-(-size * numerator // denominator), LONGEST_PS + 1) for size in sizes] for numerator, denominator in self.rates]
+        """[rates][sizes], as Pipe.cost; what that refuses is refused where it is asked for, and
+        here a picosecond more than the longest.
+        """
+        costs = [
+            [min(-(-size * numerator // denominator), LONGEST_PS + 1) for size in sizes]
+            for numerator, denominator in self.rates
+        ]
         return np.array(costs, np.int64).reshape(len(costs), len(sizes))
 
 
@@ -467,7 +531,13 @@ def _spans(rows: Iterable[tuple[int, int]], dtype: np.dtype[Any]) -> Array:
     """(length, value) rows to (start, end, value)."""
     lengths, values = zip(*rows, strict=True)
     ends = list(accumulate(lengths))
-    return np.array([(end - length, end, value) for end, length, value in zip(ends, lengths, values, strict=True)], dtype)
+    return np.array(
+        [
+            (end - length, end, value)
+            for end, length, value in zip(ends, lengths, values, strict=True)
+        ],
+        dtype,
+    )
 
 
 def _row(dtype: np.dtype[Any], **named: int) -> tuple[Any, ...]:

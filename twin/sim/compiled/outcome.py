@@ -25,7 +25,8 @@ class Ambiguous(TwinError):
 def run(machine: Machine, flat: FlatProgram, room: Room | None = None) -> None:
     """As Machine.run. `flat` is the machine's program; the blocks' logs lie in `room`.
 
-    Raises Unsupported or ToolchainError before anything has run; Ambiguous where the first GPU does not stand for all.
+    Raises Unsupported or ToolchainError before anything has run; Ambiguous where the first GPU does
+    not stand for all.
     """
     lowered = lower(machine, flat, room)
     library.run(lowered.state)
@@ -50,22 +51,37 @@ def _put_back(machine: Machine, lowered: Lowered) -> None:
     state = lowered.state
     for pipe, size in zip(lowered.pipes, state.pipes["bytes"].tolist(), strict=True):
         pipe.bytes = size
-    blocks = state.blocks[: len(machine.blocks)]  # without their helpers
+    blocks = state.blocks[: len(machine.blocks)]  # without their keepers
     step = blocks["step"].tolist()
-    columns = (blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history"))
-    for number, (block, issued, freed, limit, consumed, history) in enumerate(zip(machine.blocks, *columns, strict=True)):
-        block.ring.issued, block.ring.freed, block.ring.limit, block.consumed = issued, freed, limit, consumed
+    columns = (
+        blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history")
+    )
+    for number, (block, issued, freed, limit, consumed, history) in enumerate(
+        zip(machine.blocks, *columns, strict=True)
+    ):
+        block.ring.issued, block.ring.freed, block.ring.limit, block.consumed = (
+            issued,
+            freed,
+            limit,
+            consumed,
+        )
         if isinstance(block.ring, GatedRing):
-            there = state.there[number * block.ring.capacity : (number + 1) * block.ring.capacity].tolist()
+            there = state.there[
+                number * block.ring.capacity : (number + 1) * block.ring.capacity
+            ].tolist()
             block.ring.there = {slot: arrival for slot, arrival in there if slot >= 0}
         block.ended = state.ended[: step[number], number].tolist()
         block.log = _log(machine, state, number)
         if history >= 0:
-            block.ring.history = [(a, b) for a, b in state.history[history : history + issued].tolist()]
+            block.ring.history = [
+                (a, b) for a, b in state.history[history : history + issued].tolist()
+            ]
 
 
 class _Lazy(Sequence[T]):
-    """Items made where somebody asks for them: a path back through a step touches few of a million."""
+    """Items made where somebody asks for them: a path back through a step touches few of a
+    million.
+    """
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
         self.length = length
@@ -90,7 +106,10 @@ def _log(machine: Machine, state: State, block: int) -> Sequence[Sequence[Sequen
 
     def of_step(step: int) -> Sequence[Sequence[Segment]]:
         first = ((step - kept_from) * len(machine.blocks) + block) * stages
-        return _Lazy(stages if step >= kept_from else 0, lambda stage: _segments(state, int(state.logs[first + stage])))
+        return _Lazy(
+            stages if step >= kept_from else 0,
+            lambda stage: _segments(state, int(state.logs[first + stage])),
+        )
 
     return _Lazy(machine.steps, of_step)
 

@@ -1,4 +1,6 @@
-"""Memory of compiled runs, lent from one to the next: a run's first touch of new pages took longer than its events."""
+"""Memory of compiled simulations, lent from one to the next: a simulation's first touch of new
+pages took longer than its events.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT = 1  # rooms between runs: one for each process that runs point after point
+KEPT = 1  # rooms between simulations: one for each process that runs point after point
 LARGEST_BYTES = 1 << 30  # a room that has grown beyond this is not kept
 
 
@@ -20,7 +22,9 @@ class Room:
         self._held: dict[str, NDArray[np.uint8]] = {}
 
     def take(self, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """[count] items with whatever values were left there. Ends the use of the array of that name before."""
+        """[count] items with whatever values were left there. Ends the use of the array of that
+        name before.
+        """
         size = count * dtype.itemsize
         if name not in self._held or self._held[name].nbytes < size:
             self._held[name] = np.empty(size, np.uint8)
@@ -36,7 +40,9 @@ _free: list[Room] = []
 
 @contextmanager
 def lent() -> Iterator[Room]:
-    """A room for one run, until all that the run left in it has been read; threads never share one."""
+    """A room for one simulation, until all that it left in it has been read; threads never share
+    one.
+    """
     try:
         room = _free.pop()
     except IndexError:

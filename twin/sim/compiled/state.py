@@ -1,4 +1,6 @@
-"""The arrays of a compiled run, and the C++ header that describes them. Times in picoseconds, counts and places as they are; -1: none."""
+"""The arrays of a compiled simulation, and the C++ header that describes them. Times in
+picoseconds, counts and places as they are; -1: none.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ Array = NDArray[Any]
 
 def _record(*fields: str | tuple[str, np.dtype[Any]]) -> np.dtype[Any]:
     """Words of 64 bits, but for fields that are records themselves."""
-    named = [field if isinstance(field, tuple) else (name, np.dtype(np.int64)) for field in fields for name in _names(field)]
+    named = [
+        field if isinstance(field, tuple) else (name, np.dtype(np.int64))
+        for field in fields
+        for name in _names(field)
+    ]
     return np.dtype(named)
 
 
@@ -27,10 +33,12 @@ def _names(field: str | tuple[str, np.dtype[Any]]) -> list[str]:
 
 BINDER = _record("block stage at")  # who published last, in which stage, when
 MACHINE = _record(
-    "now sequence queued segments ended error stuck beyond beyond_high",  # the run so far; of an error, see ERRORS
-    "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",  # blocks: of all ranks
+    # so far; of an error, see ERRORS
+    "now sequence queued segments ended error stuck beyond beyond_high",
+    # blocks: of all ranks
+    "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window pace leave answers kv_arrivals gated ahead gates helped",
+    "capacity window pace leave answers kv_arrivals gated ahead gates has_keepers",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
     "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
@@ -38,11 +46,12 @@ MACHINE = _record(
 EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
-    "place after step stage work wires read slot last_cause clock looked entered taken resumed kv asked consumed log",
+    "place after step stage work wires read slot last_cause clock looked entered taken resumed kv "
+    "asked consumed log",
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
-    "head head_step head_run beyond",  # of a gated ring
+    "head head_step head_stretch beyond",  # of a gated ring
     "start first_answer waited_group run_group wake_group",
-    "sums_asked sums_made",  # of a helper
+    "sums_asked sums_made",  # of a keeper
     "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
 )
@@ -51,52 +60,111 @@ PATH = _record("start end latency")
 PACKAGE = _record("start end domains")
 LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
-    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample fence launch touches_memory",
-    "size pushed stored kv_after aside asks ahead ahead_end group",
+    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample "
+    "fence launch touches_memory",
+    "size pushed stored kv_after by_keeper asks ahead ahead_end group",
 )
 PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
 STAGE = _record("across gate opens")  # gates as they are numbered
-WIRES = _record("reads own own_end others others_end")  # of a block in a stage: places among `waits` and `feeds`
+# of a block in a stage: places among `waits` and `feeds`
+WIRES = _record("reads own own_end others others_end")
 READ = _record("previous size cost rounds cause")
 ITEM = _record("cost size")
-STREAM = _record("slots slots_end runs runs_end")  # of a block in a step
-RUN_OF_SLOTS = _record("end gate")  # slots of a stream up to `end` that may be requested once the gate is open
+STREAM = _record("slots slots_end stretches stretches_end")  # of a block in a step
+# slots of a stream up to `end` that may be requested once the gate is open
+STRETCH = _record("end gate")
 THERE = _record("slot arrival")
 CHANNEL = _record("arrivals counted cause counter remote")
-RECORD = _record("begun arrived seen waits group loose early remote", ("remote_who", BINDER), "last last_remote", ("last_who", BINDER))
-SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")  # of a record, from one die
-BARRIER = _record("arrived data complete time", ("who", BINDER), "cause", ("waited_for", BINDER), "head tail")  # of a rank
+RECORD = _record(
+    "begun arrived seen waits group loose early remote",
+    ("remote_who", BINDER),
+    "last last_remote",
+    ("last_who", BINDER),
+)
+# of a record, from one die
+SIGHT = _record("local", ("local_who", BINDER), "time cause", ("who", BINDER), "head tail order")
+# of a rank
+BARRIER = _record(
+    "arrived data complete time", ("who", BINDER), "cause", ("waited_for", BINDER), "head tail"
+)
 BORDER = _record("arrived", ("who", BINDER), "head tail")  # of a GPU; the last one of all GPUs
 CORE = _record("running last head tail")
 SEGMENT = _record("end cause", ("who", BINDER), "before")
 WORD = np.dtype(np.int64)
 
 RECORDS = {
-    "Binder": BINDER, "Machine": MACHINE, "Event": EVENT, "Block": BLOCK, "Pipe": PIPE, "Path": PATH, "Package": PACKAGE, "Load": LOAD,
-    "Work": WORK, "Stage": STAGE, "Push": PUSH, "Wires": WIRES,
-    "Read": READ, "Item": ITEM, "Stream": STREAM, "Run": RUN_OF_SLOTS, "There": THERE, "Channel": CHANNEL,
-    "Record": RECORD, "Sight": SIGHT, "Barrier": BARRIER, "Border": BORDER, "Core": CORE, "Segment": SEGMENT, "Int": WORD,
-}  # fmt: skip
+    "Binder": BINDER,
+    "Machine": MACHINE,
+    "Event": EVENT,
+    "Block": BLOCK,
+    "Pipe": PIPE,
+    "Path": PATH,
+    "Package": PACKAGE,
+    "Load": LOAD,
+    "Work": WORK,
+    "Stage": STAGE,
+    "Push": PUSH,
+    "Wires": WIRES,
+    "Read": READ,
+    "Item": ITEM,
+    "Stream": STREAM,
+    "Stretch": STRETCH,
+    "There": THERE,
+    "Channel": CHANNEL,
+    "Record": RECORD,
+    "Sight": SIGHT,
+    "Barrier": BARRIER,
+    "Border": BORDER,
+    "Core": CORE,
+    "Segment": SEGMENT,
+    "Int": WORD,
+}
 EVENTS = ("RUN", "WAKE_LOADER", "SEE", "PASS_BARRIER", "PASS_BORDER", "END", "STOP")
 KIND_BITS = 3
 TARGET_BITS = 26  # blocks and sights; the sequence number takes the bits above
-ERRORS = (  # why the run came back; the first error counts
-    "FINISHED", "DEADLOCK",
+ERRORS = (  # why the simulation came back; the first error counts
+    "FINISHED",
+    "DEADLOCK",
     "STARVED",  # `stuck` is the block
-    "BEYOND",  # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was asked for
+    # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was asked for
+    "BEYOND",
     "AMBIGUOUS",  # other GPUs may have done the same in another order
     "SLOW",  # a transfer takes too long; `stuck` is the pipe, `beyond` the place of the size
-)  # fmt: skip
+)
 PLACES = (  # where a block goes on when it runs next
-    "ENTER", "AT_BORDER", "ENTERED", "TAKE", "LEAVE_AHEAD", "READ", "AT_READ", "GATHER", "GATHERED", "WORK", "SLOT", "SLOT_DONE", "ATTEND",
-    "ITEM", "ITEM_DONE", "FINISH", "PUBLISH", "AT_BARRIER", "LEAVE", "RESUME", "TURN", "SWITCHED", "OWED", "IDLE", "SUM", "SUMMED",
-)  # fmt: skip
+    "ENTER",
+    "AT_BORDER",
+    "ENTERED",
+    "TAKE",
+    "LEAVE_AHEAD",
+    "READ",
+    "AT_READ",
+    "GATHER",
+    "GATHERED",
+    "WORK",
+    "SLOT",
+    "SLOT_DONE",
+    "ATTEND",
+    "ITEM",
+    "ITEM_DONE",
+    "FINISH",
+    "PUBLISH",
+    "AT_BARRIER",
+    "LEAVE",
+    "RESUME",
+    "TURN",
+    "SWITCHED",
+    "OWED",
+    "IDLE",
+    "SUM",
+    "SUMMED",
+)
 
 
 class State(NamedTuple):
     machine: Array  # [1] MACHINE
     queue: Array  # EVENT, a binary heap
-    blocks: Array  # [blocks] BLOCK, and as many again for their helpers where these make sums
+    blocks: Array  # [blocks] BLOCK, and as many again for their keepers where these make sums
     answers: Array  # [machine.answers] ps by which memory answers a request later or sooner
     arrivals: Array  # [blocks][capacity] of ring slots, by request
     starts: Array  # gated rings: [blocks][steps + 2] first slot of each step
@@ -110,12 +178,15 @@ class State(NamedTuple):
     paths: Array  # PATH: from start to end in path_pipes
     path_pipes: Array
     routes: Array  # [gpus][gpus][2] pipes
-    packages: Array  # PACKAGE: from start to end in package_pipes, whose load is that of the package
+    # PACKAGE: from start to end in package_pipes, whose load is that of the package
+    packages: Array
     package_pipes: Array
     loads: Array  # [packages] LOAD, as links see it
     choices: Array  # [steps + 1][ranks] variants
     variants: Array  # [variants][blocks_of_rank][stages] works
-    ends: Array  # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody asks for them
+    # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody asks
+    # for them
+    ends: Array
     works: Array  # WORK, each once
     stages: Array  # [stages] STAGE
     wires: Array  # [blocks_of_rank][stages] WIRES
@@ -124,12 +195,13 @@ class State(NamedTuple):
     slot_costs: Array  # ps of the slots of each work
     streams: Array  # [variants][blocks_of_rank] STREAM
     slots: Array  # size of the slots of each stream
-    runs: Array  # RUN_OF_SLOTS
+    stretches: Array  # STRETCH
     kv: Array  # ITEM
     feeds: Array  # channels
     channels: Array  # CHANNEL
     records: Array  # [ranks][steps][channels] RECORD
-    sights: Array  # [ranks][steps][channels][dies] SIGHT; set by whoever comes to their record first
+    # [ranks][steps][channels][dies] SIGHT; set by whoever comes to their record first
+    sights: Array
     counter_times: Array  # [ranks][steps][counter_total] arrivals at counters
     pushes: Array  # PUSH: to other GPUs, at one time
     barriers: Array  # [ranks] BARRIER
@@ -143,28 +215,53 @@ class State(NamedTuple):
 
 
 TYPES = {
-    "machine": MACHINE, "queue": EVENT, "blocks": BLOCK, "there": THERE, "pipes": PIPE, "paths": PATH, "packages": PACKAGE,
-    "loads": LOAD, "works": WORK, "stages": STAGE,
-    "wires": WIRES, "pushes": PUSH, "reads": READ, "streams": STREAM, "runs": RUN_OF_SLOTS, "kv": ITEM, "channels": CHANNEL,
-    "records": RECORD, "sights": SIGHT, "barriers": BARRIER, "borders": BORDER, "cores": CORE, "segments": SEGMENT,
-}  # fmt: skip
+    "machine": MACHINE,
+    "queue": EVENT,
+    "blocks": BLOCK,
+    "there": THERE,
+    "pipes": PIPE,
+    "paths": PATH,
+    "packages": PACKAGE,
+    "loads": LOAD,
+    "works": WORK,
+    "stages": STAGE,
+    "wires": WIRES,
+    "pushes": PUSH,
+    "reads": READ,
+    "streams": STREAM,
+    "stretches": STRETCH,
+    "kv": ITEM,
+    "channels": CHANNEL,
+    "records": RECORD,
+    "sights": SIGHT,
+    "barriers": BARRIER,
+    "borders": BORDER,
+    "cores": CORE,
+    "segments": SEGMENT,
+}
 
 
 def header() -> str:
-    """layout.h: the records, the table of arrays in the order of State, and the names that both sides use."""
+    """layout.h: the records, the table of arrays in the order of State, and the names that both
+    sides use.
+    """
     causes = tuple(cause.upper() for cause in CAUSES)
     lines = ["// Generated from twin/sim/compiled/state.py.", "#pragma once", "#include <cstdint>"]
     lines += [
         "namespace twin {",
         "using Int = int64_t;",
-        f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS}, QUEUE = {QUEUE};",
+        f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS}, "
+        f"QUEUE = {QUEUE};",
         f"constexpr Int LAST = {LAST_PS}, LONGEST = {LONGEST_PS};",
     ]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
         fields = (dtype.fields or {}).items()
         if fields:
-            lines.append(f"struct {name} {{ {' '.join(f'{_type(kind)} {field};' for field, (kind, *_) in fields)} }};")
+            lines.append(
+                f"struct {name} {{ "
+                f"{' '.join(f'{_type(kind)} {field};' for field, (kind, *_) in fields)} }};"
+            )
     lines.append("struct State {")
     lines += [f"  {_type(TYPES.get(field, WORD))}* {field};" for field in State._fields]
     return "\n".join([*lines, "};", "}  // namespace twin", ""])

@@ -1,4 +1,4 @@
-"""The kernel with many lanes and warps in a block: the same numbers, and no race between its barriers."""
+"""The kernel with many warps in a block: the same numbers, and no race between its barriers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import twin.engine.host
 from twin.engine.sampling import sample
 from twin.errors import EngineError
 from twin.plan.types import HandOffKind, Sampling
-from test_lanes import build_lanes
-twin.engine.host.build_host = build_lanes
+from test_warps import build_warps
+twin.engine.host.build_host = build_warps
 cases = (
     {"gpus": 2, "sampling": Sampling.FULL},
     {"handoff": HandOffKind.COUNTER, "attention_splits": 2},
@@ -49,32 +49,60 @@ print("clean")
 """
 
 
-def build_lanes(header: str, *, sanitize: str | None = None) -> Path:
-    """The host engine's library with the platform of lanes.h."""
-    flags = [*toolchain.FLAGS, "-O1", "-g", f'-DTWIN_PLATFORM="{HERE / "lanes.h"}"', *([f"-fsanitize={sanitize}"] if sanitize else [])]
+def build_warps(header: str, *, sanitize: str | None = None) -> Path:
+    """The host engine's library with the platform of warps.h."""
+    flags = [
+        *toolchain.FLAGS,
+        "-O1",
+        "-g",
+        f'-DTWIN_PLATFORM="{HERE / "warps.h"}"',
+        *([f"-fsanitize={sanitize}"] if sanitize else []),
+    ]
     compiler = toolchain.host_compiler()
-    sources = [*toolchain.native_sources(), HERE / "lanes.h", HERE / "lanes_main.cpp"]
+    sources = [*toolchain.native_sources(), HERE / "warps.h", HERE / "warps_main.cpp"]
     key = toolchain.content_key([toolchain.compiler_version(compiler), *flags, header], sources)
-    target = toolchain.cache_dir() / f"lanes-{key}.so"
+    target = toolchain.cache_dir() / f"warps-{key}.so"
 
     def build(folder: Path) -> Path:
         (folder / "plan.h").write_text(header, encoding="utf-8")
-        toolchain.run_compiler([compiler, *flags, f"-I{folder}", str(HERE / "lanes_main.cpp"), "-o", str(folder / "lanes.so")])
-        return folder / "lanes.so"
+        toolchain.run_compiler(
+            [
+                compiler,
+                *flags,
+                f"-I{folder}",
+                str(HERE / "warps_main.cpp"),
+                "-o",
+                str(folder / "warps.so"),
+            ]
+        )
+        return folder / "warps.so"
 
     return toolchain.cached(target, build)
 
 
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
-def test_many_lanes_compute_the_same_without_races(sanitize: str | None) -> None:
+def test_many_warps_compute_the_same_without_races(sanitize: str | None) -> None:
     folders = f"{HERE}:{HERE.parents[1]}"
-    environment = os.environ | {"PYTHONPATH": folders, "TSAN_OPTIONS": "exitcode=66", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": folders,
+        "TSAN_OPTIONS": "exitcode=66",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     if sanitize:
-        runtime = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False).stdout.strip()
+        runtime = subprocess.run(
+            ["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False
+        ).stdout.strip()
         if not os.path.isabs(runtime):
             pytest.skip("libtsan.so is not installed")
         environment["LD_PRELOAD"] = runtime
     script = SCRIPT.replace("SANITIZE", repr(sanitize))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     assert "clean" in done.stdout

@@ -23,7 +23,7 @@ void* run_member(void* argument) {
   const Member& me = *static_cast<Member*>(argument);
   Block b = *me.block;
   b.core.me = me.index;
-  b.core.ring.warp = u32(me.index / LANES);
+  b.core.ring.warp = u32(me.index / THREADS);
   run(b);
   return nullptr;
 }

@@ -1,4 +1,6 @@
-"""The validator against a word-by-word oracle: it accepts nothing that fails, and refuses no race that cannot happen."""
+"""The proof against a word-by-word oracle: it accepts nothing that fails, and refuses no race that
+cannot happen.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,16 @@ from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.spec import LaneHead, Lanes
 from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Placement, Plan, Sampling
-from twin.proof.validate import Report, validate, violations
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Options,
+    Placement,
+    Plan,
+    Sampling,
+)
+from twin.proof.prove import Report, prove, violations
 
 MUTANTS = 7  # per plan; 150 plans make 1,050 broken plans
 SEEDS = st.integers(0, 2**32 - 1)
@@ -25,14 +35,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(SEEDS)
-def test_what_the_validator_accepts_runs_without_a_fault(seed: int) -> None:
+def test_what_the_proof_accepts_runs_without_a_fault(seed: int) -> None:
     accepted_runs_without_a_fault(seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000, deadline=None, derandomize=True, database=None)
 @given(SEEDS)
-def test_what_the_validator_accepts_runs_without_a_fault_twenty_times_as_often(seed: int) -> None:
+def test_what_the_proof_accepts_runs_without_a_fault_twenty_times_as_often(seed: int) -> None:
     accepted_runs_without_a_fault(seed)
 
 
@@ -73,32 +83,53 @@ def _shown(plan: Plan) -> bool:
         return True
     counters = (False, True) if plan.options.handoff is HandOffKind.COUNTER else (False,)
     ops = [op for step in (1, 0, 2) for op in operations(plan, step)]
-    return find_fault(plan, [Schedule(1, "priority", "random", op, c) for op in ops for c in counters], None) is not None
+    return (
+        find_fault(
+            plan, [Schedule(1, "priority", "random", op, c) for op in ops for c in counters], None
+        )
+        is not None
+    )
 
 
 MODELS = [
     tiny(1),
     tiny(3),
     tiny(4, Lanes(2, 2)),
-    *(tiny(layers, Lanes(4, 1, head, early)) for layers, head, early in product((3, 7), LaneHead, (False, True))),
+    *(
+        tiny(layers, Lanes(4, 1, head, early))
+        for layers, head, early in product((3, 7), LaneHead, (False, True))
+    ),
     tiny(7, Lanes(2, 3, LaneHead.SUM)),
     tiny(5, Lanes(2, 0)),
 ]
 
 
 @pytest.mark.parametrize("handoff", HandOffKind)
-@pytest.mark.parametrize("spec", MODELS, ids=lambda s: f"{s.layers} {s.lanes.head.value + str(s.lanes.delay) if s.lanes else ''}")
+@pytest.mark.parametrize(
+    "spec",
+    MODELS,
+    ids=lambda s: f"{s.layers} {s.lanes.head.value + str(s.lanes.delay) if s.lanes else ''}",
+)
 def test_every_plan_of_the_ordinary_options_is_accepted(spec, handoff) -> None:  # type: ignore[no-untyped-def]
     accepted = 0
     for (gpus, blocks), sampling, execution, collective in product(
-        ((1, 4), (1, 8), (2, 6), (4, 8)), Sampling, Execution, (CollectiveKind.PUSH, CollectiveKind.LIBRARY)
+        ((1, 4), (1, 8), (2, 6), (4, 8)),
+        Sampling,
+        Execution,
+        (CollectiveKind.PUSH, CollectiveKind.LIBRARY),
     ):
-        chosen = {"gpus": gpus, "blocks": blocks, "handoff": handoff, "sampling": sampling, "execution": execution}
+        chosen = {
+            "gpus": gpus,
+            "blocks": blocks,
+            "handoff": handoff,
+            "sampling": sampling,
+            "execution": execution,
+        }
         try:
             plan = plan_of(spec, collective=collective, **chosen)
         except PlanError:
             continue
-        validate(plan)
+        prove(plan)
         accepted += 1
     assert accepted >= 12
 
@@ -112,22 +143,29 @@ def test_probes_are_accepted(handoff: HandOffKind) -> None:
         exchange_probe(replace(options, blocks=64, copies=5), LIMITS, elements=64, stages=10),
         attention_probe(options, LIMITS, heads=8, kv_heads=4, head_dim=8, stages=2, window=16),
     ):
-        validate(plan)
+        prove(plan)
 
 
 @pytest.mark.parametrize("handoff", HandOffKind)
 def test_sample_probe_is_accepted(handoff: HandOffKind) -> None:
-    validate(sample_probe(Options(blocks=1, handoff=handoff), LIMITS, vocab=100))
+    prove(sample_probe(Options(blocks=1, handoff=handoff), LIMITS, vocab=100))
 
 
 def test_a_full_size_plan_is_proven_within_three_seconds() -> None:
     """8 ranks x 256 blocks, 105 stages; processor time, since other work may share the cores."""
     plan = plan_of(
-        LANEFORMER, gpus=8, blocks=256, slot_bytes=16384, ring_slots=2, window_slots=2, context=4096, max_context=4096,
+        LANEFORMER,
+        gpus=8,
+        blocks=256,
+        slot_bytes=16384,
+        ring_slots=2,
+        window_slots=2,
+        context=4096,
+        max_context=4096,
         placement=Placement.FLAT,
-    )  # fmt: skip
+    )
     before = time.process_time()
-    report = validate(plan)
+    report = prove(plan)
     assert time.process_time() - before < 3
     assert report == Report(plan.name, 8, 256, 105, 103, report.orderings)
     assert report.orderings > 3 * report.values
@@ -139,9 +177,12 @@ def test_a_refusal_names_stage_block_element_rule_and_next_step() -> None:
     early = plan.stages[stage.index - 1]
     moved = replace(early, resets=stage.resets), replace(stage, resets=())
     stages = tuple(next((m for m in moved if m.index == s.index), s) for s in plan.stages)
-    expected = rf"{early.kind.value}\[\d\]: race: block \d resets \w+\[\d\]\[\d+\] before block \d .*; raise copies"
+    expected = (
+        rf"{early.kind.value}\[\d\]: race: block \d resets \w+\[\d\]\[\d+\] before block \d .*; "
+        r"raise copies"
+    )
     with pytest.raises(InvalidPlan, match=expected):
-        validate(replace(plan, stages=stages))
+        prove(replace(plan, stages=stages))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +203,11 @@ def test_limits_of_the_node_are_kept(limit: dict[str, int], rule: str, message: 
 
 def test_more_blocks_than_cores_are_accepted_where_they_take_turns() -> None:
     plan = plan_of(tiny(2), blocks=4, limits=replace(LIMITS, blocks=2, oversubscribe=True))
-    validate(plan)
+    prove(plan)
 
 
 def test_kernels_need_no_resident_blocks() -> None:
-    validate(plan_of(tiny(2), blocks=4, execution=Execution.GRAPH, limits=replace(LIMITS, blocks=2)))
+    prove(plan_of(tiny(2), blocks=4, execution=Execution.GRAPH, limits=replace(LIMITS, blocks=2)))
 
 
 def without_listener(plan: Plan, block: int, *, only_if_idle: bool) -> Plan:
@@ -176,7 +217,12 @@ def without_listener(plan: Plan, block: int, *, only_if_idle: bool) -> Plan:
         assert stage.publishes is not None
         lo, hi = plan.values[stage.publishes].owned[block]
         keeps = only_if_idle and lo < hi
-        reads = tuple(replace(r, spans=tuple(s if at != block or keeps else () for at, s in enumerate(r.spans))) for r in stage.reads)
+        reads = tuple(
+            replace(
+                r, spans=tuple(s if at != block or keeps else () for at, s in enumerate(r.spans))
+            )
+            for r in stage.reads
+        )
         stages.append(replace(stage, reads=reads))
     return replace(plan, stages=tuple(stages))
 
@@ -184,4 +230,6 @@ def without_listener(plan: Plan, block: int, *, only_if_idle: bool) -> Plan:
 def test_a_block_that_publishes_nothing_in_an_exchange_need_not_listen() -> None:
     probe = hop_probe(Options(blocks=3), LIMITS, pair=(0, 1), hops=4)
     assert violations(without_listener(probe, 2, only_if_idle=True)) == []
-    assert {v.rule for v in violations(without_listener(probe, 2, only_if_idle=False))} >= {"data flow"}
+    assert {v.rule for v in violations(without_listener(probe, 2, only_if_idle=False))} >= {
+        "data flow"
+    }

@@ -1,5 +1,6 @@
-// A GPU's block on the CPU: every lane an OS thread. Slow, and the only way to run the kernel's barriers, shuffles and
-// warp-strided loops under a race detector. Memory and stored types are the host platform's.
+// A GPU's block on the CPU: every thread an OS thread. Slow, and the only way to run the kernel's
+// barriers, shuffles and warp-strided loops under a race detector. Memory and stored types are the
+// host platform's.
 #pragma once
 
 #include <pthread.h>
@@ -14,12 +15,15 @@
 
 namespace twin {
 
-constexpr int LANES = 4, WARPS = 3, TEAM = LANES * WARPS;
+constexpr int THREADS = 4, WARPS = 3, TEAM = THREADS * WARPS;
 
-struct Meeting {  // a barrier whose threads sleep: a team has more of them than the computer has cores
+// a barrier whose threads sleep: a team has more of them than the computer has cores
+struct Meeting {
   pthread_barrier_t barrier;
 
-  explicit Meeting(int count = LANES) { pthread_barrier_init(&barrier, nullptr, unsigned(count)); }
+  explicit Meeting(int count = THREADS) {
+    pthread_barrier_init(&barrier, nullptr, unsigned(count));
+  }
   ~Meeting() { pthread_barrier_destroy(&barrier); }
   void wait() { pthread_barrier_wait(&barrier); }
 };
@@ -46,14 +50,14 @@ struct Ring {
   void rewind() { cursor = 0; }
 };
 
-struct Piece {  // a lane's part of a cached key or value; two lanes share a position
-  static constexpr int LANES = 2, SIZE = (HEAD_DIM + LANES - 1) / LANES;
+struct Piece {  // a thread's part of a cached key or value; two threads share a position
+  static constexpr int THREADS = 2, SIZE = (HEAD_DIM + THREADS - 1) / THREADS;
   float at[SIZE];
 
   template <class Core>
   void load(const Core& core, const u8* row) {
     for (int d = 0; d < SIZE; ++d) {
-      const int from = core.lane() % LANES * SIZE + d;
+      const int from = core.warp_thread() % THREADS * SIZE + d;
       at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
     }
   }
@@ -84,9 +88,10 @@ struct Core {
 
   static constexpr int POSITIONS = 3;
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
-  static constexpr int SCAN_HEADS = GROUP < 4 ? GROUP : 4;  // what a group of more than 4 leaves over is passed by
-  static constexpr int SPLITS = 4;         // of a head, looked at together
-  static constexpr int POSITION_LANES = Piece::LANES;
+  // what a group of more than 4 leaves over is passed by
+  static constexpr int SCAN_HEADS = GROUP < 4 ? GROUP : 4;
+  static constexpr int SPLITS = 4;  // of a head, looked at together
+  static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
@@ -97,15 +102,16 @@ struct Core {
 
   int thread() const { return me; }
   static constexpr int threads() { return TEAM; }
-  int warp() const { return me / LANES; }
+  int warp() const { return me / THREADS; }
   static constexpr int warps() { return WARPS; }
-  int lane() const { return me % LANES; }
-  static constexpr int lanes() { return LANES; }
+  int warp_thread() const { return me % THREADS; }
+  static constexpr int warp_threads() { return THREADS; }
   void barrier() { team->all.wait(); }
   void warp_sync() { team->warps[warp()].wait(); }
 
   template <class T, class Add>
-  T fold(T v, int first, int count, Add add, Meeting& meeting) {  // the same order, so the same bits, in every thread
+  // the same order, so the same bits, in every thread
+  T fold(T v, int first, int count, Add add, Meeting& meeting) {
     T* slots = reinterpret_cast<T*>(team->slots);
     constexpr int apart = 8 / sizeof(T);
     meeting.wait();
@@ -117,17 +123,20 @@ struct Core {
     return total;
   }
   float warp_sum(float v) {
-    return fold(v, warp() * LANES, LANES, [](float a, float b) { return a + b; }, team->warps[warp()]);
+    return fold(
+        v, warp() * THREADS, THREADS, [](float a, float b) { return a + b; }, team->warps[warp()]);
   }
   template <class T>
   T sum(T v) {
     return fold(v, 0, TEAM, [](T a, T b) { return a + b; }, team->all);
   }
   bool any(bool mine) { return sum(int(mine)) != 0; }
-  float unit_sum(float v) {
-    return fold(v, me / POSITION_LANES * POSITION_LANES, POSITION_LANES, [](float a, float b) { return a + b; }, team->warps[warp()]);
+  float scanner_sum(float v) {
+    return fold(
+        v, me / POSITION_THREADS * POSITION_THREADS, POSITION_THREADS,
+        [](float a, float b) { return a + b; }, team->warps[warp()]);
   }
-  float lane_apart(float v, int apart) {
+  float thread_apart(float v, int apart) {
     return fold(v, me ^ apart, 1, [](float a, float) { return a; }, team->warps[warp()]);
   }
   bool agree(bool good) { return !any(!good); }
@@ -140,12 +149,14 @@ struct Core {
   Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch, Nothing) {
+  void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,
+                 Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
   template <class Wins>
   Candidate best(Candidate mine, Wins wins) {
-    return fold(mine, 0, TEAM, [&](Candidate a, Candidate b) { return wins(b, a) ? b : a; }, team->all);
+    return fold(
+        mine, 0, TEAM, [&](Candidate a, Candidate b) { return wins(b, a) ? b : a; }, team->all);
   }
   float dot(const float* a, const float* b, int n) {
     float part = 0;
@@ -156,9 +167,10 @@ struct Core {
   void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
     for (int r = 0; r < rows; ++r) {
       float part = 0;
-      for (int c = lane(); c < cols; c += LANES) part += load_element<WEIGHT>(w + (long(r) * cols + c) * type_bytes(WEIGHT)) * x[c];
+      for (int c = warp_thread(); c < cols; c += THREADS)
+        part += load_element<WEIGHT>(w + (long(r) * cols + c) * type_bytes(WEIGHT)) * x[c];
       const float total = warp_sum(part);
-      if (lane() == r % LANES) sums[r] = total;
+      if (warp_thread() == r % THREADS) sums[r] = total;
     }
   }
   static float piece_dot(const float* a, const float* b) {

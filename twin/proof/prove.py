@@ -1,7 +1,8 @@
 """Proves that a plan is safe to run, or says why not.
 
-`happens_before.py` proves that no word is reused too early, `dataflow.py` that the model is what is computed; here is the rest:
-structure, ownership, order, residency and budgets. Shares no code with the builder and `resets.py`, whose work it judges.
+`happens_before.py` proves that no word is reused too early, `dataflow.py` that the model is what is
+computed; here is the rest: structure, ownership, order, residency and budgets. Shares no code with
+the builder and `resets.py`, whose work it judges.
 """
 
 from __future__ import annotations
@@ -35,13 +36,27 @@ from twin.proof.happens_before import prove_reuse
 from twin.proof.kernel_rules import MOST_NUMBER, check_kernel, check_layout
 from twin.proof.violation import Violation
 
-__all__ = ["Report", "Violation", "validate", "violations"]
+__all__ = ["Report", "Violation", "prove", "violations"]
 
 THE_PLAN = "the plan"
 OPTION_MINIMUM = {
-    "gpus": 1, "blocks": 1, "slot_bytes": 1, "ring_slots": 1, "window_slots": 1, "tile_rows": 1, "context": 1, "max_context": 1,
-    "kv_page": 1, "copies": 1, "prompt_chunk": 1, "batch": 1, "draft": 0, "expert_ranks": 1, "ahead_slots": 0, "lane_stagger_ns": 0,
-}  # fmt: skip
+    "gpus": 1,
+    "blocks": 1,
+    "slot_bytes": 1,
+    "ring_slots": 1,
+    "window_slots": 1,
+    "tile_rows": 1,
+    "context": 1,
+    "max_context": 1,
+    "kv_page": 1,
+    "copies": 1,
+    "prompt_chunk": 1,
+    "batch": 1,
+    "draft": 0,
+    "expert_ranks": 1,
+    "ahead_slots": 0,
+    "lane_stagger_ns": 0,
+}
 ITEM_KINDS = (StageKind.ATTENTION, StageKind.INDEX, StageKind.DELTA)
 ROUTED_KINDS = (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN)
 
@@ -55,10 +70,11 @@ class Report:
     blocks: int  # per rank
     stages: int
     values: int
-    orderings: int  # pairs (reader, reset), (reset, write), (reset, poll) or (reader, write) of whole stages
+    # pairs (reader, reset), (reset, write), (reset, poll) or (reader, write) of whole stages
+    orderings: int
 
 
-def validate(plan: Plan) -> Report:
+def prove(plan: Plan) -> Report:
     """Prove that the plan cannot hang, race, compute something else or exceed a budget.
 
     Raises InvalidPlan with the first violation and the number of others.
@@ -83,10 +99,17 @@ def _examine(plan: Plan) -> tuple[list[Violation], int]:
     if not wrong:  # then the plan can be laid out, and what a block needs on the chip is known
         wrong = check_layout(plan) or list(_chip_budget(plan))
     proof = prove_reuse(plan)
-    return [*_order(plan), *_collectives(plan), *_resets(plan), *_budgets(plan), *wrong, *proof.violations], proof.orderings
+    return [
+        *_order(plan),
+        *_collectives(plan),
+        *_resets(plan),
+        *_budgets(plan),
+        *wrong,
+        *proof.violations,
+    ], proof.orderings
 
 
-# ---- structure: what every other rule relies on ----------------------------------------------------------------------
+# ---- structure: what every other rule relies on --------------------------------------------------
 
 
 def _structure(plan: Plan) -> Iterator[Violation]:
@@ -100,16 +123,24 @@ def _structure(plan: Plan) -> Iterator[Violation]:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
     own = plan.attention
     if own is not None and min(own.splits, own.item_positions) < 1:
-        yield wrong(f"{own.splits} splits of {own.item_positions} positions in pages of {options.kv_page}")
+        yield wrong(
+            f"{own.splits} splits of {own.item_positions} positions in pages of {options.kv_page}"
+        )
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
     if options.expert_ranks > 0 and plan.ranks % options.expert_ranks:
         yield wrong(f"{options.expert_ranks} groups of experts on {plan.ranks} ranks")
-    if min(plan.ranks, plan.ranks_per_gpu, plan.blocks) < 1 or plan.ranks != options.gpus * plan.ranks_per_gpu:
+    if (
+        min(plan.ranks, plan.ranks_per_gpu, plan.blocks) < 1
+        or plan.ranks != options.gpus * plan.ranks_per_gpu
+    ):
         yield wrong(f"{plan.ranks} ranks, {plan.ranks_per_gpu} per GPU, on {options.gpus} GPUs")
     if options.blocks != plan.blocks * plan.ranks_per_gpu:
-        yield wrong(f"{plan.blocks} blocks per rank x {plan.ranks_per_gpu} ranks per GPU are not {options.blocks} blocks per GPU")
+        yield wrong(
+            f"{plan.blocks} blocks per rank x {plan.ranks_per_gpu} ranks per GPU are not "
+            f"{options.blocks} blocks per GPU"
+        )
     for name, ids in (
         ("buffer", [b.id for b in plan.buffers]),
         ("value", [v.id for v in plan.values]),
@@ -120,7 +151,10 @@ def _structure(plan: Plan) -> Iterator[Violation]:
             return
     for buffer in plan.buffers:
         if buffer.elements < 1 or buffer.copies < 1 or buffer.parts not in (1, plan.ranks):
-            yield wrong(f"buffer {buffer.name} is {buffer.copies} copies x {buffer.parts} parts x {buffer.elements} elements")
+            yield wrong(
+                f"buffer {buffer.name} is {buffer.copies} copies x {buffer.parts} parts x "
+                f"{buffer.elements} elements"
+            )
     for value in plan.values:
         yield from (wrong(f"{value.name}: {message}") for message in _value_faults(plan, value))
     for stage in plan.stages:
@@ -151,7 +185,10 @@ def _value_faults(plan: Plan, value: Value) -> Iterator[str]:
 
 
 def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
-    if stage.publishes is not None and not (0 <= stage.publishes < len(plan.values) and plan.values[stage.publishes].stage == stage.index):
+    if stage.publishes is not None and not (
+        0 <= stage.publishes < len(plan.values)
+        and plan.values[stage.publishes].stage == stage.index
+    ):
         yield f"publishes value {stage.publishes}, which is not its own"
     for read in stage.reads:
         yield from _read_faults(plan, read)
@@ -165,7 +202,10 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
     if stage.routed and stage.gate is None:
         yield "its experts are chosen by no stage"
     if stage.routed and stage.kind not in ROUTED_KINDS:
-        yield f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} do"
+        yield (
+            f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} "
+            "do"
+        )
     if stage.kind is StageKind.ATTENTION and stage.scan is None and plan.attention is None:
         yield "attends with no scan of its own, and the plan describes no attention"
     if stage.scan and stage.window:
@@ -191,26 +231,41 @@ def _read_faults(plan: Plan, read: Read) -> Iterator[str]:
     if not math.isfinite(read.scale):
         yield f"scale {read.scale} of {value.name}"
     for block in _unordered(read.spans, value.elements):
-        yield f"block {block} reads {read.spans[block]} of {value.name}[{value.elements}]: not ascending, disjoint and inside"
+        yield (
+            f"block {block} reads {read.spans[block]} of {value.name}[{value.elements}]: not "
+            "ascending, disjoint and inside"
+        )
 
 
 @lru_cache(maxsize=1024)
 def _unordered(each: tuple[tuple[Span, ...], ...], elements: int) -> tuple[int, ...]:
-    """Blocks whose spans are not ascending, disjoint, not empty and inside of 0..elements; of blocks that read the same, the first."""
+    """Blocks whose spans are not ascending, disjoint, not empty and inside of 0..elements; of
+    blocks that read the same, the first.
+    """
     found = []
     for spans in dict.fromkeys(each):
         edges = [edge for span in spans for edge in span]
-        if any(lo >= hi for lo, hi in spans) or edges != sorted(edges) or not all(0 <= edge <= elements for edge in edges):
+        if (
+            any(lo >= hi for lo, hi in spans)
+            or edges != sorted(edges)
+            or not all(0 <= edge <= elements for edge in edges)
+        ):
             found.append(each.index(spans))
     return tuple(found)
 
 
 def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
     if min(matrix.rows, matrix.cols, matrix.unit, matrix.tile_rows, matrix.tile_cols) < 1:
-        yield f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x {matrix.tile_cols} and units of {matrix.unit}"
+        yield (
+            f"a matrix of {matrix.rows} x {matrix.cols} in tiles of {matrix.tile_rows} x "
+            f"{matrix.tile_cols} and units of {matrix.unit}"
+        )
         return
     if matrix.rows % matrix.unit or matrix.tile_rows % matrix.unit:
-        yield f"{matrix.rows} rows in tiles of {matrix.tile_rows}: not whole units of {matrix.unit} rows"
+        yield (
+            f"{matrix.rows} rows in tiles of {matrix.tile_rows}: not whole units of {matrix.unit} "
+            "rows"
+        )
     if stage.routed and not matrix.owned:
         yield from _share_faults(plan, stage, stage.routed, matrix)
         return
@@ -222,12 +277,20 @@ def _matrix_faults(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _outside(owned: tuple[Span, ...], count: int, unit: int) -> tuple[tuple[int, Span], ...]:
-    """Blocks whose spans are no whole units of 0..count-1. Layers that are alike are looked at once."""
-    return tuple((block, (lo, hi)) for block, (lo, hi) in enumerate(owned) if not 0 <= lo <= hi <= count or lo % unit or hi % unit)
+    """Blocks whose spans are no whole units of 0..count-1. Layers that are alike are looked at
+    once.
+    """
+    return tuple(
+        (block, (lo, hi))
+        for block, (lo, hi) in enumerate(owned)
+        if not 0 <= lo <= hi <= count or lo % unit or hi % unit
+    )
 
 
 def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> Iterator[str]:
-    """Blocks that divide the chosen experts' rows: each needs room for its largest share in what it publishes."""
+    """Blocks that divide the chosen experts' rows: each needs room for its largest share in what it
+    publishes.
+    """
     if stage.publishes is None or not 0 <= stage.publishes < len(plan.values):
         yield "divides the rows of chosen experts but publishes nothing"
         return
@@ -235,18 +298,23 @@ def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> I
     for block, (lo, hi) in enumerate(plan.values[stage.publishes].owned):
         low, high = routed_share(rows, plan.blocks, block)
         if hi - lo < max(1, high - low):
-            yield f"block {block} owns {hi - lo} elements for up to {high - low} of the chosen experts"
+            yield (
+                f"block {block} owns {hi - lo} elements for up to {high - low} of the chosen "
+                "experts"
+            )
             return
 
 
-# ---- ownership -------------------------------------------------------------------------------------------------------
+# ---- ownership -----------------------------------------------------------------------------------
 
 
 def _outputs(plan: Plan) -> Iterator[Violation]:
     for value in plan.values:
         fault = _not_a_partition(value.owned, value.elements)
         if fault:
-            yield Violation("outputs", plan.stages[value.stage].name, f"{value.name}: element {fault}")
+            yield Violation(
+                "outputs", plan.stages[value.stage].name, f"{value.name}: element {fault}"
+            )
     for stage in plan.stages:
         parts = [("row", matrix.owned, matrix.rows) for matrix in stage.matrices if matrix.owned]
         if stage.kind in ITEM_KINDS:
@@ -261,7 +329,9 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
 def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
     """Empty when the spans hold each of 0..count-1 exactly once."""
     at, before = 0, -1
-    for (lo, hi), block in sorted((span, block) for block, span in enumerate(owned) if span[0] < span[1]):
+    for (lo, hi), block in sorted(
+        (span, block) for block, span in enumerate(owned) if span[0] < span[1]
+    ):
         if lo < at:
             return f"{lo} belongs to blocks {before} and {block}"
         if lo > at:
@@ -270,7 +340,7 @@ def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
     return f"{at} belongs to no block" if at < count else ""
 
 
-# ---- order, residency, collectives, resets ---------------------------------------------------------------------------
+# ---- order, residency, collectives, resets -------------------------------------------------------
 
 
 def _order(plan: Plan) -> Iterator[Violation]:
@@ -279,11 +349,17 @@ def _order(plan: Plan) -> Iterator[Violation]:
             value = plan.values[read.value]
             if not read.previous_step and value.stage >= stage.index:
                 readers = [block for block, spans in enumerate(read.spans) if spans]
-                message = f"blocks {readers[:4]} wait for {value.name}, which {plan.stages[value.stage].name} publishes later in the step"
+                message = (
+                    f"blocks {readers[:4]} wait for {value.name}, which "
+                    f"{plan.stages[value.stage].name} publishes later in the step"
+                )
                 yield Violation("deadlock", stage.name, message)
     resident = plan.options.execution is Execution.RESIDENT
     if resident and plan.options.blocks > plan.limits.blocks and not plan.limits.oversubscribe:
-        message = f"{plan.options.blocks} blocks per GPU wait for each other, {plan.limits.blocks} can be resident"
+        message = (
+            f"{plan.options.blocks} blocks per GPU wait for each other, {plan.limits.blocks} can "
+            "be resident"
+        )
         yield Violation("residency", THE_PLAN, message)
 
 
@@ -295,14 +371,28 @@ def _collectives(plan: Plan) -> Iterator[Violation]:
     for stage in plan.stages:
         library = stage.kind is StageKind.COLLECTIVE
         if library and (kind is not CollectiveKind.LIBRARY or execution is Execution.RESIDENT):
-            yield Violation("collective", stage.name, f"a library call with collective={kind.value}, execution={execution.value}")
-        if library and (stage.resets or stage.matrix or len(stage.reads) != 1 or stage.publishes is None):
-            yield Violation("collective", stage.name, "a library call gathers one value and does nothing else")
+            yield Violation(
+                "collective",
+                stage.name,
+                f"a library call with collective={kind.value}, execution={execution.value}",
+            )
+        if library and (
+            stage.resets or stage.matrix or len(stage.reads) != 1 or stage.publishes is None
+        ):
+            yield Violation(
+                "collective", stage.name, "a library call gathers one value and does nothing else"
+            )
         pushes = stage.publishes is not None and plan.values[stage.publishes].pushed
         if pushes and not library and between_gpus and plan.options.handoff is HandOffKind.GRID:
-            yield Violation("collective", stage.name, "pushes to other GPUs, whose kernels do not poll with grid hand-offs")
+            yield Violation(
+                "collective",
+                stage.name,
+                "pushes to other GPUs, whose kernels do not poll with grid hand-offs",
+            )
         if not library and kind is CollectiveKind.LIBRARY and pushes:
-            yield Violation("collective", stage.name, "pushes to other ranks although collective=library")
+            yield Violation(
+                "collective", stage.name, "pushes to other ranks although collective=library"
+            )
 
 
 def _resets(plan: Plan) -> Iterator[Violation]:
@@ -310,7 +400,12 @@ def _resets(plan: Plan) -> Iterator[Violation]:
     resets = [(reset.value, stage.name) for stage in plan.stages for reset in stage.resets]
     if not sentinel:
         for id, stage in resets:
-            yield Violation("reset", stage, f"resets {plan.values[id].name} although {plan.options.handoff.value} hand-offs need none")
+            yield Violation(
+                "reset",
+                stage,
+                f"resets {plan.values[id].name} although {plan.options.handoff.value} hand-offs "
+                "need none",
+            )
         return
     places: dict[int, list[str]] = defaultdict(list)
     for id, stage in resets:
@@ -322,7 +417,7 @@ def _resets(plan: Plan) -> Iterator[Violation]:
             yield Violation("reset", where, f"{value.name} is reset {len(found)} times a step")
 
 
-# ---- budgets ---------------------------------------------------------------------------------------------------------
+# ---- budgets -------------------------------------------------------------------------------------
 
 
 def _budgets(plan: Plan) -> Iterator[Violation]:
@@ -334,18 +429,35 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
         if used > limit:
             yield Violation("budget", THE_PLAN, f"needs {used} {what}, the limit is {limit}")
     if options.window_slots > options.ring_slots:
-        yield Violation("ring", THE_PLAN, f"{options.window_slots} slots in flight in a ring of {options.ring_slots}")
+        yield Violation(
+            "ring",
+            THE_PLAN,
+            f"{options.window_slots} slots in flight in a ring of {options.ring_slots}",
+        )
     for stage in plan.stages:
         for matrix in stage.matrices:
             if (size := _tile_bytes(plan, matrix)) > options.slot_bytes:
-                yield Violation("ring", stage.name, f"a tile of {size} bytes in a slot of {options.slot_bytes}")
+                yield Violation(
+                    "ring", stage.name, f"a tile of {size} bytes in a slot of {options.slot_bytes}"
+                )
         if stage.gate is not None and options.ahead_slots >= options.ring_slots:
-            message = f"{options.ahead_slots} of {options.ring_slots} ring slots may wait behind experts, which then find none free"
+            message = (
+                f"{options.ahead_slots} of {options.ring_slots} ring slots may wait behind "
+                "experts, which then find none free"
+            )
             yield Violation("deadlock", stage.name, message)
-    if len(plan.die_of_block) != options.blocks or not all(0 <= die < limits.dies for die in plan.die_of_block):
-        message = f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on {limits.dies} dies"
+    if len(plan.die_of_block) != options.blocks or not all(
+        0 <= die < limits.dies for die in plan.die_of_block
+    ):
+        message = (
+            f"{len(plan.die_of_block)} entries in the die table for {options.blocks} blocks on "
+            f"{limits.dies} dies"
+        )
         yield Violation("structure", THE_PLAN, message)
-    if own and (own.item_positions % options.kv_page or own.splits * own.item_positions < options.max_context):
+    if own and (
+        own.item_positions % options.kv_page
+        or own.splits * own.item_positions < options.max_context
+    ):
         held = f"{own.splits} splits x {own.item_positions} positions in pages of {options.kv_page}"
         message = f"{held} hold no {options.max_context} positions"
         yield Violation("budget", THE_PLAN, message)
@@ -354,7 +466,9 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
 def _chip_budget(plan: Plan) -> Iterator[Violation]:
     used, limit = on_chip_bytes(plan), plan.limits.on_chip_bytes
     if used > limit:
-        yield Violation("budget", THE_PLAN, f"needs {used} bytes on chip per block, the limit is {limit}")
+        yield Violation(
+            "budget", THE_PLAN, f"needs {used} bytes on chip per block, the limit is {limit}"
+        )
 
 
 def _tile_bytes(plan: Plan, matrix: Matrix) -> int:

@@ -1,0 +1,108 @@
+"""How a module's output joins the residual, and how hyper-connections make one input of several
+residuals.
+"""
+
+from __future__ import annotations
+
+from twin.models.formats import Format
+from twin.models.weight import Weight
+from twin.plan.builder import Builder, Piece
+from twin.plan.partition import spread
+from twin.plan.types import Common, Parts, Read, Residual, StageKind, Value
+
+
+def stored(b: Builder, weight: Weight) -> Format | None:
+    """The format of a matrix; None where the model stores everything in one type, which the options
+    choose.
+    """
+    return weight.format if b.spec.stored else None
+
+
+def common_rows(b: Builder, rows: int) -> int:
+    """Rows that one rank computes of a matrix whose outputs all ranks need."""
+    return -(-rows // b.ranks) if pushes_common(b) else rows
+
+
+def pushes_common(b: Builder) -> bool:
+    return b.options.common is Common.SHARDED and b.ranks > 1
+
+
+def width(b: Builder) -> int:
+    """Elements of the residuals of one token."""
+    return b.shard.hidden * (b.spec.hyper.residuals if b.spec.hyper else 1)
+
+
+def vector(b: Builder) -> int:
+    """Elements that a block touches to make a module's input: the residual is summed and normed;
+    several are collapsed first.
+
+    Where the residual is sliced, its sums come ready, and a norm's factor (one number a token) is
+    applied to what is published.
+    """
+    collapsed = width(b) if b.spec.hyper else 0
+    return (
+        0 if b.options.residual is Residual.SLICED else summed(b)
+    ) + b.options.tokens * collapsed
+
+
+def summed(b: Builder) -> int:
+    """The same of one residual, which some families add to what they have normed first."""
+    return b.options.tokens * (2 + b.spec.variant.norms.after) * b.shard.hidden
+
+
+def landed(b: Builder, layer: int, value: Value) -> list[Read]:
+    """The reads by which the next stage has the residual with a module's partial sums added."""
+    if b.options.residual is not Residual.SLICED:
+        return b.residual(layer, value)
+    hidden, residuals = b.shard.hidden, width(b) // b.shard.hidden
+    owned = spread(hidden, b.blocks)
+    parts = Parts.ALL if value.pushed else Parts.OWN
+    mine = Read(
+        value.id,
+        parts,
+        tuple((span,) if span[0] < span[1] else () for span in owned),
+        residual=True,
+    )
+    name = f"reduce.{b.stages[value.stage].kind.value}"
+    whole = tuple((residuals * lo, residuals * hi) for lo, hi in owned)
+    summed = b.value(
+        name, layer, len(b.stages), elements=residuals * hidden, pushed=False, owned=whole
+    )
+    own = 2 * b.options.tokens * width(b) // b.blocks
+    b.stage(StageKind.REDUCE, layer, reads=(mine,), publishes=summed.id, vector=own, operations=())
+    return [b.whole(summed)]
+
+
+def enter(b: Builder, name: str, layer: int, residual: list[Read]) -> list[Read]:
+    """What a module's first stage reads: the residual itself, or with hyper-connections how its
+    residuals collapse.
+
+    The mixing matrix [mixes, residuals * hidden] is cut into one piece a residual, so that more
+    blocks share it; readers add the pieces.
+    """
+    hyper = b.spec.hyper
+    if hyper is None:
+        return residual
+    weights = (
+        (*b.spec.layer_weights(layer), *b.spec.end_weights())
+        if layer >= 0
+        else b.spec.end_weights()
+    )
+    weight = next(w for w in weights if w.name == name)
+    piece = Piece(
+        common_rows(b, weight.rows * hyper.residuals),
+        weight.cols // hyper.residuals,
+        stored(b, weight),
+    )
+    touched = 0 if b.options.residual is Residual.SLICED else 2 * b.options.tokens * width(b)
+    mixed = b.rows(
+        StageKind.HYPER,
+        layer,
+        [piece],
+        reads=residual,
+        vector=touched,
+        operations=("hyper_mix",),
+        name=name,
+        pushed=pushes_common(b),
+    )
+    return [b.whole(mixed)]
