@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Twin
+from tests.engine.gguf_cases import CONFIGS, write_case
 from twin.cli import COMMANDS, build_parser
 from twin.commands import whatif
 from twin.commands.arguments import option_value
@@ -57,6 +58,7 @@ def test_readme_command_runs(
     line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
+    write_case(tmp_path / "my-model.Q4_K_M.gguf", CONFIGS["qwen3"], words=True)
     monkeypatch.chdir(tmp_path)
     outcome = twin(*shlex.split(line)[1:])
     assert outcome.code == 0, outcome.err
@@ -99,6 +101,7 @@ def test_every_example_of_help_works(
     line: str, twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
+    write_case(tmp_path / "my-model.Q4_K_M.gguf", CONFIGS["qwen3"], words=True)
     (tmp_path / "question.txt").write_text("Why?")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("twin.engine.opening.free_bytes", lambda: None)

@@ -19,8 +19,8 @@ INSTEAD = ("original in 16 bits", "MODEL@FORMAT")
 @pytest.mark.parametrize(
     ("name", "content", "format"),
     [
-        ("model.gguf", b"GGUF\x03\x00\x00\x00", "GGUF"),
-        ("renamed.bin", b"GGUF\x03\x00\x00\x00", "GGUF"),
+        ("model.ggml", b"", "GGML"),
+        ("renamed.bin", b"ggjt\x03\x00\x00\x00", "GGML"),
         ("model.onnx", b"\x08\x07", "ONNX"),
         ("flax_model.msgpack", b"", "Flax"),
         ("tf_model.h5", b"\x89HDF", "Keras"),
@@ -38,7 +38,7 @@ def test_a_file_of_another_format_is_refused_by_its_name(
     )
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "model.onnx", "tf_model.h5"])
+@pytest.mark.parametrize("name", ["model.ggml", "model.onnx", "tf_model.h5"])
 def test_a_folder_of_such_files_is_refused_alike(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     refused(ConfigError, lambda: load_model(tmp_path), "is a format that is not read", *INSTEAD)

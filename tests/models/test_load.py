@@ -279,12 +279,12 @@ def test_a_quantized_checkpoint_is_refused_by_its_format_and_told_what_can_be_do
 
 
 @pytest.mark.parametrize("read", [load_model, open_checkpoint])
-def test_a_gguf_file_and_its_folder_are_refused_by_their_format(
+def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
     read: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    for path in (tmp_path, tmp_path / "model.gguf"):
-        with pytest.raises(ConfigError, match="GGUF is a format that is not read"):
+    (tmp_path / "model.ggml").write_bytes(b"ggjt\x03\x00\x00\x00")
+    for path in (tmp_path, tmp_path / "model.ggml"):
+        with pytest.raises(ConfigError, match="GGML is a format that is not read"):
             read(path)
 
 

@@ -83,12 +83,11 @@ def find_source(model: str, seed: int | None) -> Found:
     folder = Path(model)
     if seed is None:
         checkpoint = named_checkpoint(model)
-        return Found(
-            checkpoint.spec,
-            f"checkpoint {folder.resolve().name}",
-            folder,
-            lambda dtype: hold(checkpoint.weights, dtype),
+        about, own = (
+            checkpoint.note or f"checkpoint {folder.resolve().name}",
+            folder if folder.is_dir() else None,
         )
+        return Found(checkpoint.spec, about, own, lambda dtype: hold(checkpoint.weights, dtype))
     if seed < 0:
         raise ConfigError(f"--random {seed}: a seed is at least 0")
     spec = load_model(model, runs=True)

@@ -61,7 +61,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a name from `twin models`, or a folder or file with a Hugging Face config.json",
+        help="a name from `twin models`, a folder or file with a Hugging Face config.json, or a "
+        "GGUF file",
     )
 
 

@@ -11,15 +11,15 @@ from twin.calibrate.store import conditions
 from twin.calibrate.validate import Compared, Validation, calibrated_node
 from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import calibrate_host
+from twin.commands.demo_model import DemoModel, demo_model
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
+from twin.commands.run import show_piece
 from twin.commands.simulate import engines_text, headline
+from twin.engine.generate import Request, complete
 from twin.engine.host import HostEngine
 from twin.engine.opening import check_fits
-from twin.engine.tokenizer import TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
-from twin.engine.weights import Checkpoint, open_checkpoint, random_weights, save_checkpoint
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.models.spec import ModelSpec, Rope
 from twin.plan.types import Execution, HandOffKind
 from twin.report import pages
 from twin.report.html import Page, Section
@@ -28,23 +28,6 @@ from twin.sim.run import Result, simulate
 from twin.study.case import Case
 from twin.study.engines import compare_engines
 
-DEMO = ModelSpec(
-    name="demo-50m",
-    family="llama",
-    layers=8,
-    hidden=640,
-    heads=10,
-    kv_heads=5,
-    head_dim=64,
-    ffn=1792,
-    vocab=4096,
-    context=2048,
-    norm_eps=1e-5,
-    rope=Rope(10000.0),
-    windows=(0,) * 8,
-)
-SEED = 7
-PROMPT = "What limits the speed of one token after another?"
 TOKENS = 64
 REPEATS = 5
 STUDIED = "laneformer-2b"
@@ -68,9 +51,11 @@ def add(commands: Subparsers) -> None:
         usage="[--out FOLDER] [--json]",
         summary="probe this computer, predict, run, compare; then look at big GPUs",
         text="1. asks this CPU each probe's question and fits the twin to the answers\n"
-        "2. writes a small checkpoint in Hugging Face format, predicts its speed, then runs "
-        f"it and compares\n3. simulates {STUDIED} on {' and '.join(NODES)}, four ways to run "
-        "a step each\n4. writes a report that opens without a network",
+        "2. fetches SmolLM2-135M-Instruct (93 MB, once), predicts its speed, then lets it "
+        "answer a question and compares;\n"
+        "   without a network random weights take its place\n"
+        f"3. simulates {STUDIED} on {' and '.join(NODES)}, four ways to run a step each\n"
+        "4. writes a report that opens without a network",
         examples=EXAMPLES,
     )
     parser.add_argument(
@@ -87,56 +72,64 @@ def run(args: argparse.Namespace) -> int:
     warn_if_busy()
     say("1/4 probing this CPU and fitting the twin to it (about a minute)")
     fit = calibrate_host(quick=True)
-    say("2/4 a small checkpoint: predict, run, compare")
-    checkpoint = make_checkpoint(args.out / "checkpoint")
+    say("2/4 a small model: predict, run, compare")
     show = progress()
+    model = demo_model(args.out / "checkpoint", show)
+    done()
+    say(model.note)
+    if model.question and not args.json:
+        write(model)
     compared = Validation(
-        "1xhost",
-        fit.run,
-        tuple(_compare(checkpoint, way, chosen, show) for way, chosen in WAYS.items()),
+        "1xhost", fit.run, tuple(_compare(model, way, chosen, show) for way, chosen in WAYS.items())
     )
     done()
     say(f"3/4 simulating {STUDIED} on {', '.join(NODES)}")
     studies = {name: _study(name) for name in NODES}
     say("4/4 writing the report")
-    report = page(compared, checkpoint, studies, found).write(args.out / "report.html")
+    report = page(compared, model, studies, found).write(args.out / "report.html")
     emit(
         args,
         to_json(compared, studies, report) | {"conditions": found},
-        text(compared, studies, report),
+        text(model, compared, studies, report),
     )
     return 0
 
 
-def make_checkpoint(folder: Path) -> Checkpoint:
-    """A real Hugging Face folder of random weights with a byte tokenizer, written once."""
-    # what is written last: an interrupted demo begins again
-    if not (folder / TOKENIZER_CONFIG).is_file():
-        save_checkpoint(folder, random_weights(DEMO, SEED))
-        make_byte_tokenizer(folder)
-    return open_checkpoint(folder)
+def write(model: DemoModel) -> None:
+    """Question and answer, token by token."""
+    with HostEngine(_case(model, {}).plan(), model.weights) as engine:
+        print(f"\n{model.question}\n", flush=True)
+        complete(
+            engine,
+            model.tokenizer,
+            Request(model.prompt, TOKENS, stop_tokens=model.tokenizer.stop),
+            show_piece,
+        )
+        print(" ...\n", flush=True)
 
 
-def _compare(checkpoint: Checkpoint, way: str, chosen: dict[str, Any], show: Progress) -> Compared:
-    """Predict first, then run, and compare."""
-    node = calibrated_node("1xhost")
-    prompt = open_tokenizer(checkpoint.path).encode(PROMPT)
-    positions = len(prompt) + TOKENS
-    case = Case(
-        checkpoint.spec,
-        node,
-        {"context": len(prompt) + TOKENS // 2, "max_context": positions, **chosen},
+def _case(model: DemoModel, chosen: dict[str, Any]) -> Case:
+    positions = len(model.prompt) + TOKENS
+    return Case(
+        model.spec,
+        calibrated_node("1xhost"),
+        {"context": len(model.prompt) + TOKENS // 2, "max_context": positions, **chosen},
     )
+
+
+def _compare(model: DemoModel, way: str, chosen: dict[str, Any], show: Progress) -> Compared:
+    """Predict first, then run, and compare."""
+    case = _case(model, chosen)
     plan = case.plan()
-    check_fits(plan, node, case.options())
+    check_fits(plan, case.node, case.options())
     show(f"{way}: predicting")
-    predicted = simulate(plan, node).tokens_per_s
+    predicted = simulate(plan, case.node).tokens_per_s
     show(f"{way}: running")
-    with HostEngine(plan, checkpoint.weights) as engine:
-        engine.generate(prompt, max_tokens=TOKENS)
+    with HostEngine(plan, model.weights) as engine:
+        engine.generate(model.prompt, max_tokens=TOKENS)
         speeds = []
         for _ in range(REPEATS):
-            made = engine.generate(prompt, max_tokens=TOKENS)
+            made = engine.generate(model.prompt, max_tokens=TOKENS)
             if made.stop_reason == "cancelled":
                 raise KeyboardInterrupt
             speeds.append(made.tokens_per_s)
@@ -157,7 +150,7 @@ def _study(name: str) -> tuple[Node, dict[str, Result]]:
 
 def page(
     compared: Validation,
-    checkpoint: Checkpoint,
+    model: DemoModel,
     studies: dict[str, tuple[Node, dict[str, Result]]],
     found: dict[str, Any],
 ) -> Page:
@@ -167,7 +160,7 @@ def page(
     cards = [
         (percent(compared.median_abs_error), "median error of the predictions for this computer")
     ]
-    sections = [pages.validation(compared), *_step_here(checkpoint)]
+    sections = [pages.validation(compared), *_step_here(model)]
     for node, results in studies.values():
         best = max(results.values(), key=lambda r: r.tokens_per_s)
         cards.append((count(best.tokens_per_s), f"tokens/s of {STUDIED} on {node.name}, predicted"))
@@ -183,12 +176,12 @@ def page(
     return Page("MonoTwin demo", subtitle, tuple(cards), tuple(sections))
 
 
-def _step_here(checkpoint: Checkpoint) -> list[Section]:
+def _step_here(model: DemoModel) -> list[Section]:
     """Timeline and attribution of a step of the small checkpoint on all cores of this computer, as
     the twin sees it.
     """
     node = calibrated_node("1xhost")
-    plan = Case(checkpoint.spec, node, {"context": TOKENS}).plan()
+    plan = Case(model.spec, node, {"context": TOKENS}).plan()
     result = simulate(plan, node, trace=True, blocks=pages.traced_blocks(plan))
     return [*pages.timeline(plan, result), pages.attribution(result)]
 
@@ -204,7 +197,10 @@ def to_json(
 
 
 def text(
-    compared: Validation, studies: dict[str, tuple[Node, dict[str, Result]]], report: Path
+    model: DemoModel,
+    compared: Validation,
+    studies: dict[str, tuple[Node, dict[str, Result]]],
+    report: Path,
 ) -> str:
     rows = [
         (
@@ -218,7 +214,7 @@ def text(
     ]
     head = ("engine", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats")
     parts = [
-        f"{DEMO.name} on this computer\n\n{table(head, rows)}",
+        f"{model.title} on this computer\n\n{table(head, rows)}",
         f"median error {percent(compared.median_abs_error)}; these runs were not used in the fit",
     ]
     for node, results in studies.values():

@@ -34,6 +34,7 @@ MOST_DIGITS = 18  # of a token id
 INTERRUPTED = 130
 EXAMPLES = """\
   twin run ./my-checkpoint --prompt "Once upon a time"
+  twin run ./my-model.Q4_K_M.gguf --prompt "Once upon a time"
   twin run ./my-checkpoint --prompt-file question.txt --temperature 0.8 --top-p 0.95
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
   twin run ./my-checkpoint --prompt Hello --node 1xh200
@@ -48,9 +49,9 @@ def add(commands: Subparsers) -> None:
         run,
         usage="MODEL --prompt TEXT [options]",
         summary="generate text with the real engine on this computer",
-        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json), plans, "
-        "compiles the kernel for this CPU or for\n"
-        "the GPU of --node, and generates: the whole generation is one launch. Text goes to "
+        text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF "
+        "file, plans, compiles the\nkernel for this CPU or for the GPU of --node, and "
+        "generates: the whole generation is one launch. Text goes to\n"
         "stdout as it is made, the speed to stderr.",
         examples=EXAMPLES,
     )
@@ -115,6 +116,12 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="what to continue")
     prompt.add_argument("--prompt-file", metavar="FILE", type=Path, help="the same from a file")
     prompt.add_argument("--prompt-tokens", metavar="IDS", help="the same as token ids: 1,2,3")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        type=Path,
+        help="with another tokenizer.json than the model's own",
+    )
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
@@ -161,12 +168,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def source_of(args: argparse.Namespace) -> Source:
-    return open_source(
-        args.model,
-        args.random,
-        chosen_options(args).get("weight_dtype"),
-        text=args.prompt_tokens is None,
+    dtype = chosen_options(args).get("weight_dtype")
+    source = open_source(
+        args.model, args.random, dtype, text=args.prompt_tokens is None, words=args.tokenizer
     )
+    if source.note:
+        say(source.note)
+    return source
 
 
 def _session(node: Node, plan: Plan, source: Source) -> Session:

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
+from twin.engine.gguf_tokenizer import chat_template, gguf_tokenizer
 from twin.engine.session import Session
 from twin.engine.tokenizer import TOKENIZER, Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
-from twin.errors import ConfigError
+from twin.errors import CheckpointError, ConfigError
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.kernel.room import TO_RUN, check_room, free_bytes
+from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.load import load_model, model_names, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
@@ -41,6 +43,8 @@ class Source:
     weights: Weights
     tokenizer: Tokenizer | None
     seed: int | None = None  # of random weights
+    note: str = ""  # what a user should know of the weights, in a line
+    chat_template: str | None = None  # that a GGUF file holds: a program of somebody else's
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a prompt. Raises ConfigError where there are none, and for one that the
@@ -61,33 +65,41 @@ class Source:
 
 
 def open_source(
-    model: str, seed: int | None = None, dtype: DType | None = None, *, text: bool = True
+    model: str,
+    seed: int | None = None,
+    dtype: DType | None = None,
+    *,
+    text: bool = True,
+    words: Path | None = None,
 ) -> Source:
-    """A checkpoint, or with a seed random weights of a model's shape, stored as `dtype`.
+    """A checkpoint, or with a seed random weights of a model's shape. Raises ConfigError,
+    CheckpointError.
 
-    `text`: prompts will be text, so a checkpoint must have a tokenizer, and a shape without one
-    takes bytes. Raises ConfigError, CheckpointError.
+    `dtype`: of random weights and of a GGUF file's. `text`: prompts will be text, so a checkpoint
+    must have a tokenizer, and a shape without one takes bytes. `words`: the folder of another
+    tokenizer than the model's own.
     """
-    folder = Path(model)
+    folder = words or Path(model)
     if seed is None:
-        checkpoint = named_checkpoint(model)
+        checkpoint = named_checkpoint(model, dtype)
+        tokenizer = _tokenizer(folder, checkpoint.spec, text)
+        template = chat_template(read_gguf(checkpoint.path)) if is_gguf(checkpoint.path) else None
         return Source(
-            checkpoint.spec,
-            checkpoint.weights,
-            open_tokenizer(folder) if text else _tokenizer_if_any(folder),
+            checkpoint.spec, checkpoint.weights, tokenizer, None, checkpoint.note, template
         )
     if not 0 <= seed <= MOST_SEED:
         raise ConfigError(f"--random {shown(seed)}: a seed is at least 0 and at most {MOST_SEED}")
     spec = load_model(model, runs=True)
-    tokenizer = _tokenizer_if_any(folder)
+    tokenizer = _tokenizer(folder, spec, text=False)
     if tokenizer is None and text:
         tokenizer = _byte_tokenizer()
     return Source(spec, random_weights(spec, seed, dtype), tokenizer, seed)
 
 
-def named_checkpoint(model: str) -> Checkpoint:
-    """The checkpoint at a path. Raises ConfigError for the name of a shape, CheckpointError for
-    what is no checkpoint.
+def named_checkpoint(model: str, dtype: DType | None = None) -> Checkpoint:
+    """The checkpoint at a path; `dtype`: of a GGUF file's weights.
+
+    Raises ConfigError for the name of a shape, CheckpointError for what is no checkpoint.
     """
     folder = Path(model)
     if model in model_names() and not folder.exists():
@@ -95,11 +107,21 @@ def named_checkpoint(model: str) -> Checkpoint:
             f"{shown(model)} names a shape without weights: give a checkpoint's folder, or "
             "--random SEED to run its shape"
         )
-    return open_checkpoint(folder)
+    return open_checkpoint(folder, dtype)
 
 
-def _tokenizer_if_any(folder: Path) -> Tokenizer | None:
-    return open_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
+def _tokenizer(place: Path, spec: ModelSpec, text: bool) -> Tokenizer | None:
+    """The tokenizer of a folder or of a GGUF file; None where it has none, unless `text` needs
+    one.
+    """
+    if is_gguf(place):
+        try:
+            return gguf_tokenizer(read_gguf(place), spec.vocab)
+        except CheckpointError:
+            if text:
+                raise
+            return None
+    return open_tokenizer(place) if text or (place / TOKENIZER).is_file() else None
 
 
 def _byte_tokenizer() -> Tokenizer:

@@ -74,7 +74,7 @@ class Tokenizer:
     stop: frozenset[int]  # tokens that end a generation
 
     def encode(self, text: str) -> list[int]:
-        with _refused(
+        with refused(
             "this text cannot be encoded", "give token ids with --prompt-tokens", ConfigError
         ):
             tokens: list[int] = self.backend.encode(text).ids
@@ -82,7 +82,7 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; padding rows of the vocabulary have none."""
-        with _refused(
+        with refused(
             "the generated tokens cannot be decoded",
             "use a checkpoint's own tokenizer",
             CheckpointError,
@@ -118,7 +118,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
             f"{file}: has too many parts; allowed: up to {limit}; download it again"
         )
     _check_tries(file, content)
-    with _refused(
+    with refused(
         f"{file}: cannot be used",
         "download it again, or give token ids with --prompt-tokens",
         CheckpointError,
@@ -184,7 +184,7 @@ def make_byte_tokenizer(path: Path) -> None:
     """Writes a tokenizer whose token i is byte i, then <bos> and <eos> (258 tokens): for tests and
     the demo.
     """
-    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
@@ -236,7 +236,7 @@ def _named(path: Path, backend: Any, token: Any, vocabulary: int) -> int | None:
     if text is None:
         return None
     file = path / TOKENIZER_CONFIG
-    with _refused(
+    with refused(
         f"{file}: the special token {shown(text)} cannot be looked up",
         "download it again",
         CheckpointError,
@@ -268,7 +268,7 @@ def _optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
+def refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
     """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no
     Exception at all.
     """
@@ -301,7 +301,7 @@ def _without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The printable character that byte-level BPE writes for each byte: itself, or the next free
     one from 256 on.
     """

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twin.engine.gguf_weights import open_gguf
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
@@ -30,6 +31,7 @@ from twin.models.foreign import (
     format_of_tensors,
     is_quantized,
 )
+from twin.models.gguf_file import is_gguf
 from twin.models.load import beside, canonical, load_model, refuse_foreign, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
@@ -126,23 +128,33 @@ class _Looked:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened Hugging Face directory. `spec.dtype` is the type its tensors really have."""
+    """An opened Hugging Face directory or GGUF file. `spec.dtype`: the type of its tensors, or the
+    one for what a GGUF file holds.
+    """
 
     path: Path
     spec: ModelSpec
     dtype: DType
-    weights: StoredWeights
+    weights: Weights
+    note: str = ""  # what a user should know of it, in a line
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Check a directory of config.json and safetensors in full, then map it. Raises CheckpointError
-    or ConfigError.
+def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
+    """Check a directory of config.json and safetensors, or a GGUF file, then map it. Raises
+    CheckpointError or ConfigError.
+
+    `dtype`: of a GGUF file's weights, which are turned into it; those of safetensors stay as they
+    are stored.
     """
     path = Path(path)
+    if is_gguf(path):
+        weights = open_gguf(path, dtype)
+        return Checkpoint(path, weights.spec, weights.dtype, weights, weights.note)
     refuse_foreign(path)
     if not is_there(path, Path.is_dir):
         raise CheckpointError(
-            f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint"
+            f"{shown(path)}: not a directory; give the folder of a Hugging Face checkpoint, or a "
+            "GGUF file"
         )
     if find(path, CONFIG) is None:
         raise CheckpointError(

@@ -25,8 +25,7 @@ _FILES = {
     ".engine": "TensorRT",
     ".mlmodelc": "Core ML",
 }
-# a file's first bytes, whatever it is called
-_MAGIC = {b"GGUF": "GGUF", b"ggml": "GGML", b"ggjt": "GGML"}
+_MAGIC = {b"ggml": "GGML", b"ggjt": "GGML"}  # a file's first bytes, whatever it is called
 _TENSORS = (  # (format, ends of names that only its checkpoints have), the most telling first
     ("GPTQ", ("qweight", "g_idx")),
     ("AWQ or GPTQ", ("qweight",)),

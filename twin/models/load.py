@@ -1,4 +1,6 @@
-"""Models by name (hwmodels/models) or by path (a Hugging Face folder or its config.json)."""
+"""Models by name (hwmodels/models) or by path (a Hugging Face folder, its config.json, or a GGUF
+file).
+"""
 
 from __future__ import annotations
 
@@ -40,6 +42,8 @@ from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
+from twin.models.gguf_config import completed, config_of
+from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.published import check_published
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
@@ -112,8 +116,8 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path, *, runs: bool = False) -> ModelSpec:
-    """The model of that name, or of a Hugging Face folder or config.json at that path. Raises
-    ConfigError.
+    """The model of that name, or of a Hugging Face folder, config.json or GGUF file at that path.
+    Raises ConfigError or CheckpointError.
 
     "NAME@FORMAT" stores its attention, feed-forward layers and experts in another format
     (formats.STORED), for simulation. `runs`: the engine is to run it; what it cannot run is
@@ -142,6 +146,11 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
                 f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}"
             )
         return from_config(read_json(file, ConfigError), _name(path.resolve()), runs=runs)
+    if is_gguf(path):
+        gguf = read_gguf(path)
+        return completed(
+            from_config(config_of(gguf), _name(path.absolute().with_suffix("")), runs=runs), gguf
+        )
     if is_there(path, Path.is_file):
         refuse_foreign(path)
         # of the file itself: in the Hugging Face cache it links to one that is called by a hash
@@ -161,6 +170,11 @@ def refuse_foreign(path: Path) -> None:
     format = format_of_file(path)
     if format is None and is_there(path, Path.is_dir) and not (path / _CONFIG).exists():
         format = format_of_folder(path)
+    if format == "GGUF":
+        first = min(path.glob("*.[gG][gG][uU][fF]"))
+        raise ConfigError(
+            f"{shown(path)}: is a folder of GGUF files; name the file, such as {shown(first)}"
+        )
     if format is not None:
         raise ConfigError(f"{shown(path)}: {format} is a format that is not read; {INSTEAD}")
 
