@@ -32,8 +32,8 @@ PLACES = ("twin", "native", "hwmodels", "tests", "studies")
 CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml|meta\.yaml")
 # a GPU, 2.5 GB of random weights, or minutes of simulation
 GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")
-# parsed here, run by their own tests or by hand
-MINUTES = ("twin calibrate", "twin validate", "twin demo")
+# Parsed here, run by their own tests or by hand; a server and a chat end when they are told to.
+MINUTES = ("twin calibrate", "twin validate", "twin demo", "twin serve", "twin chat")
 
 
 def shell_lines(document: str) -> list[str]:

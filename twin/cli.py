@@ -23,6 +23,8 @@ COMMANDS = (
     "plan",
     "simulate",
     "run",
+    "chat",
+    "serve",
     "bench",
     "calibrate",
     "validate",

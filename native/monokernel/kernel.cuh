@@ -63,7 +63,8 @@ __device__ __forceinline__ bool end_step(Block& b) {
 
 // The whole generation.
 __device__ __forceinline__ void run(Block& b) {
-  if (b.plan.prompt_chunk > 1 && b.launch.request.read > 0 && !read_prompt(b)) return;
+  if (b.plan.prompt_chunk > 1 && b.launch.request.read > b.launch.request.kept && !read_prompt(b))
+    return;
   do {
     for (int index = 0; index < b.plan.stage_count; index = next_stage(b.plan, index))
       if (!run_stage(b, index) || b.at.stop) return;

@@ -608,6 +608,7 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
   const Request& wanted = b.launch.request;
   Chunk chunk(b);
   Pass pass = {};
+  pass.first = wanted.kept;
   for (; pass.first < wanted.read; pass.first += b.plan.prompt_chunk, ++pass.number) {
     pass.tokens = least(b.plan.prompt_chunk, wanted.read - pass.first);
     if (!read_chunk(b, chunk, pass)) return false;

@@ -32,7 +32,7 @@ static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full,
 // Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of
 // their own, of no stages.
 __device__ __forceinline__ bool reads_chunks(const Request& wanted, int last) {
-  return Plan::prompt_chunk > 1 && wanted.read > 0 && (Plan::resident || last == 0);
+  return Plan::prompt_chunk > 1 && wanted.read > wanted.kept && (Plan::resident || last == 0);
 }
 
 __device__ Progress* kept_progress(const RankMemory& memory, int block) {
@@ -104,7 +104,8 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
     if (!read_prompt(b) && threadIdx.x == 0) kept_progress(b.memory, b.block)->stop = 1;
   } else {
     keep(b, false);
-    if (reporter && first == 0 && b.at.step == 0 && launch.request.read == 0)
+    const bool passes = launch.request.read > launch.request.kept;
+    if (reporter && first == 0 && b.at.step == 0 && !passes)
       store_host(&launch.control->started, now_ns());
     bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
     for (int index = first; index < last && going; ++index) going = run_stage(b, index);

@@ -34,6 +34,7 @@ class Script:
         sampling: SamplingParams,
         stop: frozenset[int],
         on_token: Callable[[int], None],
+        reuse: bool = False,
     ) -> Generation:
         said = []
         for token in self.tokens[:max_tokens]:

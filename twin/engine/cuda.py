@@ -213,7 +213,7 @@ class CudaEngine(Session):
             if self.plan.options.execution is Execution.RESIDENT:
                 gpu.launch(plan, (0, 0, 0, stages), cooperative=True)
                 continue
-            if request.read:  # the passes' barriers need all blocks at once
+            if request.read > request.kept:  # the passes' barriers need all blocks at once
                 gpu.launch(plan, (0, 0, 0, 0), cooperative=True)
             # -1: the step it has reached
             gpu.capture(plan, [(0, -1, stage, stage + 1) for stage in range(stages)], request.steps)

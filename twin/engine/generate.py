@@ -32,6 +32,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009  # frozen
     stop_tokens: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()  # none of them is empty
+    reuse: bool = False  # keys and values that the session still holds for the prompt's beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def complete(
         sampling=request.sampling,
         stop=request.stop_tokens,
         on_token=take,
+        reuse=request.reuse,
     )
     if rest := text.finish():
         tell(Piece(rest))

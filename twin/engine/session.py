@@ -40,6 +40,7 @@ class Generation:
     trace: NDArray[np.int64] | None = None
     # [passes] duration of each prompt pass
     pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: int = 0  # tokens of the prompt that were not read again
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,6 +78,7 @@ class Session(ABC):
         self._watchdog_ns = int(watchdog_s * 1e9)
         self._in_use = threading.Lock()
         self._cancelled = False  # the present request
+        self._held: list[int] = []  # tokens whose keys and values the cache holds, from position 0
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +97,11 @@ class Session(ABC):
         """
         with self._alone("close"):
             self._close()
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values are kept for a request that begins with them."""
+        return len(self._held)
 
     def cancel(self) -> None:
         """End the present request at once, keeping what it generated. May be called from a signal
@@ -130,14 +137,18 @@ class Session(ABC):
         sampling: SamplingParams = SamplingParams(),  # noqa: B008  # frozen
         stop: Iterable[int] = frozenset(),
         on_token: Callable[[int], None] | None = None,
+        reuse: bool = False,
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
+
+        `reuse`: of a prompt that begins as the request before did, only the rest is read. A pass
+        and a step round differently, so what a step wrote may differ from a pass in the last bits.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
         """
         with self._alone("generate"):
-            return self._generate(prompt, max_tokens, sampling, frozenset(stop), on_token)
+            return self._generate(prompt, max_tokens, sampling, frozenset(stop), on_token, reuse)
 
     def _generate(
         self,
@@ -146,6 +157,7 @@ class Session(ABC):
         sampling: SamplingParams,
         stop: frozenset[int],
         on_token: Callable[[int], None] | None,
+        reuse: bool,
     ) -> Generation:
         self._check(prompt, max_tokens, stop)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
@@ -153,7 +165,9 @@ class Session(ABC):
                 f"temperature={sampling.temperature}: this plan samples greedily in every block; "
                 "plan with sampling=full, or use temperature 0"
             )
-        request, pass_stamps = self._read_request(prompt, max_tokens, stop)
+        kept = _agreeing(self._held, prompt[:-1]) if reuse else 0
+        self._held = list(prompt[:kept])  # whatever comes of this request
+        request, pass_stamps = self._read_request(prompt, max_tokens, stop, kept=kept)
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
         request.top_k, request.top_p = sampling.top_k, sampling.top_p
@@ -162,6 +176,8 @@ class Session(ABC):
         trace = self._trace_memory(request, steps)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
+        if made:  # the last token was not read
+            self._held = [*prompt, *(int(token) for token in tokens[: made - 1])]
         times = np.concatenate(
             [[self._control.started], pass_stamps, stamps[: ordinary + made]]
         ).astype(np.int64)
@@ -181,6 +197,7 @@ class Session(ABC):
             if cancelled and made < max_tokens
             else "length",
             trace=trace,
+            kept=kept,
         )
 
     def logits(self, tokens: Sequence[int], *, after: Sequence[int] = ()) -> NDArray[np.float32]:
@@ -197,6 +214,7 @@ class Session(ABC):
         whole = [*after, *tokens]
         self._check(whole, 1)
         assert self.plan.spec is not None
+        self._held = []
         request, _ = self._read_request(whole, 1, (), most=len(after))
         out = self._zeros((request.forced, self.plan.spec.vocab), np.float32)
         out[:] = np.nan
@@ -260,18 +278,25 @@ class Session(ABC):
             )
 
     def _read_request(
-        self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int], most: int | None = None
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        stop: Iterable[int],
+        most: int | None = None,
+        kept: int = 0,
     ) -> tuple[Request, NDArray[Any]]:
         """A request whose prompt is read in passes but for its last token, or up to `most` tokens;
         and the passes' time stamps.
+
+        The first `kept` tokens are not read: their keys and values are there.
         """
         chunk = self.plan.options.prompt_chunk
-        read = (len(prompt) - 1 if most is None else most) if chunk > 1 else 0
+        read = (len(prompt) - 1 if most is None else most) if chunk > 1 else kept
         request = self._request(prompt[read:], len(prompt) - read + max_tokens - 1, stop)
-        stamps = self._zeros(-(-read // chunk), np.uint64)
-        if read:
-            request.read, request.chunks, request.pass_stamps = (
-                read,
+        stamps = self._zeros(-(-(read - kept) // chunk), np.uint64)
+        request.read, request.kept = read, kept
+        if read > kept:
+            request.chunks, request.pass_stamps = (
                 self._give(np.array(prompt[:read], np.int32)),
                 address(stamps),
             )
@@ -421,6 +446,12 @@ def _check_token(name: str, token: int, vocab: int) -> None:
         raise EngineError(f"{name} is {token!r}: must be a whole number") from None
     if not 0 <= token < vocab:
         raise EngineError(f"{name} is {token}: must lie between 0 and {vocab - 1}")
+
+
+def _agreeing(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(held, prompt, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(held), len(prompt)))
 
 
 def address(array: NDArray[Any]) -> int:

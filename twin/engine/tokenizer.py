@@ -80,6 +80,12 @@ class Tokenizer:
             tokens: list[int] = self.backend.encode(text).ids
         return tokens if self.bos is None or tokens[:1] == [self.bos] else [self.bos, *tokens]
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Without what the tokenizer puts around a text: a chat template has written it."""
+        with _refused("this text cannot be encoded", "send another text", ConfigError):
+            tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return tokens
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; padding rows of the vocabulary have none."""
         with refused(

@@ -58,7 +58,8 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
 )
 
 REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
-    ("int", "read"),  # prompt tokens that passes read before the first step
+    ("int", "read"),  # positions before the first step: what is kept, and what passes read
+    ("int", "kept"),  # of them, whose keys and values an earlier run left in the cache
     ("int", "forced"),  # tokens of the prompt that steps read
     ("int", "steps"),  # most steps of this run
     ("int", "every_position"),  # compute the LM head for every prompt position

@@ -1,0 +1,238 @@
+"""Clients that leave, push, dawdle or lie: the engine lives, and the next request is served."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.serving import Running, running
+from twin.errors import ConfigError, EngineError
+from twin.server.guard import make_guard
+from twin.server.limits import Limits
+
+LONG = {"prompt": "x", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+SHORT = LONG | {"max_tokens": 3}
+
+
+def held_back(server: Running, monkeypatch: pytest.MonkeyPatch, wait_s: float = 0.02) -> None:
+    """Makes the engine slow: each token waits in the worker's thread."""
+    whole = server.app.worker._session
+    fast = whole.generate
+
+    def slow(*words: Any, on_token: Callable[[int], None], **more: Any) -> Any:
+        def told(token: int) -> None:
+            job = server.app.worker._running
+            if job is not None and not job.cancelled:  # the kernel has long made all of them
+                time.sleep(wait_s)
+            on_token(token)
+
+        return fast(*words, on_token=told, **more)
+
+    monkeypatch.setattr(whole, "generate", slow)
+
+
+def sent(server: Running, body: dict[str, Any], *, stream: bool) -> socket.socket:
+    """A connection on which a request was sent, and nothing was read."""
+    text = json.dumps(body | {"stream": stream}).encode()
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    made.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+    return made
+
+
+def until(true: Callable[[], object], seconds: float = 10) -> None:
+    late = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < late
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_the_kernel(
+    stream: bool, live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        held_back(live, patch)
+        gone = sent(live, LONG, stream=stream)
+        if stream:
+            assert gone.recv(10)  # the first token is there
+        until(lambda: live.app.worker.running)
+        began = time.monotonic()
+        gone.close()
+        live.wait_idle()
+        assert time.monotonic() - began < 2, "200 tokens take four seconds"
+    assert http.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_who_leaves_the_queue_is_never_run(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_back(live, monkeypatch)
+    first = sent(live, LONG, stream=True)
+    assert first.recv(10)
+    second = sent(live, LONG, stream=True)
+    until(lambda: live.app.worker.waiting == 1)
+    second.close()
+    until(lambda: live.app.worker.waiting == 0)
+    assert live.app.worker.running == 1
+    first.close()
+    live.wait_idle()
+
+
+def test_a_full_queue_says_when_to_come_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(checkpoint, limits=Limits(waiting=1)) as server, server.client() as client:
+        with monkeypatch.context() as patch:
+            held_back(server, patch)
+            first = sent(server, LONG, stream=True)
+            assert first.recv(10)
+            second = sent(server, SHORT, stream=False)
+            until(lambda: server.app.worker.waiting == 1)
+            third = client.post("/v1/completions", json=SHORT)
+            assert third.status_code == 429
+            assert int(third.headers["retry-after"]) >= 1
+            assert third.json()["error"]["code"] == "queue_full"
+            first.close()
+        assert b"200 OK" in second.recv(4096)  # it was its turn
+
+
+def test_two_at_once_get_each_its_own(live: Running) -> None:
+    prompts = [f"prompt {n}" for n in range(8)]
+
+    def ask(prompt: str) -> str:
+        body = LONG | {"prompt": prompt, "max_tokens": 30}
+        with live.client() as client:
+            answer = client.post("/v1/completions", json=body)
+        return str(answer.json()["choices"][0]["text"])
+
+    alone = [ask(prompt) for prompt in prompts]
+    found: dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: found.update({p: ask(p)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[prompt] for prompt in prompts] == alone
+
+
+def test_an_engine_that_failed_is_tried_and_served_again(
+    live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise EngineError("watchdog: it hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.app.worker._session, "generate", fails)
+        for stream in (True, False):
+            answer = http.post("/v1/completions", json=SHORT | {"stream": stream})
+            assert answer.status_code == 500
+            assert "it hangs" in answer.json()["error"]["message"]
+        live.wait_idle()
+        health = http.get("/health")
+        assert health.status_code == 503
+        assert "start the server again" in health.json()["error"]["message"]
+    assert http.post("/v1/completions", json=SHORT).status_code == 200
+    live.wait_idle()
+    assert http.get("/health").status_code == 200
+
+
+def test_a_server_that_ends_says_so_to_who_listens_and_to_who_waits(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(checkpoint) as server:
+        held_back(server, monkeypatch, 0.05)
+        first = sent(server, LONG, stream=True)
+        assert first.recv(10)
+        second = sent(server, SHORT, stream=False)
+        until(lambda: server.app.worker.waiting == 1)
+    answers = []
+    for one in (first, second):
+        said = b""
+        while got := one.recv(4096):
+            said += got
+        answers.append(said)
+    # The kernel may long have made all of the first; its stream has an end in any case.
+    assert answers[0].endswith(b"\r\n0\r\n\r\n")
+    assert b"going down" in answers[1]
+
+
+def test_nothing_is_kept_for_others_unless_wanted(checkpoint: Path) -> None:
+    with running(checkpoint, reuse=False) as server, server.client() as client:
+        for _ in range(2):
+            usage = client.post("/v1/completions", json=SHORT).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_bodies_too_large_or_too_slow_are_refused(checkpoint: Path) -> None:
+    limits = Limits(body_bytes=1000, body_s=0.3, head_s=0.3)
+    with running(checkpoint, limits=limits) as server, server.client() as client:
+        large = client.post("/v1/completions", json=SHORT | {"prompt": "x" * 2000})
+        assert large.status_code == 413
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        slow = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        slow.sendall(head + b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
+        assert b"408" in slow.recv(1000)
+        for begun in (b"", head, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + head):
+            dawdling = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+            dawdling.sendall(begun)
+            while dawdling.recv(4096):
+                pass  # closed by the server, not by our own timeout
+        assert client.get("/health").status_code == 200
+
+
+def test_a_key_is_asked_for_everywhere_but_on_the_page_and_health(checkpoint: Path) -> None:
+    key = "0123456789abcdef"
+    with (
+        running(checkpoint, guard=make_guard("127.0.0.1", key, [], [])) as server,
+        server.client() as client,
+    ):
+        for path, open_ in (("/", True), ("/health", True), ("/metrics", False), ("/twin", False)):
+            assert (client.get(path).status_code == 200) is open_
+        ask = "/v1/completions"
+        assert client.post(ask, json=SHORT).status_code == 401
+        for wrong in ("", "Bearer", "Bearer 0123456789abcdeg", f"Basic {key}", "Bearer é"):
+            answer = client.post(ask, json=SHORT, headers={b"authorization": wrong.encode()})
+            assert answer.status_code == 401
+        right = {"authorization": f"Bearer {key}"}
+        assert client.post(ask, json=SHORT, headers=right).status_code == 200
+
+
+def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
+    friend = "https://chat.example.org"
+    with (
+        running(checkpoint, guard=make_guard("127.0.0.1", None, [friend], [])) as server,
+        server.client() as client,
+    ):
+        health = "/health"
+        assert client.get(health, headers={"host": "evil.example"}).status_code == 403
+        assert client.get(health, headers={"origin": "https://evil.example"}).status_code == 403
+        assert client.get(health, headers={"origin": "null"}).status_code == 403
+        own = client.get(health, headers={"origin": server.url})
+        assert own.status_code == 200
+        assert "access-control-allow-origin" not in own.headers
+        asked = {"origin": friend, "access-control-request-method": "POST"}
+        before = client.options("/v1/completions", headers=asked)
+        assert before.status_code == 204
+        assert before.headers["access-control-allow-origin"] == friend
+        assert "access-control-allow-credentials" not in before.headers
+
+
+def test_what_everybody_could_use_is_not_started_without_a_key() -> None:
+    for wrong in (
+        ("0.0.0.0", None, []),
+        ("0.0.0.0", "short", []),
+        ("127.0.0.1", None, ["*"]),
+        ("127.0.0.1", None, ["https://a.example/path"]),
+    ):
+        with pytest.raises(ConfigError):
+            make_guard(wrong[0], wrong[1], wrong[2], [])
+    assert make_guard("0.0.0.0", "x" * 16, [], []).names is None

@@ -1,0 +1,53 @@
+"""The playground in a real browser; by its text where there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.browser import CHROMIUM, browser
+from tests.server.serving import Running
+from twin.server.expected import Expected
+
+
+def test_the_page_names_no_foreign_host_and_is_told_to_load_none(http: httpx.Client) -> None:
+    answer = http.get("/")
+    assert not re.findall(r"(?:https?:)?//[\w-]+\.\w+", answer.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "prefers-color-scheme: dark" in answer.text
+    controls = re.findall(r"<(?:textarea|input)[^>]*>", answer.text)
+    assert all("aria-label" in one or "id=" in one for one in controls)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.parametrize(("width", "height", "dark"), [(1366, 768, False), (390, 844, True)])
+def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
+    width: int, height: int, dark: bool, live: Running, tmp_path: Path
+) -> None:
+    beside = live.app.beside
+    beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)  # far too slow
+    try:
+        with browser(tmp_path / "profile") as page:
+            page.show(live.url, width, height, dark=dark)
+            page.until("state.facts !== null")
+            assert page.run("document.documentElement.scrollWidth") <= width
+            page.run("at('most').value = 30")
+            for turn in (1, 2):
+                page.type("hello")
+                page.key("Enter")
+                page.until(f"state.history.length === {2 * turn} && state.stop === null")
+            assert page.run("document.querySelectorAll('.turn.user').length") == 2
+            assert re.match(r"[\d,.]+ tokens/s", page.run("at('rate').textContent"))
+            assert "predicted" in page.run("at('alarm').textContent")
+            assert not page.run("at('alarm').hidden")
+            assert "tokens" in page.run("at('kept').textContent"), "the second turn kept the first"
+            assert page.run("at('line').querySelectorAll('path').length") == 3
+            page.run("at('fresh').click()")
+            assert page.run("state.history.length + at('said').children.length") == 0
+            assert page.faults == []
+    finally:
+        beside.expected = None

@@ -1,0 +1,104 @@
+"""Chat templates are code from strangers: they render within limits, or not at all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.refusals import refused
+from tests.server.serving import TEMPLATE
+from twin.errors import CheckpointError, ConfigError
+from twin.server.problem import Problem
+from twin.server.template import Template, find_template, special_tokens
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@contextmanager
+def opened(source: str, seconds: float = 2.0) -> Iterator[Template]:
+    template = Template(source, {"bos_token": "<s>"}, seconds=seconds)
+    try:
+        yield template
+    finally:
+        template.close()
+
+
+def test_a_template_renders_messages_and_special_tokens() -> None:
+    with opened("{{ bos_token }}" + TEMPLATE) as template:
+        assert template.render(HI) == "<s><user>hi\n<assistant>"
+        assert template.render(HI, generate=False) == "<s><user>hi\n"
+
+
+def test_what_published_templates_use_is_there() -> None:
+    source = (
+        "{%- for m in messages %}\n"
+        "    {%- if loop.first %}{% continue %}{% endif %}\n"
+        "    {{- m | tojson }}{{ strftime_now('%Y') | length }}\n"
+        "{%- endfor %}"
+    )
+    with opened(source) as template:
+        said = template.render([*HI, {"role": "user", "content": "é"}])
+        assert said == '{"role": "user", "content": "é"}4'
+
+
+def test_what_a_template_refuses_is_the_requests_mistake() -> None:
+    with opened("{{ raise_exception('roles must alternate') }}") as template:
+        refused(Problem, lambda: template.render(HI), "roles must alternate")
+
+
+HOSTILE = {
+    "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "exploding": "{% set x = ['x' * 1000000] %}{% for a in range(99999) %}{{ x[0] }}{% endfor %}",
+    "much memory": "{{ ('x' * 2000000000) | length }}",
+    "python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__ }}",
+    "changing": "{{ messages.append(1) }}",
+    "a wide range": "{{ range(10**9) | list | length }}",
+    "import": "{% import 'os' as os %}",
+    "number": "{{ (8 + messages | length) ** (9 ** 9) }}",
+}
+
+
+SOON = ("endless", "much memory", "python")  # the others fail in the same ways
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in SOON else pytest.param(case, marks=pytest.mark.slow) for case in HOSTILE],
+)
+def test_a_hostile_template_is_stopped_and_the_next_request_asks_again(case: str) -> None:
+    began = time.monotonic()
+    with opened(HOSTILE[case], seconds=0.3) as template:
+        for _ in range(2):
+            try:
+                said = template.render(HI)
+            except Problem:
+                continue
+            assert not {"class", "module"} & {*said.split()}, said
+    assert time.monotonic() - began < 8
+
+
+def test_a_text_that_is_no_template_is_refused_at_the_start() -> None:
+    refused(ConfigError, lambda: Template("{% for %}", {}), "chat template")
+
+
+def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
+    assert find_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    eos = {"content": "</s>"}
+    config.write_text(json.dumps({"chat_template": "one", "bos_token": "<s>", "eos_token": eos}))
+    assert find_template(tmp_path) == "one"
+    assert special_tokens(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
+    both = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "two"}]
+    config.write_text(json.dumps({"chat_template": both}))
+    assert find_template(tmp_path) == "two"
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert find_template(tmp_path) == "three"
+    config.write_text(json.dumps({"chat_template": 5}))
+    (tmp_path / "chat_template.jinja").unlink()
+    refused(CheckpointError, lambda: find_template(tmp_path), "chat_template")

@@ -1,0 +1,268 @@
+"""The server's routes, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from twin.engine.generate import Request
+from twin.server.exchange import Exchange, Gone, Message, Receive, Send
+from twin.server.expected import Beside
+from twin.server.guard import Guard
+from twin.server.job import Ended, Failed, Job, Text
+from twin.server.limits import Limits
+from twin.server.metrics import Metrics
+from twin.server.problem import Problem
+from twin.server.replies import PING, Reply
+from twin.server.served import Served
+from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
+from twin.server.worker import Worker
+from twin.text import shown
+
+LOG = logging.getLogger("twin.server")
+PAGE = Path(__file__).with_name("page.html")
+POLICY = (
+    b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'none'"
+)
+Route = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class App:
+    """All that a running server is made of. The caller owns the worker and closes it."""
+
+    served: Served
+    worker: Worker
+    metrics: Metrics
+    beside: Beside
+    guard: Guard
+    version: str
+    limits: Limits
+    held: Callable[[], int]  # positions of the context in use
+    facts: dict[str, Any]  # of the model and where it runs, for the page
+    created: int
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], Route]:
+        return {
+            ("GET", "/"): self._page,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/version"): self._version,
+            ("GET", "/v1/models"): self._models,
+            ("GET", f"/v1/models/{self.served.name}"): self._model,
+            ("GET", "/twin"): self._twin,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+        }
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send, self.limits))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _http(self, exchange: Exchange) -> None:
+        try:
+            try:
+                self.guard.allow(exchange)
+                await self._route(exchange)(exchange)
+            except Problem as problem:
+                self.metrics.refused += 1
+                await exchange.refuse(problem)
+            except Gone:
+                raise
+            except Exception:
+                LOG.exception("%s %s", exchange.method, shown(exchange.path))
+                if exchange.begun:
+                    raise  # ends the connection: the answer is not whole
+                await exchange.refuse(Problem("an error of the server; see its log", status=500))
+        except Gone:
+            if exchange.begun:
+                raise ConnectionResetError("the client left") from None
+
+    def _route(self, exchange: Exchange) -> Route:
+        found = self._routes.get((exchange.method, exchange.path))
+        if found is not None:
+            return found
+        methods = [method for method, path in self._routes if path == exchange.path]
+        if methods and exchange.method == "OPTIONS":
+            return self._nothing
+        if methods:
+            exchange.extra.append((b"allow", ", ".join(methods).encode()))
+            raise Problem(f"{exchange.path} takes {methods[0]}", status=405)
+        raise Problem(f"{shown(exchange.path)}: no such path; see /v1/models", status=404)
+
+    # ---- what tells of the server --------------------------------------------------------------
+
+    async def _nothing(self, exchange: Exchange) -> None:
+        await exchange.answer(204, b"")
+
+    async def _page(self, exchange: Exchange) -> None:
+        exchange.extra.append((b"content-security-policy", POLICY))
+        exchange.extra.append((b"x-content-type-options", b"nosniff"))
+        await exchange.answer(200, PAGE.read_bytes(), b"text/html; charset=utf-8")
+
+    async def _health(self, exchange: Exchange) -> None:
+        if trouble := self.worker.trouble(self.limits.stall_s):
+            raise Problem(trouble, status=503, code="engine")
+        await exchange.json({"status": "ok"})
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        text = self.metrics.text(
+            running=self.worker.running,
+            waiting=self.worker.waiting,
+            kv_usage=self.held() / self.served.context,
+        )
+        await exchange.answer(200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.json({"version": self.version})
+
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.json({"object": "list", "data": [self._about()]})
+
+    async def _model(self, exchange: Exchange) -> None:
+        await exchange.json(self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "monotwin",
+            "max_model_len": self.served.context,
+        }
+
+    async def _twin(self, exchange: Exchange) -> None:
+        """Ours: what the page shows of the model and of the twin beside it."""
+        served = self.served
+        said = {
+            "model": served.name,
+            "context": served.context,
+            "chat": served.template is not None,
+            "greedy": served.greedy,
+            "waiting": self.worker.waiting,
+            "running": self.worker.running,
+        }
+        await exchange.json(said | self.facts | {"twin": self.beside.json()})
+
+    # ---- words ---------------------------------------------------------------------------------
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        asked = read(await exchange.body(), Tokenize)
+        self.served.check_name(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise Problem("send one of prompt and messages", param="prompt")
+        tokens = await asyncio.to_thread(self._tokens, asked)
+        await exchange.json(
+            {"count": len(tokens), "max_model_len": self.served.context, "tokens": tokens}
+        )
+
+    def _tokens(self, asked: Tokenize) -> list[int]:
+        if asked.messages is not None:
+            generate = asked.add_generation_prompt is not False
+            return self.served.chat_prompt(asked.messages, generate=generate)
+        return self.served.encode(asked.prompt or "", special=asked.add_special_tokens is not False)
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        asked = read(await exchange.body(), Detokenize)
+        self.served.check_name(asked.model)
+        tokens = self.served.check_tokens("tokens", asked.tokens)
+        text = await asyncio.to_thread(self.served.tokenizer.decode, tokens)
+        await exchange.json({"prompt": text})
+
+    # ---- generation ----------------------------------------------------------------------------
+
+    async def _chat(self, exchange: Exchange) -> None:
+        asked = read(await exchange.body(), Chat)
+        work = await asyncio.to_thread(self.served.chat_work, asked)
+        await self._generate(exchange, asked, work, chat=True)
+
+    async def _completions(self, exchange: Exchange) -> None:
+        asked = read(await exchange.body(), Completion)
+        work = await asyncio.to_thread(self.served.completion_work, asked)
+        await self._generate(exchange, asked, work, chat=False)
+
+    async def _generate(
+        self, exchange: Exchange, asked: Chat | Completion, work: list[Request], *, chat: bool
+    ) -> None:
+        options = asked.stream_options
+        if options is not None and not asked.stream:
+            raise Problem("stream_options needs stream=true", param="stream_options")
+        if options is not None and options.include_obfuscation:
+            raise Problem(
+                "stream_options.include_obfuscation=true is not supported; leave it out",
+                param="stream_options.include_obfuscation",
+                code="unsupported_parameter",
+            )
+        reply = Reply(
+            chat=chat,
+            model=self.served.name,
+            fingerprint=f"monotwin-{self.version}",
+            requests=work,
+            usage_chunk=options is not None and bool(options.include_usage),
+            step_times=bool(asked.step_times),
+        )
+        job = Job(work, asyncio.get_running_loop())
+        self.worker.submit(job)
+        gone = asyncio.create_task(exchange.gone())
+        gone.add_done_callback(lambda _: self.worker.cancel(job))
+        try:
+            await (self._streamed if asked.stream else self._whole)(exchange, job, reply)
+        finally:
+            self.worker.cancel(job)  # does nothing to a job that has ended
+            gone.cancel()
+
+    async def _whole(self, exchange: Exchange, job: Job, reply: Reply) -> None:
+        async for batch in job.batches(self.limits.gap_s, self.limits.ping_s):
+            for event in batch:
+                if isinstance(event, Failed):
+                    raise event.problem
+                if isinstance(event, Ended):
+                    reply.ended.append(event)
+        if len(reply.ended) < len(reply.requests):
+            raise Gone
+        await exchange.answer(200, reply.whole(job))
+
+    async def _streamed(self, exchange: Exchange, job: Job, reply: Reply) -> None:
+        """The head goes with the first token, or after a while: before, a failure is a status."""
+        failed = False
+        async for batch in job.batches(self.limits.gap_s, self.limits.ping_s):
+            parts = [] if batch else [PING]
+            texts: list[Text] = []
+            for event in batch:
+                if isinstance(event, Text):
+                    texts.append(event)
+                    continue
+                if isinstance(event, Ended):
+                    parts.append(reply.text_chunks(texts) + reply.end_chunk(event))
+                    reply.ended.append(event)
+                else:
+                    if not exchange.begun and not texts and not parts:
+                        raise event.problem
+                    parts.append(reply.text_chunks(texts) + reply.failed_chunk(event))
+                    failed = True
+                texts = []
+            await exchange.stream(b"".join([*parts, reply.text_chunks(texts)]))
+        if not failed and len(reply.ended) < len(reply.requests):
+            raise Gone
+        if not failed:
+            await exchange.stream(reply.last_chunks(job))
+        await exchange.end_stream()

@@ -1,0 +1,110 @@
+"""Who may ask: names of this server, origins of pages, and the key."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from twin.errors import ConfigError
+from twin.server.exchange import Exchange
+from twin.server.problem import Problem
+from twin.text import shown
+
+LEAST_KEY = 16  # characters
+OPEN_PATHS = frozenset({"/", "/health"})  # without the key: they tell nothing of anybody
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`names`: hosts under which it may be called, None for any (a key then stands in)."""
+
+    key: str | None
+    origins: frozenset[str]
+    names: frozenset[str] | None
+
+    def allow(self, exchange: Exchange) -> None:
+        """Raises Problem. Adds what browsers ask for to the answer's headers."""
+        # A page may make its own name point to this computer: its requests carry that name.
+        if self.names is not None and exchange.host not in self.names:
+            raise Problem(
+                f"this server is not called {shown(exchange.host)}; name it with --allow-host",
+                status=403,
+                code="host",
+            )
+        self._origin(exchange)
+        if (
+            self.key is not None
+            and exchange.path not in OPEN_PATHS
+            and exchange.method != "OPTIONS"
+        ):
+            given = exchange.headers.get("authorization", "")
+            kind, _, key = given.partition(" ")
+            right = hmac.compare_digest(key.strip().encode(), self.key.encode())
+            if kind.lower() != "bearer" or not right:
+                raise Problem(
+                    "this server asks for a key: send the header Authorization: Bearer KEY",
+                    status=401,
+                    code="invalid_api_key",
+                )
+
+    def _origin(self, exchange: Exchange) -> None:
+        origin = exchange.headers.get("origin")
+        if origin is None or _same(origin, exchange.headers.get("host", "")):
+            return
+        if origin not in self.origins:
+            raise Problem(
+                f"pages of {shown(origin)} may not ask this server; allow it with --cors-origin",
+                status=403,
+                code="origin",
+            )
+        exchange.extra += [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"vary", b"Origin"),
+        ]
+        if exchange.method == "OPTIONS":
+            exchange.extra += [
+                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-headers", b"authorization, content-type"),
+                (b"access-control-max-age", b"600"),
+            ]
+
+
+def make_guard(host: str, key: str | None, origins: list[str], names: list[str]) -> Guard:
+    """Raises ConfigError for a server that anybody in the network could use, and wrong origins."""
+    if key is not None and (len(key) < LEAST_KEY or not key.isascii() or not key.isprintable()):
+        raise ConfigError(
+            f"the API key has {len(key)} characters: at least {LEAST_KEY}, printable ASCII; "
+            "make one with `openssl rand -hex 24`"
+        )
+    if key is None and not loopback(host):
+        raise ConfigError(
+            f"--host {shown(host)} is reachable from outside: give a key with --api-key-file FILE "
+            "or in MONOTWIN_API_KEY, or keep the default 127.0.0.1"
+        )
+    for origin in origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
+            raise ConfigError(
+                f"--cors-origin {shown(origin)}: write scheme and host such as "
+                "https://chat.example.org, without a path"
+            )
+    closed = loopback(host) or bool(names)
+    return Guard(key, frozenset(origins), frozenset({*_LOOPBACK, host, *names}) if closed else None)
+
+
+def _same(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc == host

@@ -1,0 +1,25 @@
+"""How much the server takes. Each number bounds what one client can cost the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    body_bytes: int = 4 * 2**20
+    body_s: float = 10.0  # for all of a request's body to arrive
+    head_s: float = 10.0  # for a request's first line and headers
+    write_s: float = 30.0  # for a client to take what was sent
+    connections: int = 256
+    waiting: int = 32  # requests in the queue, besides the one that runs
+    choices: int = 8  # `n` times the prompts of one request
+    stops: int = 16  # stop texts of a request
+    stop_characters: int = 256  # of one of them
+    messages: int = 1024
+    text_per_token: int = 128  # characters: longer prompts are refused before they are tokenized
+    gap_s: float = (
+        0.005  # between two pieces of a stream, so that text costs little at 2,000 tokens/s
+    )
+    ping_s: float = 10.0  # of silence before a comment that keeps proxies from closing a stream
+    stall_s: float = 30.0  # without a token, after which the engine counts as stalled

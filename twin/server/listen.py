@@ -1,0 +1,106 @@
+"""The application on a socket: uvicorn, with a limit on how slowly a head may come."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from twin.errors import ConfigError
+from twin.server.app import App
+from twin.text import shown
+
+GRACE_S = 3  # for answers under way when the server is told to end
+KEEP_S = 30  # a connection without a request stays
+MOST_HEAD = 32 * 1024  # bytes
+
+
+def protocol(head_s: float) -> type[H11Protocol]:
+    """uvicorn's own waits for ever for a head that has begun, or that never begins."""
+
+    class Timed(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            """A head is under way unless h11 has read one whole."""
+            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+                self._forget()
+            elif self._late is None and (self.cycle is None or self.conn.trailing_data[0]):
+                self._late = self.loop.call_later(head_s, self.transport.close)
+
+        def _forget(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+    return Timed
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has its address and does not listen yet. Raises ConfigError."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, proto)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"--host {shown(host)} --port {port}: cannot be listened to ({error}); choose another"
+        ) from error
+    made.set_inheritable(True)
+    return made
+
+
+class _Server(uvicorn.Server):
+    """Ends what runs before it waits for its answers: uvicorn waits first, and then tears them."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._app.worker.close)
+        await super().shutdown(sockets)
+
+
+def server(app: App) -> uvicorn.Server:
+    limits = app.limits
+    kind: Any = protocol(limits.head_s)
+    config = uvicorn.Config(
+        app,
+        http=kind,
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=KEEP_S,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=MOST_HEAD,
+    )
+    return _Server(config, app)

@@ -1,0 +1,93 @@
+"""A server from what a command line says: a model, an engine, the twin beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from twin.engine.opening import Show, Source, open_session, plan_run
+from twin.engine.session import Session
+from twin.errors import ConfigError
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+from twin.server.app import App
+from twin.server.expected import Beside, expect
+from twin.server.guard import Guard
+from twin.server.limits import Limits
+from twin.server.metrics import Metrics
+from twin.server.served import Served, served
+from twin.server.worker import Worker
+
+USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
+
+
+def plan_served(source: Source, node: Node, chosen: Mapping[str, Any], *, greedy: bool) -> Plan:
+    """Raises ConfigError, PlanError or InvalidPlan."""
+    context = chosen.get("max_context", min(source.spec.context, USUAL_CONTEXT))
+    options = {**chosen, "max_context": context}
+    return plan_run(source.spec, node, options, positions=context, greedy=greedy)
+
+
+@contextmanager
+def opened(
+    source: Source,
+    folder: Path,
+    node: Node,
+    chosen: Mapping[str, Any],
+    show: Show,
+    *,
+    greedy: bool,
+    name: str = "",
+    template: Path | None = None,
+    reuse: bool = True,
+) -> Iterator[tuple[Served, Session, Plan]]:
+    """The model and its engine; both are closed at the end."""
+    if source.tokenizer is None:
+        raise ConfigError(f"{source.spec.name} has no tokenizer: what is served is text")
+    plan = plan_served(source, node, chosen, greedy=greedy)
+    model = served(source, folder, plan, name=name, template=template, reuse=reuse)
+    try:
+        with open_session(node, plan, source, show) as session:
+            yield model, session, plan
+    finally:
+        if model.template is not None:
+            model.template.close()
+
+
+def make_app(
+    model: Served, session: Session, plan: Plan, node: Node, guard: Guard, limits: Limits
+) -> App:
+    """Starts the worker, which the application closes when it is told to shut down."""
+    beside = Beside()
+    metrics = Metrics(model.name, beside)
+    worker = Worker(session, model.tokenizer, metrics, waiting=limits.waiting)
+    return App(
+        served=model,
+        worker=worker,
+        metrics=metrics,
+        beside=beside,
+        guard=guard,
+        version=_version(),
+        limits=limits,
+        held=lambda: session.held,
+        facts={"node": node.name, "weight_bytes": plan.weight_bytes()},
+        created=int(time.time()),
+    )
+
+
+def watch(app: App, plan: Plan, node: Node, chosen: Mapping[str, Any]) -> None:
+    """Lets the twin predict the plan's rate, in a thread."""
+    spec = plan.spec
+    assert spec is not None
+    app.beside.begin(lambda: expect(spec, node, plan, chosen))
+
+
+def _version() -> str:
+    try:
+        return version("monotwin")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,153 @@
+"""Answers as bytes: whole ones, and streams whose chunks are put together by hand."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from twin.engine.generate import Request, Stop
+from twin.server.job import Ended, Failed, Job, Text
+
+_REASON = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop"}
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def encoded(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request's answer as it grows."""
+
+    chat: bool
+    model: str
+    fingerprint: str
+    requests: Sequence[Request]
+    usage_chunk: bool = False  # stream_options.include_usage
+    step_times: bool = False
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+    ended: list[Ended] = field(default_factory=list)
+    _begun: set[int] = field(default_factory=set)
+    _owed: dict[int, int] = field(default_factory=dict)  # tokens by choice whose text is held back
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+
+    # ---- whole ---------------------------------------------------------------------------------
+
+    def whole(self, job: Job) -> bytes:
+        choices = []
+        for one in self.ended:
+            choice: dict[str, Any] = {"index": one.choice}
+            if self.chat:
+                text = one.completion.text
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = one.completion.text
+            choices.append(
+                choice | {"logprobs": None, "finish_reason": _REASON[one.completion.stop]}
+            )
+        said = self._head("chat.completion" if self.chat else "text_completion")
+        return encoded(
+            said | {"choices": choices, "usage": self.usage(), "timings": self.timings(job)}
+        )
+
+    # ---- a stream ------------------------------------------------------------------------------
+
+    def text_chunks(self, texts: Iterable[Text]) -> bytes:
+        """What came since the last chunk, for each choice; nothing for what is held back."""
+        joined: dict[int, list[str]] = {}
+        for one in texts:
+            joined.setdefault(one.choice, []).append(one.text)
+            self._owed[one.choice] = self._owed.get(one.choice, 0) + one.tokens
+        made = []
+        for choice, pieces in joined.items():
+            text = "".join(pieces)
+            if choice not in self._begun:
+                self._begun.add(choice)
+                if self.chat:
+                    made.append(self._chunk(choice, b'{"role":"assistant","content":""}', None))
+            if text:
+                body = encoded({"content": text} if self.chat else text)
+                made.append(self._chunk(choice, body, None, self._owed.pop(choice)))
+        return b"".join(made)
+
+    def end_chunk(self, one: Ended) -> bytes:
+        begin = self.text_chunks([Text(one.choice, "", 0)])  # of a choice without text
+        body = b"{}" if self.chat else b'""'
+        reason = _REASON[one.completion.stop]
+        return begin + self._chunk(one.choice, body, reason, self._owed.pop(one.choice, 0))
+
+    def last_chunks(self, job: Job) -> bytes:
+        """Usage where it was asked for, our timings in any case, and the end."""
+        if not self.usage_chunk:
+            return DONE
+        said = self._head(self._object()) | {"choices": [], "usage": self.usage()}
+        return b"data: " + encoded(said | {"timings": self.timings(job)}) + b"\n\n" + DONE
+
+    def failed_chunk(self, failed: Failed) -> bytes:
+        return b"data: " + encoded(failed.problem.body()) + b"\n\n"
+
+    def _chunk(self, choice: int, body: bytes, reason: str | None, tokens: int = 0) -> bytes:
+        name = b'"delta":' if self.chat else b'"text":'
+        head = encoded(self._head(self._object()))[:-1]
+        usage = b',"usage":null' if self.usage_chunk else b""
+        count = b',"tokens":%d' % tokens if tokens else b""
+        return (
+            b'data: %s,"choices":[{"index":%d,%s%s,"logprobs":null,"finish_reason":%s}]%s%s}\n\n'
+            % (head, choice, name, body, encoded(reason), count, usage)
+        )
+
+    # ---- what both say -------------------------------------------------------------------------
+
+    def _object(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """A prompt with several choices counts once; what was kept, by its first choice."""
+        firsts = {id(r.prompt): i for i, r in reversed([*enumerate(self.requests)])}
+        prompt = sum(len(self.requests[at].prompt) for at in firsts.values())
+        kept = sum(one.completion.made.kept for one in self.ended if one.choice in firsts.values())
+        made = sum(one.tokens for one in self.ended)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+            "prompt_tokens_details": {"cached_tokens": kept},
+        }
+
+    def timings(self, job: Job) -> dict[str, Any]:
+        """Ours: by the kernel's clock, but for the queue and the first token."""
+        mades = [one.completion.made for one in self.ended]
+        decode_s = sum(float(made.step_ns[1:].sum()) for made in mades) / 1e9
+        steps = sum(max(0, len(made.step_ns) - 1) for made in mades)
+        first_s = (job.first_s or job.born_s) - job.born_s
+        said: dict[str, Any] = {
+            "queue_ms": round(job.queued_s * 1e3, 3),
+            "first_token_ms": round(first_s * 1e3, 3),
+            "prompt_ms": sum(made.prompt_ns for made in mades) / 1e6,
+            "decode_ms": decode_s * 1e3,
+            "tokens_per_s": steps / decode_s if decode_s else 0.0,
+            "kept_tokens": sum(made.kept for made in mades),
+            "saved_ms": sum(one.saved_s for one in self.ended) * 1e3,
+        }
+        if self.step_times:
+            said["step_us"] = [[int(ns) // 1000 for ns in made.step_ns] for made in mades]
+        return said

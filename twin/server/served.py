@@ -1,0 +1,261 @@
+"""The model that a server serves, and how requests for it become work for the engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twin.engine.generate import Request
+from twin.engine.opening import Source
+from twin.engine.sampling import SamplingParams
+from twin.engine.tokenizer import Tokenizer
+from twin.errors import TwinError
+from twin.plan.types import Plan, Sampling
+from twin.server.limits import Limits
+from twin.server.problem import Problem
+from twin.server.template import Template, find_template, read_template, special_tokens
+from twin.server.wire import Chat, Completion, Message, check_lacking, within
+from twin.text import shown
+
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MOST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model with its words. Every method raises Problem for what it does not take."""
+
+    name: str
+    tokenizer: Tokenizer
+    vocab: int
+    context: int  # positions
+    greedy: bool  # the plan can do nothing else
+    template: Template | None
+    reuse: bool = True  # keys and values of the last request, also for another client
+    limits: Limits = field(default_factory=Limits)
+
+    # ---- words ---------------------------------------------------------------------------------
+
+    def check_name(self, model: str | None) -> None:
+        if model is not None and model != self.name:
+            raise Problem(
+                f"the model {shown(model)} is not served here; this server has {self.name}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """`special`: with what the tokenizer puts before a text of its own."""
+        most = self.limits.text_per_token * self.context
+        if len(text) > most:
+            raise Problem(
+                f"the prompt has {len(text)} characters; at most {most} can be tokenized for a "
+                f"context of {self.context}; shorten it",
+                code="context_length_exceeded",
+            )
+        try:
+            encode = self.tokenizer.encode if special else self.tokenizer.encode_plain
+            return self.check_tokens("prompt", encode(text))
+        except Problem:
+            raise
+        except TwinError as error:
+            raise Problem(str(error), param="prompt") from error
+
+    def check_tokens(self, name: str, tokens: list[int]) -> list[int]:
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab), None)
+        if wrong is not None:
+            raise Problem(
+                f"{name}: token {wrong} is unknown, {self.name} knows 0 to {self.vocab - 1}",
+                param=name,
+            )
+        return tokens
+
+    def chat_prompt(self, messages: Sequence[Message], *, generate: bool = True) -> list[int]:
+        if self.template is None:
+            raise Problem(
+                f"{self.name} has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE",
+                code="no_chat_template",
+            )
+        most = self.limits.messages
+        if not 1 <= len(messages) <= most:
+            raise Problem(f"messages: {len(messages)} of them; send 1 to {most}", param="messages")
+        plain = [self._plain(at, message) for at, message in enumerate(messages)]
+        most = self.limits.text_per_token * self.context
+        if (size := sum(len(one["content"]) for one in plain)) > most:
+            raise Problem(
+                f"the messages have {size} characters; at most {most} can be tokenized for a "
+                f"context of {self.context}; shorten them",
+                code="context_length_exceeded",
+            )
+        return self.encode(self.template.render(plain, generate=generate), special=False)
+
+    def _plain(self, at: int, message: Message) -> dict[str, Any]:
+        where = f"messages[{at}]."
+        if message.role not in ROLES:
+            raise Problem(
+                f"{where}role is {shown(message.role)}; allowed: {', '.join(ROLES)}",
+                param=f"{where}role",
+            )
+        check_lacking(message, where)
+        content = message.content
+        if isinstance(content, list):
+            for part in content:
+                if part.type != "text" or part.text is None:
+                    raise Problem(
+                        f"{where}content has a part of type {shown(part.type)}; this engine reads "
+                        "parts of type text, which have a text",
+                        param=f"{where}content",
+                    )
+            content = "".join(part.text or "" for part in content)
+        if content is None:
+            raise Problem(f"{where}content is missing; give a text", param=f"{where}content")
+        plain = {"role": ROLES[message.role], "content": content}
+        return plain if message.name is None else plain | {"name": message.name}
+
+    # ---- work ----------------------------------------------------------------------------------
+
+    def chat_work(self, asked: Chat) -> list[Request]:
+        self.check_name(asked.model)
+        most = asked.max_completion_tokens
+        if None not in (most, asked.max_tokens) and most != asked.max_tokens:
+            raise Problem(
+                "max_tokens and max_completion_tokens differ; send one of them",
+                param="max_completion_tokens",
+            )
+        self._choices(asked, 1)
+        prompt = self.chat_prompt(asked.messages)
+        return self._requests(asked, [prompt], asked.max_tokens if most is None else most, None)
+
+    def completion_work(self, asked: Completion) -> list[Request]:
+        self.check_name(asked.model)
+        prompts = self._prompts(asked)
+        most = asked.max_tokens
+        return self._requests(asked, prompts, most, COMPLETION_TOKENS)
+
+    def _prompts(self, asked: Completion) -> list[list[int]]:
+        prompt: Any = asked.prompt
+        if isinstance(prompt, str) or {*map(type, prompt)} == {int}:
+            prompt = [prompt]
+        if len({*map(type, prompt)}) > 1:
+            raise Problem(
+                "prompt mixes texts and tokens; send a text, a list of tokens, or a list of either",
+                param="prompt",
+            )
+        self._choices(asked, len(prompt))
+        return [
+            self.encode(one) if isinstance(one, str) else self.check_tokens("prompt", one)
+            for one in prompt
+        ]
+
+    def _choices(self, asked: Chat | Completion, prompts: int) -> int:
+        n = within("n", asked.n, 1, self.limits.choices) or 1
+        if not 1 <= n * prompts <= self.limits.choices:
+            raise Problem(
+                f"{prompts} prompts times n={n}: this server makes 1 to {self.limits.choices} "
+                "choices for a request",
+                param="prompt" if n == 1 else "n",
+            )
+        return n
+
+    def _requests(
+        self,
+        asked: Chat | Completion,
+        prompts: list[list[int]],
+        most: int | None,
+        usual: int | None,
+    ) -> list[Request]:
+        n = self._choices(asked, len(prompts))
+        seed = within("seed", asked.seed, -MOST_SEED - 1, MOST_SEED)
+        seed = secrets.randbits(63) if seed is None else seed % 2**64
+        stops = self._stops(asked.stop)
+        ends = frozenset[int]() if asked.ignore_eos else self.tokenizer.stop
+        made: list[Request] = []
+        for prompt in prompts:
+            tokens = self._tokens(prompt, most, usual)
+            for _ in range(n):
+                sampling = self._sampling(asked, (seed + len(made)) % 2**64)
+                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse))
+        return made
+
+    def _tokens(self, prompt: list[int], most: int | None, usual: int | None) -> int:
+        """How many may be made: as asked, or what is left of the context."""
+        if not prompt:
+            raise Problem("the prompt is empty; give at least one token", param="prompt")
+        room = self.context + 1 - len(prompt)  # the last token is never read
+        within("max_tokens", most, 1)
+        wanted = 1 if most is None else most
+        if wanted > room:
+            asked = "" if most is None else f" and max_tokens={most}"
+            raise Problem(
+                f"the prompt's {len(prompt)} tokens{asked} exceed the context of {self.context} "
+                "tokens; shorten them, or start the server with a larger --max-context",
+                param="messages" if usual is None else "prompt",
+                code="context_length_exceeded",
+            )
+        return wanted if most is not None else min(room, usual or room)
+
+    def _sampling(self, asked: Chat | Completion, seed: int) -> SamplingParams:
+        temperature = asked.temperature
+        if temperature is None:
+            temperature = 0.0 if self.greedy else 1.0
+        if not 0 <= temperature <= 2:
+            raise Problem(
+                f"temperature={temperature}: must lie between 0 and 2", param="temperature"
+            )
+        if temperature > 0 and self.greedy:
+            raise Problem(
+                f"temperature={temperature}: this server was started with --greedy; send 0",
+                param="temperature",
+                code="unsupported_value",
+            )
+        top_k = asked.top_k if asked.top_k not in (None, -1) else 0  # -1: vLLM's "all"
+        top_p = 1.0 if asked.top_p is None else asked.top_p
+        try:
+            return SamplingParams(temperature, top_k or 0, top_p, seed)
+        except TwinError as error:
+            raise Problem(str(error), param=str(error).partition("=")[0]) from error
+
+    def _stops(self, stop: str | list[str] | None) -> tuple[str, ...]:
+        stops = [stop] if isinstance(stop, str) else stop or []
+        limits = self.limits
+        if len(stops) > limits.stops:
+            raise Problem(f"stop: {len(stops)} texts; at most {limits.stops}", param="stop")
+        for one in stops:
+            if not 1 <= len(one) <= limits.stop_characters:
+                raise Problem(
+                    f"stop: a text of {len(one)} characters; each has 1 to "
+                    f"{limits.stop_characters}",
+                    param="stop",
+                )
+        return tuple(stops)
+
+
+def served(
+    source: Source,
+    folder: Path,
+    plan: Plan,
+    *,
+    name: str = "",
+    template: Path | None = None,
+    reuse: bool = True,
+) -> Served:
+    """The model of a source as it is served. Raises CheckpointError, ConfigError."""
+    assert source.tokenizer is not None
+    there = folder.is_dir()
+    found = read_template(template) if template else find_template(folder) if there else None
+    special = special_tokens(folder) if there else {}
+    return Served(
+        name=name or source.spec.name,
+        tokenizer=source.tokenizer,
+        vocab=source.spec.vocab,
+        context=plan.options.max_context,
+        greedy=plan.options.sampling is Sampling.GREEDY,
+        template=Template(found, special) if found is not None else None,
+        reuse=reuse,
+    )

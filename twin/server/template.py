@@ -1,0 +1,138 @@
+"""A checkpoint's chat template, rendered by a child within limits on time, size and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from twin.errors import CheckpointError, ConfigError
+from twin.models.files import find, read, read_json
+from twin.server.problem import Problem
+from twin.text import shown
+
+JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+MOST_BYTES = 2**18  # of a template: ten times the largest published
+MOST_CHARACTERS = 2**22  # rendered
+MEMORY_BYTES = 2**29
+SECONDS = 2.0  # of a rendering
+START_S = 20.0  # of the child: its first import may find a cold disk
+_CHILD = Path(__file__).with_name("template_child.py")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def find_template(folder: Path) -> str | None:
+    """The template of a checkpoint, None where it has none. Raises CheckpointError."""
+    if file := find(folder, JINJA):
+        return read_template(file)
+    config = find(folder, CONFIG)
+    found = read_json(config).get("chat_template") if config else None
+    if isinstance(found, list):  # several by name
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    if found is not None and (not isinstance(found, str) or len(found) > MOST_BYTES):
+        raise CheckpointError(
+            f"{config}: chat_template is {shown(found)}; expected a text of up to {MOST_BYTES} "
+            "characters; download it again, or give --chat-template FILE"
+        )
+    return found
+
+
+def read_template(file: Path) -> str:
+    try:
+        return read(file, MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file}: is not UTF-8; give a jinja template") from error
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The texts that templates name."""
+    file = find(folder, CONFIG)
+    config = read_json(file) if file else {}
+    found = {name: config.get(name) for name in _SPECIAL}
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+class Template:
+    """One child process, started at first use and again after it was ended. Threads take turns."""
+
+    def __init__(
+        self, source: str, special: Mapping[str, str], *, seconds: float = SECONDS
+    ) -> None:
+        """Raises ConfigError for a text that is no template."""
+        self._source, self._special, self._seconds = source, dict(special), seconds
+        self._turn = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        try:
+            self._start()
+        except Problem as error:
+            raise ConfigError(f"the chat template cannot be used: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool = True) -> str:
+        """The prompt's text. Raises Problem: what the template refuses is the request's mistake."""
+        values = {"messages": list(messages), "add_generation_prompt": generate, **self._special}
+        with self._turn:
+            if self._child is None or self._child.poll() is not None:
+                self._start()
+            return self._ask({"values": values, "most": MOST_CHARACTERS}, self._seconds)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _start(self) -> None:
+        self.close()
+        command = [sys.executable, "-I", str(_CHILD), str(MEMORY_BYTES)]
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            start_new_session=True,  # Ctrl-C of a terminal is not meant for it
+        )
+        self._ask({"template": self._source}, START_S)
+
+    def _ask(self, question: dict[str, Any], seconds: float) -> str:
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        late = time.monotonic() + seconds
+        answer = b""
+        try:
+            child.stdin.write(json.dumps(question).encode() + b"\n")
+            child.stdin.flush()
+            while not answer.endswith(b"\n"):
+                left = late - time.monotonic()
+                if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+                    raise TimeoutError
+                got = os.read(child.stdout.fileno(), 2**16)
+                if not got:
+                    raise EOFError
+                answer += got
+        except (TimeoutError, EOFError, OSError) as error:
+            with suppress(OSError):
+                self.close()
+            took = f"took more than {seconds:g} s" if isinstance(error, TimeoutError) else "ended"
+            raise Problem(
+                f"the chat template {took}; send fewer or shorter messages", code="template"
+            ) from error
+        said = json.loads(answer)
+        if "error" in said:
+            raise Problem(
+                f"the chat template refuses: {shown(said['error'], 300)}", code="template"
+            )
+        text: str = said["text"]
+        return text

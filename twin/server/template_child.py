@@ -1,0 +1,79 @@
+"""Renders a chat template in a process that may be killed: one JSON object a line in, one out.
+
+A template is code from whoever made the checkpoint. It runs in jinja2's immutable sandbox, with a
+limit on memory; the parent ends the process when it takes too long. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+def compiled(source: str) -> Template:
+    """As transformers configures it, so that published templates mean what they mean there."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return environment.from_string(source)
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def rendered(template: Template, values: dict[str, Any], most: int) -> str:
+    """Raises ValueError as soon as the text is longer than `most` characters."""
+    pieces, size = [], 0
+    for piece in template.generate(values):
+        size += len(piece)
+        if size > most:
+            raise ValueError(f"it renders more than {most} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _limit(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # writes no file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> None:
+    template: Template | None = None
+    _limit(int(sys.argv[1]))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if "template" in asked:
+                template = compiled(asked["template"])
+                answer = {"text": ""}
+            else:
+                assert template is not None
+                answer = {"text": rendered(template, asked["values"], asked["most"])}
+        except (Exception, MemoryError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
