@@ -80,11 +80,13 @@ __device__ __forceinline__ bool keep_waiting(Block& b, Patience& patience, const
   return may_wait(b.launch, b.rank, b.block, b.at.step, patience, [&] { return what; });
 }
 
+// `pushed`: other GPUs may have arrived, too.
 __device__ __forceinline__ bool wait_counter(Block& b, const u32* counter, u32 target,
-                                             const Waiting& what) {
+                                             const Waiting& what, bool pushed = true) {
   Patience patience;
-  while (int(arrivals(counter) - target) < 0)  // the difference: counters wrap around
+  while (int(arrivals(counter, pushed) - target) < 0)  // the difference: counters wrap around
     if (!keep_waiting(b, patience, what)) return false;
+  arrived(pushed);
   return true;
 }
 
@@ -110,7 +112,8 @@ __device__ __forceinline__ Source source_of(Block& b, int stage, const Read& rea
                    0,
                    MAX_RANKS,
                    b.plan.handoff == int(HandOff::SENTINEL),
-                   false};
+                   false,
+                   value.pushed != 0};
   if (read.parts == int(Parts::OWN)) source.first = own, source.parts = 1;
   if (others) source.hole = own, source.parts = ranks - 1;
   const u32 target =
@@ -119,7 +122,7 @@ __device__ __forceinline__ Source source_of(Block& b, int stage, const Read& rea
        p += b.core.threads()) {
     const int part = source.part(p);
     source.lost = !wait_counter(b, counter_of(b.memory, value.counter + (value.pushed ? part : 0)),
-                                target, {stage, read.value, part, -1});
+                                target, {stage, read.value, part, -1}, value.pushed != 0);
   }
   if (counted) source.lost = b.core.any(source.lost);
   return source;
@@ -198,7 +201,7 @@ __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   if constexpr (!Core::KEEPER) {
     reset(b.plan, b.memory, b.block, b.at.step, stage,
           [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
-    if (stage.resets) publish_fence();
+    if (stage.resets) publish_fence(stage.pushes);
   }
 }
 
@@ -244,7 +247,7 @@ __device__ __forceinline__ void publish(const Block& b, const Output& out, int e
   // each rank starts with its next neighbour, so that no link is hit by all
   for (int i = 1; i <= out.others; ++i) {
     const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;
-    store_shared(out.launch->ranks[rank].exchange + out.at + element, safe);
+    store_peer(out.launch->ranks[rank].exchange + out.at + element, safe);
   }
 }
 
@@ -253,29 +256,32 @@ __device__ __forceinline__ bool finish(Block& b, int index, const Stage& stage) 
   const bool counted = b.plan.handoff == int(HandOff::COUNTER) && stage.publishes >= 0;
   const bool barrier = b.plan.handoff == int(HandOff::GRID) && b.plan.resident;
   if (!counted && !barrier) return true;
+  b.core.settle();
   b.core.barrier();
   bool good = true;
   if (b.core.thread() == 0) {
-    publish_fence();  // of all threads' publications: the barrier has ordered them before it
+    // of all threads' publications: the barrier has ordered them before it
+    publish_fence(stage.pushes);
     if (counted) {
       const Output out = output_of(b, stage);
       const Span own = b.plan.owned_of(out.value->owned, b.block);
       for (int rank = 0; rank < b.plan.ranks && own.lo < own.hi; ++rank)
         if (rank == b.rank || out.others)
-          arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)));
+          arrive(counter_of(b.launch.ranks[rank], out.value->counter + (out.others ? b.rank : 0)),
+                 out.others > 0);
     }
     if (barrier) {
       b.at.grid_local += u32(b.plan.blocks);
-      arrive(counter_of(b.memory, b.plan.grid_counter));
+      arrive(counter_of(b.memory, b.plan.grid_counter), false);
       if (stage.pushes) {
         b.at.grid_all += u32(b.plan.blocks) * u32(b.plan.ranks);
         for (int rank = 0; rank < b.plan.ranks; ++rank)
-          arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1));
+          arrive(counter_of(b.launch.ranks[rank], b.plan.grid_counter + 1), true);
         good = wait_counter(b, counter_of(b.memory, b.plan.grid_counter + 1), b.at.grid_all,
                             {index, -1, -1, -1});
       }
       good = good && wait_counter(b, counter_of(b.memory, b.plan.grid_counter), b.at.grid_local,
-                                  {index, -1, -1, -1});
+                                  {index, -1, -1, -1}, stage.pushes);
     }
   }
   return !b.core.any(!good);

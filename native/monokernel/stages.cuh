@@ -347,10 +347,10 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
   bool good = true;
   for (int i = b.core.thread(); i < each * source.parts && good; i += b.core.threads()) {
     const float* at = source.at(i / each) + i % each * 2;
-    Pack<2> seen = load_pack<2, 8>(at);
+    Pack<2> seen = load_pack<2, 8>(at, source.pushed);
     while (good && source.polled && missing(seen)) {
       good = keep_waiting(b, patience, {index, read.value, source.part(i / each), i % each * 2});
-      seen = load_pack<2, 8>(at);
+      seen = load_pack<2, 8>(at, source.pushed);
     }
     const Candidate other = {seen.at[0], int(seen.at[1])};
     if (wins(other, mine)) mine = other;

@@ -156,11 +156,17 @@ __device__ __forceinline__ u32 arrivals(const u32* counter) {
 }
 
 // Earlier writes of this thread, and what it has observed, before its later publications.
-__device__ __forceinline__ void publish_fence(){
+__device__ __forceinline__ void publish_fence() {
 #define TWIN_CODE(scope) "fence.acq_rel." scope ";"
-    TWIN_SCOPED(TWIN_CODE, ::)
+  TWIN_SCOPED(TWIN_CODE, ::)
 #undef TWIN_CODE
 }
+
+}  // namespace twin
+
+#include "one_scope.h"
+
+namespace twin {
 
 // Read once: it leaves the first-level cache to the plan's tables.
 __device__ __forceinline__ float4 load_once(const float* at) {
@@ -172,7 +178,7 @@ __device__ __forceinline__ float4 load_once(const float* at) {
 }
 
 template <int N, int ALIGNED>
-__device__ __forceinline__ Pack<N> load_pack(const float* at) {
+__device__ __forceinline__ Pack<N> load_pack(const float* at, bool = false) {
   Pack<N> pack;
   if constexpr (N % 4 == 0 && ALIGNED >= 16) {
 #pragma unroll

@@ -78,6 +78,7 @@ struct Core {
     return yes;
   }
   __device__ static void warp_sync() { __syncwarp(); }
+  __device__ static void settle() {}
 
   // ---- the keeper -------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 // AMD CDNA 3 (gfx942), waves of 64. There is no bulk copy engine: each wave reads its tiles from
-// memory with non-temporal loads, several rows in flight; the wave scheduler overlaps them.
-// Compiled and inspected only; never run on a device yet.
+// memory with non-temporal loads, several rows in flight; the wave scheduler overlaps them. Run by
+// an interpreter of its machine code (tests/gfx942), never by a device.
 #pragma once
 
 #include "hip_runtime.h"
@@ -9,9 +9,9 @@
 #define TWIN_LARGE_TABLE TWIN_TABLE
 
 #define TWIN_UNROLL
-#define TWIN_KEEP(x)
+#define TWIN_KEEP(x) asm volatile("" : "+v"(x))  // computed here, not kept from before
 #define TWIN_HOLDS(what)
-#define TWIN_ONCE
+#define TWIN_ONCE _Pragma("unroll 1")
 
 #include "plan.h"
 #include "source.h"
@@ -74,47 +74,101 @@ __device__ __forceinline__ float exp32(float x) { return __builtin_expf(x); }
 __device__ __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
-// ---- exchange memory: system scope, because plain and work-group loads may hit a stale cache of
-// the CU
+// ---- exchange memory
+// --------------------------------------------------------------------------------------- A CU has
+// a first-level cache, a die (XCD) a second-level cache, and neither sees what others write. A load
+// or store of agent scope passes by both of them, one of system scope also by what other GPUs and
+// the host do not see. Sentinels are polled with such loads, so they need no invalidation; words
+// whose arrival a counter proves are plain, written back before the arrival and invalidated behind
+// it, once for each wait.
 
 template <class T>
-__device__ __forceinline__ T load_system(const T* at) {
-  return __hip_atomic_load(at, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ float load_shared(const float* at) {
-  return bits_as<float>(load_system(reinterpret_cast<const u32*>(at)));
-}
-__device__ __forceinline__ void store_shared(float* at, float value) {
-  __hip_atomic_store(reinterpret_cast<u32*>(at), bits_as<u32>(value), __ATOMIC_RELAXED,
-                     __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ void arrive(u32* counter) {
-  __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ u32 arrivals(const u32* counter) {
-  return __hip_atomic_load(counter, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+// a generic address would take the counters of local memory as well
+using Global = __attribute__((address_space(1))) T;
+
+constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;
+constexpr bool POLLED = Plan::handoff == int(HandOff::SENTINEL);
+
+template <class T>
+__device__ __forceinline__ Global<T>* global(T* at) {
+  return (Global<T>*)at;
 }
 
-__device__ __forceinline__ void publish_fence() {
-  if constexpr (Plan::ranks > Plan::ranks_per_gpu) {
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
+// A load that passes by the caches of this CU and die; `far`: and by those of this GPU.
+template <class T>
+__device__ __forceinline__ T load_word(const T* at, bool far) {
+  if (PEERS && far)
+    return __hip_atomic_load(global(at), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_load(global(at), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+__device__ __forceinline__ void store_word(T* at, T value, bool far) {
+  if (PEERS && far)
+    return __hip_atomic_store(global(at), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store(global(at), value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+__device__ __forceinline__ float load_shared(const float* at, bool far = false) {
+  if constexpr (!POLLED) return *global(at);
+  return bits_as<float>(load_word(reinterpret_cast<const u32*>(at), far));
+}
+__device__ __forceinline__ void store_shared(float* at, float value, bool far = false) {
+  if constexpr (POLLED) {
+    store_word(reinterpret_cast<u32*>(at), bits_as<u32>(value), far);
   } else {
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
+    *global(at) = value;
   }
 }
-__device__ __forceinline__ void acquire_fence() { publish_fence(); }
+__device__ __forceinline__ void store_peer(float* at, float value) {
+  store_shared(at, value, true);
+}
 
+// This wave's stores are where their readers look: at the scope that each of them has.
+__device__ __forceinline__ void wait_for_stores() {
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+}
+
+// Nothing is written back for sentinels, whose stores pass by the caches.
+__device__ __forceinline__ void publish_fence(bool far) {
+  if constexpr (POLLED) {
+    wait_for_stores();
+  } else if (PEERS && far) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  } else {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  }
+}
+__device__ __forceinline__ void arrive(u32* counter, bool far = true) {  // behind a fence
+  if (PEERS && far) {
+    __hip_atomic_fetch_add(global(counter), 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  } else {
+    __hip_atomic_fetch_add(global(counter), 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+}
+__device__ __forceinline__ u32 arrivals(const u32* counter, bool far) {
+  return load_word(counter, far);
+}
+__device__ __forceinline__ void arrived(bool far) {
+  if (PEERS && far) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+  } else {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+  }
+}
+
+// Words that the host and the device tell each other. One that is read says all by itself, so
+// nothing is invalidated for it.
 template <class T>
 __device__ __forceinline__ T load_host(const T* at) {
-  return __hip_atomic_load(at, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_load(global(at), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 template <class T>
 __device__ __forceinline__ void store_host(T* at, T value) {
-  __hip_atomic_store(at, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store(global(at), value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 __device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
-  return __hip_atomic_compare_exchange_strong(at, &expected, wanted, __ATOMIC_ACQ_REL,
-                                              __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_compare_exchange_strong(global(at), &expected, wanted, __ATOMIC_RELAXED,
+                                              __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
 // the constant clock of 100 MHz
@@ -146,6 +200,18 @@ struct Ring {
 };
 
 typedef u32 quad_words __attribute__((ext_vector_type(4)));
+typedef _Float16 half_pair __attribute__((ext_vector_type(2)));
+
+// Moves between the threads of a row of 16, and of a row's last value into later rows: the codes of
+// DPP.
+constexpr int QUAD_SWAP_1 = 0xB1, QUAD_SWAP_2 = 0x4E, MIRROR = 0x140, HALF_MIRROR = 0x141,
+              BROADCAST_15 = 0x142, BROADCAST_31 = 0x143;
+
+// The value of another thread; 0 in rows that `rows` leaves out.
+template <int CODE, int ROWS = 0xF, class T>
+__device__ __forceinline__ T moved(T v) {
+  return bits_as<T>(__builtin_amdgcn_update_dpp(0, bits_as<int>(v), CODE, ROWS, 0xF, false));
+}
 
 struct Piece {  // a thread's part of a cached key or value
   static constexpr int THREADS = HEAD_DIM <= 128 ? 16 : 32,
@@ -171,6 +237,54 @@ struct Piece {  // a thread's part of a cached key or value
   }
 };
 
+// A thread's 16 bytes of columns of a stage's input, to be multiplied with the same columns of
+// several rows.
+template <Type T>
+struct Columns {
+  const float* at;
+
+  __device__ explicit Columns(const float* from) : at(from) {}
+  __device__ float dot(quad_words words, float sum) const {
+    for (int i = 0; i < 4; ++i) {
+      const u32 word = words[i];
+      if constexpr (T == Type::FP32) {
+        sum += bits_as<float>(word) * at[i];
+      } else {  // BF16: gfx942 has no dot product of it with an FP32 sum
+        float a, b;
+        unpack<T>(word, a, b);
+        sum += a * at[2 * i];
+        sum += b * at[2 * i + 1];
+      }
+    }
+    return sum;
+  }
+};
+
+// FP16 weights: two products and their sum in FP32 take one instruction. The input is there twice,
+// rounded to FP16 and what rounding lost, so sums are those of FP32 inputs. An element beyond
+// 65,504 becomes infinite, so that a run ends with an error.
+template <>
+struct Columns<Type::FP16> {
+  half_pair rounded[4], lost[4];
+
+  __device__ explicit Columns(const float* from) {
+    for (int i = 0; i < 4; ++i) {
+      rounded[i] = half_pair{_Float16(from[2 * i]), _Float16(from[2 * i + 1])};
+      lost[i] = half_pair{_Float16(from[2 * i] - float(rounded[i][0])),
+                          _Float16(from[2 * i + 1] - float(rounded[i][1]))};
+    }
+  }
+  __device__ float dot(quad_words words, float sum) const {
+    for (int i = 0; i < 4; ++i) {
+      const u32 word = words[i];
+      const half_pair weights = bits_as<half_pair>(word);
+      sum = __builtin_amdgcn_fdot2(weights, rounded[i], sum, false);
+      sum = __builtin_amdgcn_fdot2(weights, lost[i], sum, false);
+    }
+    return sum;
+  }
+};
+
 struct Core {
   using Hidden = MemoryVector;
   using Residual = MemoryResidual;
@@ -180,6 +294,7 @@ struct Core {
 
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
+  int me;
 
   // with 2, eight threads needed 39 registers more than the 256 there are
   static constexpr int POSITIONS = 1;
@@ -194,14 +309,17 @@ struct Core {
     static constexpr int WARPS = 1, POSITIONS = 1;
   };
 
-  __device__ static int thread() { return thread_index(); }
+  __device__ int thread() const { return me; }
   __device__ static constexpr int threads() { return THREADS; }
-  __device__ static int warp() { return thread_index() / WAVE; }
+  __device__ int warp() const { return me / WAVE; }
   __device__ static constexpr int warps() { return WAVES; }
-  __device__ static int warp_thread() { return thread_index() % WAVE; }
+  __device__ int warp_thread() const { return me % WAVE; }
   __device__ static constexpr int warp_threads() { return WAVE; }
   __device__ static void barrier() { __syncthreads(); }
   __device__ static void warp_sync() { __builtin_amdgcn_wave_barrier(); }
+  // A barrier does not wait for stores, and the fence of the thread that arrives does not wait for
+  // those of other waves.
+  __device__ static void settle() { wait_for_stores(); }
 
   __device__ bool any(bool mine) { return sum(int(mine)) != 0; }
 
@@ -216,10 +334,27 @@ struct Core {
     return bits_as<double>(low | (high << 32));
   }
 
+  // Sums of 4, 8, 16 threads and of all 64, the same bits in each of them, without a trip to local
+  // memory.
+  template <class T>
+  __device__ static T row_sum(T v) {
+    v += moved<QUAD_SWAP_1>(v);
+    v += moved<QUAD_SWAP_2>(v);
+    v += moved<HALF_MIRROR>(v);  // the other four of eight, which all hold the same
+    v += moved<MIRROR>(v);
+    return v;
+  }
   template <class T>
   __device__ static T warp_sum(T v) {
-    for (int apart = WAVE / 2; apart; apart /= 2) v += apart_by(v, apart);
-    return v;
+    if constexpr (sizeof(T) == 4) {
+      v = row_sum(v);
+      v += moved<BROADCAST_15, 0xA>(v);  // into rows 1 and 3
+      v += moved<BROADCAST_31, 0xC>(v);  // into rows 2 and 3
+      return bits_as<T>(__builtin_amdgcn_readlane(bits_as<int>(v), WAVE - 1));
+    } else {
+      for (int apart = WAVE / 2; apart; apart /= 2) v += apart_by(v, apart);
+      return v;
+    }
   }
 
   template <class T>
@@ -235,13 +370,16 @@ struct Core {
   }
 
   __device__ static float scanner_sum(float v) {
-    for (int apart = POSITION_THREADS / 2; apart; apart /= 2) v += apart_by(v, apart);
+    v = row_sum(v);
+    if constexpr (POSITION_THREADS > 16) v += apart_by(v, 16);
     return v;
   }
   __device__ static float thread_apart(float v, int apart) { return apart_by(v, apart); }
   __device__ bool agree(bool good) { return !any(!good); }
   __device__ static bool gave_up() { return false; }
-  __device__ static void forget() {}
+  // What is computed from the thread's number is computed again in each stage: kept, it spilled
+  // registers.
+  __device__ void forget() { asm volatile("" : "+v"(me)); }
   __device__ static void begin() {}
   __device__ static void cleared() {}
   __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
@@ -275,10 +413,10 @@ struct Core {
     return sum(part);
   }
 
-  // Lanes stride over the columns 16 bytes at a time; the loads of 8 rows are under way before the
-  // first is used.
-  __device__ static void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
-    constexpr int ROWS = 8, STEP = 16 / type_bytes(WEIGHT);
+  // Lanes stride over the columns 16 bytes at a time; the loads of 4 rows are under way before the
+  // first is used, 32 KiB of a CU's 8 waves. 8 rows spilled 34 registers of Laneformer-2B's kernel.
+  __device__ void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
+    constexpr int ROWS = 4, STEP = 16 / type_bytes(WEIGHT);
     const int stride = cols * type_bytes(WEIGHT);
     for (int first = 0; first < rows; first += ROWS, w += ROWS * stride) {
       float sum[ROWS] = {};
@@ -286,32 +424,17 @@ struct Core {
         quad_words got[ROWS];
         for (int r = 0; r < ROWS; ++r)
           if (first + r < rows)
-            got[r] = __builtin_nontemporal_load(
-                reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT)));
+            got[r] = __builtin_nontemporal_load(global(
+                reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT))));
+        const Columns<WEIGHT> seen(x + c);
         for (int r = 0; r < ROWS; ++r)
-          if (first + r < rows) sum[r] += piece(got[r], x + c);
+          if (first + r < rows) sum[r] = seen.dot(got[r], sum[r]);
       }
       for (int r = 0; r < ROWS; ++r) {
         const float total = warp_sum(sum[r]);
         if (warp_thread() == r && first + r < rows) sums[first + r] = total;
       }
     }
-  }
-
-  __device__ static float piece(quad_words words, const float* xs) {
-    float sum = 0;
-    for (int i = 0; i < 4; ++i) {
-      const u32 word = words[i];
-      if constexpr (WEIGHT == Type::FP32) {
-        sum += bits_as<float>(word) * xs[i];
-      } else {
-        float a, b;
-        unpack<WEIGHT>(word, a, b);
-        sum += a * xs[2 * i];
-        sum += b * xs[2 * i + 1];
-      }
-    }
-    return sum;
   }
 
   __device__ static float piece_dot(const float* a, const float* b) {
@@ -332,21 +455,22 @@ struct Core {
     for (int i = lo + thread(); i < hi && good; i += THREADS) {
       float sum = 0;
       for (int p = 0; p < source.parts; ++p) {
-        float got = load_shared(source.at(p) + i);
+        float got = load_shared(source.at(p) + i, source.pushed);
         while (good && source.polled && bits_as<u32>(got) == SENTINEL) {
           good = stall(source.part(p), i);
-          got = load_shared(source.at(p) + i);
+          got = load_shared(source.at(p) + i, source.pushed);
         }
         sum = p ? sum + got : got;
       }
       out[i - lo] = sum;
     }
-    acquire_fence();
     return good;
   }
 
-  __device__ static void fill(float* at, int count, u32 bits) {
-    for (int i = thread(); i < count; i += THREADS) store_shared(at + i, bits_as<float>(bits));
+  __device__ void fill(float* at, int count, u32 bits) {
+    // peers may write there next
+    for (int i = thread(); i < count; i += THREADS)
+      store_shared(at + i, bits_as<float>(bits), true);
   }
 };
 

@@ -1,5 +1,5 @@
-// The device's entry: divides a block's local data share, then runs the monokernel. Resident
-// execution only.
+// The device's entry: divides a block's local data share, notes the die (XCD) on which each block
+// runs, then runs the monokernel. Resident execution only.
 #include "../monokernel/kernel.cuh"
 
 namespace twin {
@@ -18,15 +18,21 @@ static_assert(
 }  // namespace twin
 
 extern "C" __global__ void __launch_bounds__(twin::THREADS)
-    twin_kernel(const twin::Launch launch, int first_rank) {
+    twin_kernel(const twin::Launch, int first_rank, int* dies) {
   using namespace twin;
+  // Where it lies among the arguments: named, it would be copied into each thread's scratch memory,
+  // to be indexed by rank.
+  const Launch& launch = *(const Launch*)__builtin_amdgcn_kernarg_segment_ptr();
   static __shared__ Shared shared;
   const int rank = first_rank + block_index() / Plan::blocks, block = block_index() % Plan::blocks;
   const RankMemory& memory = launch.ranks[rank];
   const u8* stream = memory.stream + u64(launch.plan.streams_at(block).page) * PAGE_BYTES;
-  if (thread_index() == 0) shared.progress = {};
+  if (thread_index() == 0) {
+    shared.progress = {};
+    if (dies) dies[block_index()] = die();
+  }
   __syncthreads();
-  Block b = {{{stream, stream, 0, u32(thread_index() / WAVE)}, shared.meeting},
+  Block b = {{{stream, stream, 0, u32(thread_index() / WAVE)}, shared.meeting, thread_index()},
              launch,
              launch.plan,
              launch.control,

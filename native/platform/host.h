@@ -181,7 +181,7 @@ __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
 // ---- exchange memory ----------------------------------------------------------------------------
 
-__forceinline__ float load_shared(const float* at) {
+__forceinline__ float load_shared(const float* at, bool = false) {
   return bits_as<float>(__atomic_load_n(reinterpret_cast<const u32*>(at), __ATOMIC_ACQUIRE));
 }
 
@@ -231,6 +231,7 @@ inline void pause_core() {
 }  // namespace twin
 
 #include "host_waiting.h"
+#include "one_scope.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"
 #include "host_products.h"

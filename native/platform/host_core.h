@@ -75,6 +75,7 @@ struct Core {
   void barrier() {}
   bool any(bool mine) { return mine; }
   void warp_sync() {}
+  void settle() {}
   float warp_sum(float v) { return v; }
   float scanner_sum(float v) { return v; }
   float thread_apart(float v, int) { return v; }

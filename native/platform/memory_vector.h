@@ -123,9 +123,9 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
 }
 
 template <int N, int ALIGNED>
-__device__ Pack<N> load_pack(const float* at) {
+__device__ Pack<N> load_pack(const float* at, bool pushed = false) {
   Pack<N> pack;
-  for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i);
+  for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i, pushed);
   return pack;
 }
 

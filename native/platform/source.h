@@ -21,6 +21,7 @@ struct Source {
   int hole;     // left out; the last part or beyond leaves none out
   bool polled;  // wait for each element; otherwise something else proved that they are there
   bool lost;    // the wait for a counter was given up
+  bool pushed;  // parts may come from other GPUs
 
   __device__ int part(int p) const { return first + p + (first + p >= hole); }
   __device__ const float* at(int p) const { return base + long(part(p)) * stride; }

@@ -9,7 +9,6 @@ from _pytest.mark import ParameterSet
 
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
-from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
 from twin.models.load import load_model
 from twin.models.spec import DType
@@ -136,24 +135,3 @@ def test_every_kind_of_probe_compiles_for_hopper() -> None:
             if "installed" not in str(error) and "loaded" not in str(error):
                 raise
             pytest.skip(str(error))
-
-
-def test_the_kernel_compiles_for_cdna3_without_spills() -> None:
-    plan = planned(
-        "laneformer-2b",
-        MI300X,
-        gpus=8,
-        blocks=256,
-        slot_bytes=4096,
-        collective=CollectiveKind.PUSH,
-        weight_dtype=DType.FP16,
-    )
-    try:
-        report = compile_code_object(plan)
-    except ToolchainError as error:
-        if not str(error).startswith("no clang"):
-            raise
-        pytest.skip(str(error))
-    assert report.vgpr_spills == 0
-    assert report.lds_bytes <= MI300X.on_chip_bytes
-    assert report.code_object.startswith(b"\x7fELF")

@@ -108,6 +108,7 @@ struct Core {
   static constexpr int warp_threads() { return THREADS; }
   void barrier() { team->all.wait(); }
   void warp_sync() { team->warps[warp()].wait(); }
+  void settle() {}
 
   template <class T, class Add>
   // the same order, so the same bits, in every thread

@@ -32,6 +32,14 @@ FLAGS = (
     "-Wall",
     "-Wextra",
     "-Rpass-analysis=kernel-resource-usage",
+    # A function that is called keeps the block's state, and a copy of the launch, in scratch
+    # memory.
+    "-mllvm",
+    "-amdgpu-early-inline-all=true",
+    "-mllvm",
+    "-amdgpu-function-calls=false",
+    "-mllvm",
+    "-disable-machine-licm",  # what it keeps from stage to stage spills other registers
 )
 
 
@@ -42,7 +50,8 @@ class HipReport:
     arch: str
     vgprs: int  # per thread
     vgpr_spills: int
-    lds_bytes: int  # per block
+    scratch_bytes: int  # per thread: spilled registers and arrays that no register holds
+    lds_bytes: int  # per block, all of it static: the driver asks for no more
     code_object: bytes
 
 
@@ -90,11 +99,13 @@ def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
         warnings = [line for line in said.splitlines() if "warning:" in line]
         if warnings:
             raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")
-        vgprs, spills, lds = (
-            _number(said, field) for field in ("VGPRs", "VGPRs Spill", r"LDS Size \[bytes/block\]")
-        )
         return HipReport(
-            arch, vgprs=vgprs, vgpr_spills=spills, lds_bytes=lds, code_object=output.read_bytes()
+            arch,
+            vgprs=_number(said, "VGPRs"),
+            vgpr_spills=_number(said, "VGPRs Spill"),
+            scratch_bytes=_number(said, r"ScratchSize \[bytes/thread\]"),
+            lds_bytes=_number(said, r"LDS Size \[bytes/block\]"),
+            code_object=output.read_bytes(),
         )
 
 

@@ -1,0 +1,29 @@
+"""A small model whose kernel the interpreter runs in a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.engine.small_engine import LLAMA
+from tests.gfx942.code import MI300X
+from twin.models.spec import DType, ModelSpec
+from twin.plan.build import build
+from twin.plan.types import Options, Plan
+
+SPEC = replace(
+    LLAMA, layers=2, windows=(0, 5), hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=101
+)
+
+
+def small(spec: ModelSpec = SPEC, **chosen: Any) -> Plan:
+    base: dict[str, Any] = {
+        "context": 8,
+        "max_context": 64,
+        "kv_page": 4,
+        "slot_bytes": 1024,
+        "blocks": 4,
+        "weight_dtype": DType.FP16,
+        "kv_dtype": DType.FP16,
+    }
+    return build(spec, Options(**(base | chosen)), MI300X)
