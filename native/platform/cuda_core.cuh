@@ -227,7 +227,7 @@ struct Core {
       for (int c = 0; c < PORTIONS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + at.tile(slice);
-        there = there && at.more() && !Vector::beyond(slice);
+        there = there && at.more() && !Vector::beyond(me, c);
         // else what the slot holds is loaded and not used: a condition would cost registers
         if (there) ring.acquire(tile);
         Vector::load(me, c, ring.slot(tile) + u32(at.row * Vector::stride(me, c)),
@@ -257,7 +257,7 @@ struct Core {
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
-      if (Vector::beyond(slice)) break;
+      if (Vector::beyond(me, c)) break;
       Packed<Vector::VECTOR> fresh[ROWS_AT_ONCE];
       auto& words = c < Ahead<Vector>::PORTIONS ? ahead[c] : fresh;
       const u32 tile = base + at.tile(slice);

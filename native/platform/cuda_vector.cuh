@@ -134,7 +134,9 @@ struct TeamVector {
   static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
-  static constexpr bool EXACT = COLS % TILE == 0 && TILE == 32 * VECTOR * TEAM && !RAGGED;
+  // all threads of a team hold columns of a whole tile
+  static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
+  static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
   static constexpr int PACK = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
   static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
 
@@ -146,7 +148,12 @@ struct TeamVector {
   __device__ static int slice(int me, int c) {
     return SLICES < TEAMS ? team(me) % SLICES : team(me) + c * TEAMS;
   }
-  __device__ static bool beyond(int slice) { return RAGGED && slice >= SLICES; }
+  // Only a team's last slice may be missing, short or narrow: the others need no condition, whose
+  // register each would cost.
+  __device__ static constexpr bool inner(int c) { return c + 1 < PORTIONS; }
+  __device__ static bool beyond(int me, int c) {
+    return RAGGED && !inner(c) && slice(me, c) >= SLICES;
+  }
   __device__ static int part(int me) {
     return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM;
   }
@@ -154,15 +161,16 @@ struct TeamVector {
   __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
   __device__ static bool valid(int me, int c) {
-    return EXACT || (local(me) < TILE && column(me, c) < COLS);
+    return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
   // Do threads hold columns, or not, `count` neighbours alike?
   __device__ static constexpr bool alike(int count) {
     return TILE % (VECTOR * count) == 0 && COLS % (VECTOR * count) == 0;
   }
   __device__ static int stride(int me, int c) {  // bytes between rows of a tile
-    const int cols =
-        COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
+    const int cols = COLS % TILE == 0 || inner(c) || COLS - slice(me, c) * TILE > TILE
+                         ? TILE
+                         : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
   }
 

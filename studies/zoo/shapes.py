@@ -11,6 +11,7 @@ from twin.kernel.defaults import plan_for
 from twin.models.load import from_config
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
+from twin.sim.division import divided
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
@@ -43,7 +44,12 @@ def _spec(row: dict[str, str]) -> ModelSpec:
 
 def timed_plan(spec: ModelSpec, node: Node) -> Plan:
     """Default options, BF16, for a prompt of PROMPT tokens and TOKENS after it."""
-    return plan_for(spec, node, context=PROMPT + TOKENS // 2, max_context=PROMPT + TOKENS + WARMUP)
+    return plan_for(spec, node, **divided(spec, node, asked()))
+
+
+def asked() -> dict[str, int]:
+    """Positions at the step that is timed, and in all."""
+    return {"context": PROMPT + TOKENS // 2, "max_context": PROMPT + TOKENS + WARMUP}
 
 
 def checked_plan(spec: ModelSpec, node: Node) -> Plan:

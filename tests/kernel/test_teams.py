@@ -115,3 +115,19 @@ def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
         r"tile_rows=8",
     ):
         teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))
+
+
+@settings(max_examples=300, deadline=None)
+@given(shape=shapes, ragged=st.integers(0, 2047))
+def test_only_a_teams_last_slice_is_missing_or_short(
+    shape: tuple[int, int, int], ragged: int
+) -> None:
+    """The kernel asks nothing of the others (`inner` in cuda_vector.cuh)."""
+    grains, slices, warps = shape
+    tile = grains * COLUMN_STEP
+    team = team_of(tile * slices - ragged % grains * COLUMN_STEP, tile, warps)
+    if team is None or team.slices < team.teams:
+        return
+    for number in range(team.teams):
+        for portion in range(team.portions - 1):
+            assert (number + portion * team.teams + 1) * tile <= team.cols

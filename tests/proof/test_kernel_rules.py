@@ -370,3 +370,22 @@ def test_a_read_that_is_exact_in_pieces_is_accepted() -> None:
     read: Read = down.reads[0]
     elements = plan.values[read.value].elements
     prove(with_read(plan, down, spans=(((0, 8), (8, elements)),) * plan.blocks))
+
+
+def test_a_ring_too_small_for_what_warps_take_ahead_is_refused() -> None:
+    """It hung on an H200, and was once accepted: the first team holds slices that leave no slot for
+    its third.
+    """
+    small = plan_for(load_model("llama-3.2-1b"), load_node("1xh200"), ring_slots=4)
+    refused(
+        small,
+        "hold 5 slots of weights before its inputs are there; ring_slots=4, use at least 5",
+        "down[0]",
+    )
+    prove(plan_for(load_model("llama-3.2-1b"), load_node("1xh200"), ring_slots=5))
+    # nothing ahead
+    prove(
+        plan_for(
+            load_model("llama-3.2-1b"), load_node("1xh200"), ring_slots=4, weight_dtype=DType.FP32
+        )
+    )

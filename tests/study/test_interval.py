@@ -182,3 +182,15 @@ def test_what_follows_a_fit_is_drawn_with_it() -> None:
             1.92 / 1.98
         ) == pytest.approx(cost)
         assert here["device.handoff.loaded_hop_s"] >= here["device.handoff.hop_s"]
+
+
+@pytest.mark.parametrize("name", ["1xh200", "8xmi300x"])
+def test_a_what_if_beyond_the_datasheet_lies_within_its_draws(name: str) -> None:
+    """What a user sets is meant: draws lie about it, not below what the part's datasheet says."""
+    node = with_settings(calibrated_node(name), [("device.memory.stream_bytes_per_s", "x1.3")])
+    path = "device.memory.stream_bytes_per_s"
+    own = numbers(node)
+    assert own[path].value > own["device.memory.peak_bytes_per_s"].value
+    drawn = np.array([float(dict(one)[path]) for one in settings(node, DRAWS)])
+    p10, p90 = np.quantile(drawn, (0.1, 0.9))
+    assert p10 < own[path].value < p90

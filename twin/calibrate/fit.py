@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from twin.calibrate import store
 from twin.calibrate.bound import Binding, Group, noise
+from twin.calibrate.cross import Cross, crossed
+from twin.calibrate.gpu_designed import PREFIX
 from twin.calibrate.probes import Probe
 from twin.calibrate.reading import settled
 from twin.calibrate.recipe import Recipe, recipe_of
@@ -60,6 +62,7 @@ class Fit:
     together: dict[str, list[float]] = field(default_factory=dict)
     # of each number that was asked for: from 1 on its probes bind it
     binding: dict[str, float] = field(default_factory=dict)
+    cross: Cross = field(default_factory=Cross)  # over shapes; empty where too few were probed
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -92,6 +95,7 @@ def fit_node(
     residuals: dict[str, float] = {}
     together: dict[str, list[float]] = {}
     strengths: dict[str, float] = {}
+    cross = Cross()
     with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
         for group, wanted in recipe.groups.items():
             chosen = [p for p in asked if p.group == group]
@@ -107,6 +111,7 @@ def fit_node(
                 numbers |= least.numbers([path for path in least.paths if binding[path] < 1])
                 residuals |= least.residuals()
                 together |= least.together()
+                cross = least.crossed() if least.crossed().errors else cross
         rest = [p for p in asked if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
         residuals |= _residuals(rest, simulators(apply_fit(node, numbers), rest), run)
@@ -118,6 +123,7 @@ def fit_node(
         run.meta.get("failed") or {},
         together,
         strengths,
+        cross,
     )
 
 
@@ -273,7 +279,7 @@ class _Least:
         """With their intervals; those that are not bound are not called fitted."""
         # A linear step along a direction that probes hardly see goes far beyond where the model is
         # linear: no further than the fit itself.
-        draws = np.clip(_bootstrap(self), *self.reach)
+        draws = np.clip(self._widened(_bootstrap(self)), *self.reach)
         low, high = np.percentile(draws, INTERVAL, axis=0)
         low, high = np.minimum(low, self.point), np.maximum(high, self.point)
         source = f"fit of {self.run.id}, {len(self.probes)} probes"
@@ -288,9 +294,24 @@ class _Least:
             for at, (path, value) in enumerate(self.values().items())
         }
 
+    def crossed(self) -> Cross:
+        """Over the shapes of a design, where the group has one."""
+        names = [p.name for p in self.probes if p.name.startswith(PREFIX)]
+        rows = [
+            *(p.name for p in self.probes),
+            *(name for name, _, _ in stage_targets(self.probes, self.run)),
+        ]
+        rows += [""] * (len(self.left) - len(rows))
+        return crossed(names, rows, self.left, self.slopes, _bootstrap(self) - self.point)
+
+    def _widened(self, draws: Vector) -> Vector:
+        """Further from the point, by as much as shapes that were left out ask for."""
+        factor = self.crossed().widened
+        return draws if factor == 1 else self.point + factor * (draws - self.point)
+
     def together(self) -> dict[str, list[float]]:
         """The bootstrap's first draws, as factors."""
-        seen = np.clip(_bootstrap(self, weakest=WEAKEST), *self.reach)
+        seen = np.clip(self._widened(_bootstrap(self, weakest=WEAKEST)), *self.reach)
         return {
             path: [
                 round(factor, 5) for factor in np.exp(seen[:TOGETHER, at] - self.point[at]).tolist()

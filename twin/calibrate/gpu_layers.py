@@ -70,20 +70,23 @@ def chains(limits: Limits) -> Iterator[Question]:
     """
 
     def ask(name: str, spec: ModelSpec, group: str = "chain", **changes: Any) -> Question:
-        return f"chain-{name}", group, _plan(limits, spec, **changes)
+        return f"chain-{name}", group, chain_plan(limits, spec, **changes)
 
-    small = _spec("small", layers=16, hidden=1024, heads=16, kv_heads=8, head_dim=64, ffn=1024)
-    middle = _spec("middle", layers=6, hidden=1536, heads=24, kv_heads=8, head_dim=64, ffn=6144)
-    large = _spec("large", layers=3, hidden=4096, heads=32, kv_heads=8, head_dim=64, ffn=8192)
+    small = chain_spec("small", layers=16, hidden=1024, heads=16, kv_heads=8, head_dim=64, ffn=1024)
+    middle = chain_spec(
+        "middle", layers=6, hidden=1536, heads=24, kv_heads=8, head_dim=64, ffn=6144
+    )
+    large = chain_spec("large", layers=3, hidden=4096, heads=32, kv_heads=8, head_dim=64, ffn=8192)
     yield ask("small", small)
     yield ask("middle", middle)
     yield ask("large", large)
     yield ask(
-        "feed", _spec("feed", layers=4, hidden=3072, heads=8, kv_heads=8, head_dim=64, ffn=8192)
+        "feed",
+        chain_spec("feed", layers=4, hidden=3072, heads=8, kv_heads=8, head_dim=64, ffn=8192),
     )
     yield ask(
         "attend",
-        _spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024),
+        chain_spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024),
         attention_splits=4,
     )
     yield ask(
@@ -118,7 +121,7 @@ def chains(limits: Limits) -> Iterator[Question]:
         yield ask(f"large-{kind.value}", large, handoff=kind)
     for spec in (small, middle):
         yield ask(f"{spec.name}-graph", spec, "launch", execution=Execution.GRAPH)
-    lanes = _spec("lanes", layers=4, hidden=3072, heads=32, kv_heads=16, head_dim=96, ffn=8192)
+    lanes = chain_spec("lanes", layers=4, hidden=3072, heads=32, kv_heads=16, head_dim=96, ffn=8192)
     lanes = replace(
         lanes, family="laneformer", lanes=Lanes(8, 2), windows=(0,) * lanes.layers, dtype=DType.FP16
     )
@@ -132,7 +135,7 @@ def chains(limits: Limits) -> Iterator[Question]:
     )
 
 
-def _spec(
+def chain_spec(
     name: str, *, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int
 ) -> ModelSpec:
     return ModelSpec(
@@ -152,7 +155,7 @@ def _spec(
     )
 
 
-def _plan(limits: Limits, spec: ModelSpec, *, positions: int = PROMPT, **changes: Any) -> Plan:
+def chain_plan(limits: Limits, spec: ModelSpec, *, positions: int = PROMPT, **changes: Any) -> Plan:
     options = Options(
         blocks=limits.blocks,
         slot_bytes=SLOT,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from twin.calibrate.gpu_designed import designed
 from twin.calibrate.gpu_layers import TOKENS, chains
 from twin.calibrate.probes import Probe
 from twin.models.spec import DType
@@ -58,6 +59,7 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
         *_samples(limits),
         *_loaded(limits),
         *chains(limits),
+        *designed(limits),
     ]
     probes = [
         Probe(name, group, plan, steps_of(plan) if plan.spec is None else TOKENS)

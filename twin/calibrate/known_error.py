@@ -57,7 +57,7 @@ def keep(node: Node, found: Validation, record: store.Run) -> None:
     about = {
         "node": node.name,
         "fit": found.fit,
-        "numbers": _digest(fit[0]),
+        "numbers": numbers_digest(fit[0]),
         "record": record.id,
         "errors": errors,
     }
@@ -70,7 +70,7 @@ def known_error(node: Node) -> KnownError | None:
     """
     for name in reversed(fits_of(node)):
         kept, fit = store.read_held_out(name), store.read_fit(name)
-        if kept and fit and kept.get("numbers") == _digest(fit[0]) and kept.get("errors"):
+        if kept and fit and kept.get("numbers") == numbers_digest(fit[0]) and kept.get("errors"):
             return _read(kept)
     return None
 
@@ -80,6 +80,7 @@ def _read(kept: Mapping[str, Any]) -> KnownError:
     return KnownError(str(kept["node"]), str(kept["fit"]), str(kept["record"]), errors)
 
 
-def _digest(numbers: Mapping[str, Number]) -> str:
+def numbers_digest(numbers: Mapping[str, Number]) -> str:
+    """Tells fits apart that a probing run alone does not."""
     values = json.dumps({path: number.value for path, number in numbers.items()}, sort_keys=True)
     return hashlib.sha256(values.encode()).hexdigest()[:DIGITS]

@@ -147,6 +147,8 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
         "residuals": fit.residuals,
         "together": fit.together,
     }
+    if fit.cross.errors:
+        found["cross"] = {"errors": fit.cross.errors, "widened": fit.cross.widened}
     store.write_fit(node.name, fit.numbers, conditions | found)
     return fit
 
@@ -261,6 +263,8 @@ def text(node: Node, fit: Fit) -> str:
         parts.append(
             f"not bound, but the probes refuse what the hardware file says: {', '.join(unbound)}"
         )
+    if fit.cross.errors:
+        parts.append(fit.cross.said())
     return "\n\n".join([*parts, f"next: twin validate {node.name}"])
 
 

@@ -43,7 +43,7 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     case = case_of(args)
     plan, node = case.plan(), case.node
-    data = summary(plan, node)
+    data = summary(plan, node) | {"division": case.division().reason}
     emit(args, data, text(plan, node, data))
     return 0
 
@@ -138,6 +138,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     floor = f"{format_quantity(data['floor_s'], 's')}, {count(data['floor_tokens_per_s'])} tokens/s"
     about = [
         ("ring of a block", ring),
+        *([("divided by", data["division"])] if "division" in data else []),
         ("weights per step", format_quantity(data["weight_bytes"], "B")),
         (
             "caches per step",

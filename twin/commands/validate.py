@@ -12,6 +12,7 @@ from twin.calibrate.engine_runs import measure_held_out
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
+from twin.commands import validate_shapes
 from twin.commands.arguments import (
     Subparsers,
     add_measuring,
@@ -37,7 +38,8 @@ EXAMPLES = """\
   twin validate host
   twin validate host --report out/validation.html
   twin validate 1xh200 --measure-only --out runs       run the engine; copy the folder to the fit:
-  twin validate 1xh200 --from runs"""
+  twin validate 1xh200 --from runs
+  twin validate 1xh200 --shapes 24 --seed 7            predict shapes that nobody chose, then run them"""
 
 
 def add(commands: Subparsers) -> None:
@@ -45,8 +47,8 @@ def add(commands: Subparsers) -> None:
         commands,
         "validate",
         run,
-        usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--report FILE] "
-        "[--json]",
+        usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--shapes N "
+        "--seed S] [--report FILE] [--json]",
         summary="compare predicted and measured engine runs",
         text="Runs the engine and lets the twin predict each run from the probes' fit alone: "
         "other shapes, block counts and mixtures\n"
@@ -65,11 +67,14 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--report", metavar="FILE", type=file_to_write, help="also write a self-contained HTML page"
     )
+    validate_shapes.add(parser)
     add_measuring(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     node = one_device(args.node)
+    if validate_shapes.asked(args):
+        return validate_shapes.run(args, node)
     folder = measured_folder(args)
     if args.again and args.measured:
         raise ConfigError("--again measures and --from does not: give one of them")

@@ -234,6 +234,25 @@ class Ahead:
             self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices
         )
 
+    def ring_slots(self, matrix: Matrix) -> int:
+        """Slots that a ring needs, so that every warp finds all that it takes before a stage's
+        inputs are there.
+
+        `take_ahead` leaves the slices of a row group when it has the last of them: the first team
+        holds its first slice until then, and no slot is free behind the ring's last. Of a tile of
+        several pieces it keeps the slot until it multiplies, when it has taken some of them.
+        """
+        longest = max((hi - lo for lo, hi in matrix.owned), default=0)
+        rows = min(longest, matrix.batch_rows)
+        if not self.portions or not rows:
+            return 1
+        if matrix.tile_rows <= ROWS_AT_ONCE:
+            return (self.portions - 1) * self.team.teams + 1
+        pieces, groups = -(-matrix.tile_rows // ROWS_AT_ONCE), self.team.groups
+        whole = self.groups // pieces  # tiles of a team that it takes to their end
+        held = -(-rows // matrix.tile_rows) - whole * groups if self.groups % pieces else 0
+        return max(1, min(groups, held)) * self.team.slices
+
 
 def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
     """By kind of stage that has a matrix; nothing of a plan that the kernel has no code for. Raises

@@ -11,6 +11,7 @@ from twin.plan.types import Matrix, Options, Span
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
 # columns of a packed tile: as many as eight warps hold at once; tiles of 16 bits are narrower
 WIDEST_TILE = 2048
+TEAM_COLUMNS = 1024  # of which all eight warps hold neighbours, by fours or, four warps, by eights
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -109,4 +110,9 @@ def cut(
     slices = -(-cols // widest)
     tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
     tile_cols += -tile_cols % grain
+    # Warps that all hold columns need no conditions; the last slice is short then. Of two slices
+    # each is a team's last.
+    whole = widest // TEAM_COLUMNS * TEAM_COLUMNS
+    if format is None and slices > 2 and whole and -(-cols // whole) == slices:
+        tile_cols = whole
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)

@@ -11,6 +11,7 @@ from twin.errors import PlanError
 from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
+from twin.kernel.teams import taken_ahead
 from twin.plan.types import (
     MOST_BATCH_ROWS,
     Matrix,
@@ -194,6 +195,29 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
         )
 
 
+def _ring(plan: Plan) -> Iterator[Violation]:
+    """Warps of an NVIDIA block take weights ahead, and hold their slots until they have all of
+    them: in a smaller ring they wait forever.
+
+    A stage of each kind, because layers are alike.
+    """
+    if not plan.limits.teams:
+        return
+    ahead, seen = taken_ahead(plan), set()
+    for stage in plan.stages:
+        if stage.matrix is None or (stage.kind, stage.matrix) in seen:
+            continue
+        seen.add((stage.kind, stage.matrix))
+        needed, slots = ahead[stage.kind].ring_slots(stage.matrix), plan.options.ring_slots
+        if slots < needed:
+            message = (
+                f"its warps hold {needed} slots of weights before its inputs are there; "
+                f"ring_slots={slots}, use at least {needed}"
+            )
+            yield Violation("ring", stage.name, message)
+            return
+
+
 def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
     """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters,
     tables, what prompts and samplers need.
@@ -219,6 +243,7 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
     except PlanError as error:
         yield Violation("kernel", THE_PLAN, str(error))
         return
+    yield from _ring(plan)
     needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
     held = needed + plan.ranks_per_gpu * _beside(plan, made.sizes)
     if needed <= limit < held:  # more is refused elsewhere

@@ -5,13 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.kernel.defaults import DEFAULT, plan_for
 from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.sim.batch import planned
+from twin.sim.division import Choice, choice
 from twin.sim.run import Result, simulate
+from twin.study.hardware import node_on_file
+
+
+def nominal(node: Node) -> Node:
+    """The node of that name on file, with its fit; one that is not there, such as a test's, is as
+    it is.
+    """
+    try:
+        return node_on_file(node.name)
+    except TwinError:
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +35,18 @@ class Case:
 
     def plan(self) -> Plan:
         """Planned and proven. Raises PlanError or InvalidPlan."""
-        return planned(self.spec, self.node, suggest=True, **self.options())
+        return planned(
+            self.spec,
+            self.node,
+            suggest=True,
+            **{**dict(self.division().options), **self.options()},
+        )
+
+    def division(self) -> Choice:
+        """By the node as it is on file: a what-if and the draws of an interval keep the plan of the
+        baseline.
+        """
+        return choice(self.spec, nominal(self.node), self.options())
 
     def options(self) -> dict[str, Any]:
         """What was chosen, and a context that fits where none was: no default may exceed the

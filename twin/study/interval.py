@@ -324,11 +324,17 @@ def _values(number: Number, uniform: Floats) -> Floats:
 
 
 def _consistent(node: Node, drawn: Mapping[str, float]) -> Iterator[Setting]:
-    """A stream never beats the datasheet, and a loaded hop is never faster than an idle one."""
-    known = {path: number.value for path, number in numbers(node).items()} | dict(drawn)
+    """A stream never beats the datasheet, and a loaded hop is never faster than an idle one.
+
+    Unless the node itself says so: a what-if of the user is meant, and its draws lie about it.
+    """
+    own = {path: number.value for path, number in numbers(node).items()}
+    known = own | dict(drawn)
     for path, value in drawn.items():
         if path.endswith("memory.stream_bytes_per_s"):
-            value = min(value, known[path.replace("stream_", "peak_")])
+            peak = path.replace("stream_", "peak_")
+            value = min(value, known[peak]) if own[path] <= own[peak] else value
         if path.endswith("loaded_hop_s"):
-            value = max(value, known[path.replace("loaded_hop_s", "hop_s")])
+            idle = path.replace("loaded_hop_s", "hop_s")
+            value = max(value, known[idle]) if own[path] >= own[idle] else value
         yield path, value

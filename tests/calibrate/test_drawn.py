@@ -1,0 +1,140 @@
+"""Shapes that a seed draws: the same ones for everybody, predicted before they run, run once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twin.calibrate import shape_record
+from twin.calibrate.drawn import CPU, GPU, Scope, _specs, drawn_runs, weights_of
+from twin.calibrate.heldout import TINY, HeldOut
+from twin.calibrate.node import calibrated_node
+from twin.cli import main
+from twin.kernel.defaults import default_options
+from twin.plan.types import HandOffKind
+
+HOST, H200 = calibrated_node("1xhost"), calibrated_node("1xh200")
+COMMAND = ["validate", "host", "--shapes", "1", "--seed", "5", "--json"]
+Out = Callable[[], Any]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOTWIN_CALIBRATION", str(tmp_path))
+    return tmp_path
+
+
+def test_a_seed_names_its_shapes() -> None:
+    two = drawn_runs(HOST, 2, 7)
+    assert two[:4] == drawn_runs(HOST, 1, 7)
+    assert [run.spec for run in two] != [run.spec for run in drawn_runs(HOST, 2, 8)]
+    assert len({run.name for run in two}) == 8
+    assert {(run.prompt, run.options.handoff) for run in two[:4]} == {
+        (CPU.prompts[0], HandOffKind.SENTINEL),
+        (CPU.prompts[1], HandOffKind.SENTINEL),
+        (CPU.prompts[0], HandOffKind.COUNTER),
+        (CPU.prompts[0], HandOffKind.GRID),
+    }
+
+
+@pytest.mark.parametrize("scope", [CPU, GPU], ids=["cpu", "gpu"])
+def test_shapes_fill_their_scope_and_stay_in_it(scope: Scope) -> None:
+    drawn = (spec for spec in _specs(scope, np.random.default_rng(1)) if spec is not None)
+    found = list(islice(drawn, 60))
+    low, high = scope.weights
+    assert all(low <= weights_of(spec) <= high for spec in found)
+    assert all(scope.hidden[0] <= spec.hidden <= scope.hidden[1] for spec in found)
+    assert all(spec.heads % spec.kv_heads == 0 and spec.hidden % 64 == 0 for spec in found)
+    for name in ("family", "dtype", "tied", "head_dim"):
+        assert len({getattr(spec, name) for spec in found}) > 1, name
+    assert {spec.heads // spec.kv_heads for spec in found} >= {1, 2, 3, 4, 6, 7, 8}
+    assert max(map(weights_of, found)) > 4 * min(map(weights_of, found))
+
+
+def test_predictions_are_written_before_the_first_run_and_stopping_loses_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever stops the second run goes on with it; a third call only judges."""
+    file = home / "runs" / "host" / "shapes-1-seed-5" / "predictions.json"
+    ran: list[str] = []
+    really = shape_record._seconds
+
+    def seconds(node: Any, run: HeldOut, plan: Any) -> list[float]:
+        assert run.name in json.loads(file.read_text())["predicted"]
+        ran.append(run.name)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return really(node, run, plan)
+
+    monkeypatch.setattr(shape_record, "_seconds", seconds)
+    assert main(COMMAND) != 0
+    before = file.read_bytes()
+    assert main(COMMAND) == 0
+    assert main(COMMAND) == 0
+    names = list(json.loads(before)["predicted"])
+    assert ran == [names[0], names[1], *names[1:]]
+    assert file.read_bytes() == before
+    lines = capsys.readouterr().out.strip()
+    said = json.loads(lines[lines.rindex("\n{") :]) if "\n{" in lines else json.loads(lines)
+    assert all(row["measured_tokens_per_s"] > 0 for row in said["runs"])
+    assert said["median_abs_error"] <= abs(said["worst_error"])
+    assert said["share_inside_p10_p90"] is None  # no held-out runs of this computer are on file
+
+
+def test_without_the_gpu_it_says_what_to_run_where(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = HeldOut("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
+    monkeypatch.setattr(shape_record, "drawn_runs", lambda *_: [run])
+    monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
+    command = ["validate", "1xh200", "--shapes", "1", "--seed", "3"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "s3-01-short" in out
+    assert "twin validate 1xh200-sxm --shapes 1 --seed 3" in out
+    folder = home / "runs" / "h200-sxm" / "shapes-1-seed-3"
+    text = json.loads((folder / "predictions.json").read_text())
+    assert text["fit"]["run"]
+    # Records that come back are judged, by what was predicted.
+    speed = text["predicted"]["s3-01-short"]["tokens_per_s"]
+    record = shape_record.read(H200, folder)
+    shape_record.store.save_run(
+        folder, {"node": H200.name, "failed": {}}, {"s3-01-short": [1.25 / speed]}
+    )
+    found = shape_record.judged(record)
+    assert found is not None
+    assert found.median == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--shapes", "2"), "belong together"),
+        (("--seed", "2"), "belong together"),
+        (("--shapes", "0", "--seed", "1"), "--shapes 0: from 1 to 256"),
+        (("--shapes", "1", "--seed", "-1"), "--seed -1: from 0"),
+        (("--shapes", "1", "--seed", "1", "--from", "runs"), "--from does not go with --shapes"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(
+    words: tuple[str, ...], said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "host", *words]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_broken_file_of_predictions_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "runs" / "host" / "shapes-1-seed-5"
+    folder.mkdir(parents=True)
+    (folder / "predictions.json").write_text("{")
+    assert main(COMMAND) != 0
+    assert "holds no predictions" in capsys.readouterr().err

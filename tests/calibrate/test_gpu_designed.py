@@ -1,0 +1,62 @@
+"""Probes in shapes that fill space: the table is the design, and every shape runs on the GPU that
+is asked.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from twin.calibrate.gpu_designed import COUNT, GPU_SECONDS, PREFIX, SHAPES, design
+from twin.calibrate.gpu_layers import PROMPT, TOKENS
+from twin.calibrate.gpu_probes import BYTES_PER_S, STAGE_S, gpu_probes
+from twin.calibrate.recipe import GPU_RECIPE
+from twin.engine.cuda_build import compile_cubin
+from twin.errors import ToolchainError
+from twin.hardware.load import load_node
+from twin.kernel.defaults import limits_of
+from twin.proof.prove import prove
+
+NODES = ("1xh200", "1xh100")
+
+
+def test_the_table_is_the_design() -> None:
+    assert design() == SHAPES
+    assert len(set(SHAPES)) == COUNT
+
+
+def test_shapes_reach_all_of_what_is_asked() -> None:
+    assert {shape.group for shape in SHAPES} == set(range(1, 9))
+    assert min(shape.hidden for shape in SHAPES) < 600
+    assert max(shape.hidden for shape in SHAPES) > 4000
+    # columns that fill no whole teams
+    assert sum(shape.ffn % 1024 > 0 for shape in SHAPES) > COUNT / 2
+    assert {shape.head_dim for shape in SHAPES} == {64, 128}
+    assert sum(shape.kv_heads <= 2 for shape in SHAPES) >= 2
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
+    limits = limits_of(load_node(name))
+    probes = [probe for probe in gpu_probes(limits, quick=False) if probe.name.startswith(PREFIX)]
+    assert len(probes) == COUNT
+    steps = (PROMPT + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
+    took = 0.0
+    for probe in probes:
+        prove(probe.plan)
+        took += steps * (probe.plan.weight_bytes() / BYTES_PER_S + STAGE_S * len(probe.plan.stages))
+    assert took < GPU_SECONDS
+
+
+@pytest.mark.slow
+def test_every_shape_compiles_for_hopper_without_spills() -> None:
+    limits = limits_of(load_node("1xh200"))
+    for probe in gpu_probes(limits, quick=False):
+        if not probe.name.startswith(PREFIX):
+            continue
+        try:
+            report = compile_cubin(probe.plan)
+        except ToolchainError as error:
+            if "installed" not in str(error) and "loaded" not in str(error):
+                raise
+            pytest.skip(str(error))
+        assert report.spill_bytes == 0, probe.name

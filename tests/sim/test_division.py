@@ -1,0 +1,95 @@
+"""The division that the twin chooses is never one that it predicts to be slower, and users' options
+win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twin.calibrate.node import calibrated_node
+from twin.kernel.defaults import plan_for
+from twin.models.load import load_model
+from twin.models.spec import ModelSpec
+from twin.sim.division import choice, divided
+from twin.sim.run import simulate
+
+NODE = calibrated_node("1xh200")
+LLAMA = load_model("llama-3.2-1b")
+
+
+def shape(hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> ModelSpec:
+    sizes = {
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": ffn,
+    }
+    return replace(LLAMA, layers=2, vocab=2048, windows=(0, 0), context=131072, **sizes)
+
+
+SHAPES = [
+    shape(2048, 32, 8, 64, 8192),
+    shape(2048, 8, 4, 256, 8192),
+    shape(2048, 16, 2, 128, 11008),
+    shape(2560, 20, 4, 128, 6912),
+    shape(1536, 12, 2, 96, 4096),
+    shape(896, 14, 2, 64, 4864),
+    shape(3072, 24, 1, 128, 8192),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of another run are not asked for; compiled code is found where it is."""
+    monkeypatch.setattr("twin.sim.division.cache_dir", lambda: tmp_path)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    SHAPES,
+    ids=lambda spec: f"{spec.hidden}-{spec.heads}-{spec.kv_heads}-{spec.head_dim}-{spec.ffn}",
+)
+def test_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpec) -> None:
+    def step_s(most: int) -> float:
+        chosen = {"context": 128, "max_context": most}
+        return simulate(plan_for(spec, NODE, **divided(spec, NODE, chosen)), NODE).step_s
+
+    # blocks draw the memory's answers: half a percent apart is alike
+    assert step_s(300) <= 1.005 * step_s(131072)
+
+
+def test_what_a_user_chooses_wins() -> None:
+    wide = shape(2048, 8, 4, 256, 8192)
+    assert dict(choice(wide, NODE, {"context": 96, "max_context": 168}).options)
+    chosen = divided(wide, NODE, {"attention_splits": 3, "ring_slots": 8})
+    assert chosen == {"attention_splits": 3, "ring_slots": 8}
+    assert "were chosen" in choice(wide, NODE, chosen).reason
+    assert "slot_bytes" not in divided(wide, NODE, {"window_slots": 3})
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b", "laneformer-2b"])
+def test_models_that_were_tuned_keep_their_division(name: str) -> None:
+    found = choice(load_model(name), NODE, {})
+    assert not found.options
+    assert found.reason.startswith("the standard division")
+
+
+def test_an_answer_is_kept_and_a_broken_one_is_found_again(tmp_path: Path) -> None:
+    wide, chosen = shape(2048, 8, 4, 256, 8192), {"context": 77}
+    found = choice(wide, NODE, chosen)
+    kept = next(tmp_path.glob("division-*.json"))
+    from twin.sim.division import _searched
+
+    kept.write_text("{", encoding="utf-8")
+    _searched.cache_clear()
+    assert choice(wide, NODE, chosen) == found
+    _searched.cache_clear()
+    # of its shape
+    assert (
+        choice(replace(wide, layers=40, windows=(0,) * 40, name="another"), NODE, chosen) == found
+    )
+    assert len(list(tmp_path.glob("division-*.json"))) == 1

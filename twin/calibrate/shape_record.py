@@ -1,0 +1,259 @@
+"""A seed's shapes on disk: what the twin said before the first of them ran, then what the engine
+did.
+
+The folder is calibration/runs/NODE/shapes-N-seed-S. predictions.json is written once and never
+again; samples are added run by run, so that whoever stops goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twin.calibrate import store
+from twin.calibrate.drawn import drawn_runs
+from twin.calibrate.heldout import HeldOut
+from twin.calibrate.known_error import known_error, numbers_digest
+from twin.calibrate.measure import Progress, require
+from twin.calibrate.node import calibrated_node, fits_of
+from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recorded import RUNS, recorded, written
+from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
+from twin.engine.choose import compile_all, open_random
+from twin.errors import CalibrationError, TwinError
+from twin.files import write
+from twin.hardware.types import Node
+from twin.sim.run import simulate
+from twin.text import shown
+
+PREDICTIONS = "predictions.json"
+COMPILED_TOGETHER = 8  # runs whose kernels are compiled before the first of them runs
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Tokens per second of a run; the interval where the fit's held-out runs tell one."""
+
+    tokens_per_s: float
+    p10: float | None
+    p90: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a seed drew and what the twin says of it, as it lies in `folder`."""
+
+    folder: Path
+    node: str
+    fit: str  # the probing run behind the fit, or why there is none
+    date: str  # of the predictions
+    runs: tuple[HeldOut, ...]
+    predicted: Mapping[str, Predicted]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run that was predicted, then timed."""
+
+    name: str
+    predicted: Predicted
+    measured_tokens_per_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the speed, positive where the twin is too fast."""
+        return self.predicted.tokens_per_s / self.measured_tokens_per_s - 1
+
+    @property
+    def held(self) -> bool | None:
+        """Does p10-p90 hold it? None without an interval."""
+        low, high = self.predicted.p10, self.predicted.p90
+        return None if low is None or high is None else low <= self.measured_tokens_per_s <= high
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    runs: tuple[JudgedRun, ...]
+    failed: Mapping[str, str]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(abs(run.error) for run in self.runs)
+
+    @property
+    def worst(self) -> float:
+        """With its sign."""
+        return max((run.error for run in self.runs), key=abs)
+
+    @property
+    def share_held(self) -> float | None:
+        """Share of the runs inside p10-p90."""
+        held = [run.held for run in self.runs if run.held is not None]
+        return sum(held) / len(held) if held else None
+
+
+def folder_of(node: Node, count: int, seed: int) -> Path:
+    return store.runs_folder(node.name) / f"shapes-{count}-seed-{seed}"
+
+
+def opened(node: Node, count: int, seed: int, folder: Path, progress: Progress) -> Record:
+    """The record in `folder`; without one, draws the shapes, predicts all of them and writes it."""
+    file = folder / PREDICTIONS
+    if not file.exists():
+        if (folder / "samples.csv").exists():
+            raise CalibrationError(
+                f"{folder}: has samples and no {PREDICTIONS}, so nobody knows what was predicted "
+                "before; take another seed"
+            )
+        predict(
+            node,
+            drawn_runs(node, count, seed, progress),
+            {"shapes": count, "seed": seed},
+            file,
+            progress,
+        )
+    return read(node, folder)
+
+
+def predict(
+    node: Node, runs: Sequence[HeldOut], about: Mapping[str, Any], file: Path, progress: Progress
+) -> None:
+    """Simulates every run by the fits in force, and writes what it says."""
+    known, said = known_error(node), {}
+    for done, run in enumerate(runs, start=1):
+        progress(f"predicting {node.name}: {done}/{len(runs)} {run.name}")
+        speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
+        low, high = known.interval(speed) if known else (None, None)
+        said[run.name] = {"tokens_per_s": speed, "p10": low, "p90": high}
+    why = (
+        f"held-out errors of {known.fit} ({known.record})"
+        if known
+        else "none: no held-out runs of this fit are on file"
+    )
+    text = {
+        "node": node.name,
+        **about,
+        "date": store.conditions()["date"],
+        "commit": store.conditions()["commit"],
+        "fit": _fit_of(node),
+        "interval": why,
+        "predicted": said,
+        RUNS: {run.name: written(run) for run in runs},
+    }
+    write({file: json.dumps(text, indent=1) + "\n"})
+
+
+def _fit_of(node: Node) -> dict[str, str]:
+    """The last fit that holds for a node: its probing run, and a digest of its numbers."""
+    for name in reversed(fits_of(node)):
+        if found := store.read_fit(name):
+            return {
+                "of": name,
+                "run": str(found[1].get("run")),
+                "numbers": numbers_digest(found[0]),
+            }
+    return {"of": "", "run": "no fit: numbers on file", "numbers": ""}
+
+
+def read(node: Node, folder: Path) -> Record:
+    """Raises CalibrationError for a file that holds no predictions of this node."""
+    file = folder / PREDICTIONS
+    try:
+        text = json.loads(file.read_text(encoding="utf-8"))
+        runs = recorded(folder, text)
+        predicted = {name: _predicted(one) for name, one in text["predicted"].items()}
+        record = Record(
+            folder,
+            str(text["node"]),
+            str(text["fit"]["run"]),
+            str(text["date"]),
+            tuple(runs or ()),
+            predicted,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CalibrationError(
+            f"{file}: holds no predictions ({shown(str(error))}); move it away, or take another "
+            "seed"
+        ) from error
+    if record.node != node.name or not runs or {run.name for run in runs} != set(predicted):
+        raise CalibrationError(
+            f"{file}: was made for {record.node} or is not whole; name that node, or take another "
+            "seed"
+        )
+    return record
+
+
+def _predicted(one: Mapping[str, Any]) -> Predicted:
+    low, high = one["p10"], one["p90"]
+    return Predicted(
+        float(one["tokens_per_s"]),
+        None if low is None else float(low),
+        None if high is None else float(high),
+    )
+
+
+def measure(node: Node, record: Record, progress: Progress) -> None:
+    """Times every run of the record that has no samples yet; keeps them after each run."""
+    device = node.device
+    recipe = recipe_of(device)
+    require(device)
+    samples, failed = samples_of(record)
+    left = [run for run in record.runs if run.name not in samples and run.name not in failed]
+    meta: dict[str, Any] = {
+        **store.conditions(),
+        **recipe.conditions(),
+        "node": node.name,
+        "what": "shapes that a seed drew",
+        "predicted": record.date,
+        "failed": failed,
+        RUNS: {run.name: written(run) for run in record.runs},
+    }
+    for first in range(0, len(left), COMPILED_TOGETHER):
+        batch = left[first : first + COMPILED_TOGETHER]
+        plans = [run.plan(device.name) for run in batch]
+        refused = compile_all(device, plans, progress)
+        for at, (run, plan) in enumerate(zip(batch, plans, strict=True)):
+            progress(f"measuring {node.name}: {first + at + 1}/{len(left)} {run.name}")
+            if at in refused:
+                failed[run.name] = refused[at]
+            else:
+                try:
+                    samples[run.name] = _seconds(node, run, plan)
+                except TwinError as error:
+                    failed[run.name] = str(error)
+            store.save_run(record.folder, meta, samples)
+
+
+def _seconds(node: Node, run: HeldOut, plan: Any) -> list[float]:
+    """Of a step, of each repeat; the engine holds one model at a time."""
+    took = []
+    with open_random(node.device, plan, SEED) as engine:
+        for _ in range(run.repeats):
+            made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+            if made.stop_reason == "cancelled":
+                raise KeyboardInterrupt
+            took.append(recipe_of(node.device).read(made.step_ns[WARMUP_TOKENS:] * 1e-9))
+    return took
+
+
+def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
+    """What has been measured so far, and what failed."""
+    if not (record.folder / "samples.csv").exists():
+        return {}, {}
+    kept = store.read_run(record.folder)
+    return dict(kept.samples), dict(kept.meta.get("failed") or {})
+
+
+def judged(record: Record) -> Judged | None:
+    """None where nothing is measured."""
+    samples, failed = samples_of(record)
+    runs = [
+        JudgedRun(run.name, record.predicted[run.name], 1 / statistics.median(samples[run.name]))
+        for run in record.runs
+        if run.name in samples
+    ]
+    return Judged(tuple(runs), failed) if runs else None

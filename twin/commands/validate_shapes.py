@@ -1,0 +1,178 @@
+"""`twin validate NODE --shapes N --seed S`: shapes that a seed draws are predicted, then run and
+judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from twin.calibrate.drawn import MOST_SEED, MOST_SHAPES
+from twin.calibrate.measure import require
+from twin.calibrate.recipe import recipe_of
+from twin.calibrate.shape_record import (
+    Judged,
+    Record,
+    folder_of,
+    judged,
+    measure,
+    opened,
+    samples_of,
+)
+from twin.commands.arguments import check_compiler
+from twin.commands.output import done, emit, progress, say, warn_if_busy
+from twin.errors import CalibrationError, ConfigError
+from twin.files import check_folder
+from twin.hardware.types import Node
+from twin.report.tables import count, percent, table
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "shapes that a seed draws",
+        "predicted first, by a file that is never written again; then run, where the device is",
+    )
+    group.add_argument(
+        "--shapes",
+        type=int,
+        metavar="N",
+        help=f"dense shapes, four runs of each; up to {MOST_SHAPES}",
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="S", help=f"choose it after the fit; up to {MOST_SEED}"
+    )
+
+
+def asked(args: argparse.Namespace) -> bool:
+    """Raises ConfigError for one of the two alone, or with what belongs to other runs."""
+    given = [args.shapes is not None, args.seed is not None]
+    if not any(given):
+        return False
+    if not all(given):
+        raise ConfigError("--shapes N and --seed S belong together: give both, or neither")
+    others = {
+        "--again": args.again,
+        "--report": args.report,
+        "--measure-only": args.measure_only,
+        "--from": args.measured,
+    }
+    if wrong := [name for name, value in others.items() if value]:
+        raise ConfigError(f"{wrong[0]} does not go with --shapes: leave one of them out")
+    return True
+
+
+def run(args: argparse.Namespace, node: Node) -> int:
+    recipe_of(node.device)  # refuses a device that no engine runs on
+    folder = folder_of(node, args.shapes, args.seed)
+    check_folder(folder.parent)
+    try:
+        record = opened(node, args.shapes, args.seed, folder, progress())
+        say(f"predicted on {record.date} by {record.fit}: {record.folder}")
+        left = len(record.runs) - sum(len(part) for part in samples_of(record))
+        here = present(node) if left else None
+        if left and here is None:
+            check_compiler(node)
+            warn_if_busy()
+            measure(node, record, progress())
+    finally:
+        done()
+    found = judged(record)
+    emit(args, to_json(record, found), text(record, found, advice(args, node, here)))
+    return 0
+
+
+def present(node: Node) -> str | None:
+    """Why the device is not in this computer; None where it is."""
+    try:
+        require(node.device)
+    except CalibrationError as error:
+        return str(error)
+    return None
+
+
+def advice(args: argparse.Namespace, node: Node, here: str | None) -> str:
+    """What to do where the device is somewhere else."""
+    if here is None:
+        return ""
+    again = f"twin validate {node.name} --shapes {args.shapes} --seed {args.seed}"
+    folder = folder_of(node, args.shapes, args.seed)
+    return (
+        f"{here}\n\nOn a computer with a {node.device.title}: put {folder} at the same place of "
+        f"its calibration folder, run `{again}`, bring the folder back, and run the same command "
+        "here."
+    )
+
+
+def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
+    measured = {run.name: run for run in found.runs} if found else {}
+    rows = []
+    for run in record.runs:
+        said, did = record.predicted[run.name], measured.get(run.name)
+        rows.append(
+            {
+                "name": run.name,
+                "shape": shape(run.spec),
+                "context": run.options.context,
+                "handoff": run.options.handoff.value,
+                "predicted_tokens_per_s": said.tokens_per_s,
+                "p10": said.p10,
+                "p90": said.p90,
+                "measured_tokens_per_s": did.measured_tokens_per_s if did else None,
+                "error": did.error if did else None,
+            }
+        )
+    return {
+        "node": record.node,
+        "folder": str(record.folder),
+        "fit": record.fit,
+        "predicted": record.date,
+        "runs": rows,
+        "failed": dict(found.failed) if found else {},
+        "median_abs_error": found.median if found else None,
+        "worst_error": found.worst if found else None,
+        "share_inside_p10_p90": found.share_held if found else None,
+    }
+
+
+def shape(spec: Any) -> str:
+    """Layers x hidden, heads on KV heads of so many elements, feed-forward, vocabulary."""
+    heads = f"{spec.heads}/{spec.kv_heads}x{spec.head_dim}"
+    return (
+        f"{spec.layers}x{spec.hidden} {heads} {spec.ffn} {spec.vocab} "
+        f"{'tied ' if spec.tied else ''}{spec.dtype.value}"
+    )
+
+
+def text(record: Record, found: Judged | None, where: str) -> str:
+    measured = {run.name: run for run in found.runs} if found else {}
+    rows = []
+    for run in record.runs:
+        said, did = record.predicted[run.name], measured.get(run.name)
+        interval = (
+            f"{count(said.p10)} to {count(said.p90)}"
+            if said.p10 is not None and said.p90 is not None
+            else "unknown"
+        )
+        speeds = (
+            (count(did.measured_tokens_per_s), percent(did.error, signed=True)) if did else ("", "")
+        )
+        rows.append((run.name, shape(run.spec), count(said.tokens_per_s), interval, *speeds))
+    head = (
+        "run",
+        "layers x hidden, heads, feed-forward, words",
+        "predicted tokens/s",
+        "p10 to p90",
+        "measured",
+        "error",
+    )
+    parts = [table(head, rows, text_columns=2)]
+    if found:
+        held = "" if found.share_held is None else f", {percent(found.share_held)} inside p10-p90"
+        parts += [
+            f"{name} was not run: {said.splitlines()[0]}" for name, said in found.failed.items()
+        ]
+        parts.append(
+            f"{len(found.runs)} of {len(record.runs)} runs: median error {percent(found.median)}, "
+            f"worst {percent(found.worst, signed=True)}{held}; fit: {record.fit}"
+        )
+    return "\n\n".join([*parts, *([where] if where else [])])

@@ -1,0 +1,230 @@
+"""How a model is divided over an NVIDIA GPU: the standard division, or one that the twin predicts
+to be faster.
+
+Few other divisions are simulated with two layers and a small vocabulary, once for each shape, and
+the answer is kept on disk. A division must win by more than the twin has been wrong about such a
+change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from twin.data import data_dir
+from twin.errors import TwinError
+from twin.hardware.override import numbers
+from twin.hardware.types import Node
+from twin.kernel.defaults import limits_of, plan_for
+from twin.kernel.scan import tensor_scan
+from twin.models.spec import ModelSpec
+from twin.plan.settle import dense
+from twin.plan.splits import attention_of, pages_of
+from twin.plan.types import Execution, HandOffKind, Options, Plan
+from twin.sim.executor import Executor
+from twin.sim.run import simulate
+from twin.toolchain import cache_dir
+
+# of the model that is simulated: the second one's weights arrive while the first one works
+LAYERS = 2
+ROWS = 8  # of its LM head, of each block
+# By how much a division must be predicted faster. Probes of an H200 with slots of 8 KiB were
+# predicted 3.5 % too fast, those with the standard ones 0.5 % too slow
+# (calibration/fits/h200-sxm.yaml: chain-middle-slot8K, chain-middle). Four, three and six splits
+# were predicted alike and measured within 2.4 % of each other (studies/h200-history).
+MARGIN_OF_SLOTS, MARGIN_OF_SPLITS = 0.04, 0.015
+# who chooses one of them divides rings himself
+RING = ("slot_bytes", "ring_slots", "window_slots", "tile_rows")
+STANDARD = "the standard division"
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Options that make it, and why it may be better."""
+
+    name: str
+    options: tuple[tuple[str, int], ...] = ()
+    margin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, and why."""
+
+    options: tuple[tuple[str, int], ...]
+    reason: str
+
+
+def divided(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """`chosen`, and the options of the division that suits the model on the node."""
+    return {**dict(choice(spec, node, chosen).options), **chosen}
+
+
+def choice(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> Choice:
+    """The division, and the reason in words. What cannot be planned keeps the standard one: who
+    plans it then says why.
+    """
+    why = _unsearched(spec, node, chosen)
+    if why:
+        return Choice((), f"{STANDARD}: {why}")
+    vocab = min(spec.vocab, ROWS * limits_of(node).blocks)
+    small = dataclasses.replace(
+        spec, layers=min(LAYERS, spec.layers), vocab=vocab, windows=spec.windows[:LAYERS]
+    )
+    return _searched(small, node, tuple(sorted(chosen.items())))
+
+
+def _unsearched(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str:
+    limits = limits_of(node)
+    if not limits.teams:
+        return "others are searched for NVIDIA's GPUs only"
+    if node.gpus > 1 or chosen.get("gpus", 1) != 1 or spec.lanes:
+        return "others are searched for one GPU without lanes only"
+    resident = chosen.get("execution", Execution.RESIDENT) is Execution.RESIDENT
+    if not resident or chosen.get("handoff", HandOffKind.SENTINEL) is not HandOffKind.SENTINEL:
+        return "others are searched for resident kernels with sentinels only"
+    try:
+        options = dataclasses.replace(Options(), **chosen)
+        if not dense(spec, options) or "blocks" in chosen or "delay" in chosen:
+            return "others are searched for dense models on all blocks only"
+    except TwinError as error:
+        return str(error)
+    if "attention_splits" in chosen and any(name in chosen for name in RING):
+        return "splits and rings were chosen"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _searched(small: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...]) -> Choice:
+    path = cache_dir() / f"division-{_key(small, node, chosen)}.json"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Choice(
+            tuple((str(name), int(value)) for name, value in kept["options"]), str(kept["reason"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        found = _search(small, node, dict(chosen))
+    if found is None:  # nothing that another day would say otherwise is kept
+        return Choice((), f"{STANDARD}: without a compiler others are not searched")
+    _keep(path, found)
+    return found
+
+
+def _keep(path: Path, found: Choice) -> None:
+    """Whole or not at all. A disk that takes nothing costs time only."""
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(
+            json.dumps({"options": found.options, "reason": found.reason}), encoding="utf-8"
+        )
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+
+
+def _search(small: ModelSpec, node: Node, chosen: dict[str, Any]) -> Choice | None:
+    """None where the compiled simulator cannot run."""
+    try:
+        standard = plan_for(small, node, **chosen)
+        base = simulate(standard, node)
+    except TwinError as error:
+        return Choice((), f"{STANDARD}: {error}")
+    if base.executor != Executor.COMPILED.value:
+        return None
+    best, least, tried = Division(STANDARD), base.step_s, 0
+    for other in _others(small, standard, chosen):
+        took = _took(small, node, {**chosen, **dict(other.options)})
+        tried += took is not None
+        # Whoever wins by less than the twin errs is not better, but of those that do the fastest is
+        # taken.
+        if took is not None and took < min(least, base.step_s * (1 - other.margin)):
+            best, least = other, took
+    if not best.options:
+        return Choice(
+            (), f"{STANDARD}: none of {tried} others is predicted faster by more than the twin errs"
+        )
+    gain = 1 - least / base.step_s
+    return Choice(
+        best.options,
+        f"{best.name}: {100 * gain:.1f} % less time for a layer than {STANDARD}, the best of "
+        f"{tried} others",
+    )
+
+
+def _took(small: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> float | None:
+    try:
+        return simulate(plan_for(small, node, **chosen), node).step_s
+    except TwinError:
+        return None
+
+
+def _others(small: ModelSpec, standard: Plan, chosen: Mapping[str, Any]) -> Iterator[Division]:
+    own = standard.kernel_attention()
+    if "attention_splits" not in chosen:
+        for splits, margin in _splits(small, standard).items():
+            yield Division(
+                f"{splits} attention splits instead of {own.splits}",
+                (("attention_splits", splits),),
+                margin,
+            )
+    if not any(name in chosen for name in RING):
+        half, window = standard.options.slot_bytes // 2, standard.options.window_slots
+        for slots in (window + 1, window + 2, 2 * window):
+            name = f"slots of {half} bytes, {slots} in flight"
+            yield Division(name, (("slot_bytes", half), ("window_slots", slots)), MARGIN_OF_SLOTS)
+
+
+def _splits(small: ModelSpec, standard: Plan) -> dict[int, float]:
+    """Other numbers of splits, with their margins.
+
+    That of the model's whole context has none: a plan for few positions is not slower than one for
+    many.
+    """
+    own, most = (
+        standard.kernel_attention(),
+        min(standard.blocks // standard.kernel_attention().kv_heads, pages_of(standard.options)),
+    )
+    tried = (
+        (own.splits // 2, 2 * own.splits)
+        if tensor_scan(standard)
+        else (own.splits // 2, 3 * own.splits // 2, 2 * own.splits, 3 * own.splits)
+    )
+    found = dict.fromkeys((splits for splits in tried if 1 <= splits <= most), MARGIN_OF_SPLITS)
+    options = dataclasses.replace(
+        standard.options,
+        max_context=max(small.context, standard.options.max_context),
+        attention_splits=None,
+    )
+    longest = attention_of(small, options, standard.limits, ranks=1, blocks=standard.blocks)
+    if longest and longest.splits <= most:
+        found[longest.splits] = 0.0
+    found.pop(own.splits, None)
+    return found
+
+
+def _key(small: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...]) -> str:
+    shape = dataclasses.replace(small, name="")
+    device = [(path, number.value) for path, number in numbers(node).items()]
+    return hashlib.sha256(repr((shape, device, chosen, _sources())).encode()).hexdigest()[:24]
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Of what decides an answer."""
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    files = [
+        path
+        for name in ("models", "plan", "kernel", "sim", "hardware")
+        for path in sorted((package / name).rglob("*.py"))
+    ]
+    for path in (*files, *sorted((data_dir("native") / "simulator").iterdir())):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
