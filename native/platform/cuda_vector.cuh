@@ -135,7 +135,7 @@ struct TeamVector {
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr bool EXACT = COLS % TILE == 0 && TILE == 32 * VECTOR * TEAM && !RAGGED;
-  static constexpr int PACK = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
+  static constexpr int PACK = HEAD_DIM % VECTOR != 0 ? 4 : VECTOR < 8 ? VECTOR : 8;
   static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
 
   alignas(16) float at[PORTIONS][VECTOR];
@@ -164,6 +164,9 @@ struct TeamVector {
     const int cols =
         COLS % TILE == 0 || COLS - slice(me, c) * TILE > TILE ? TILE : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
+  }
+  __device__ static int row_bytes(int me, int c, Code code) {  // the same of a code
+    return stride(me, c) * code_bits(code) / (8 * type_bytes(WEIGHT));
   }
 
   __device__ static TeamVector in(float*, int) { return {}; }
