@@ -79,7 +79,9 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
     for (int row = own.lo; row < own.hi; row += high) {
       const int rows = least(high, own.hi - row);
       for (int left = cols; left > 0; left -= most)
-        if (!fill(rows * (left < most ? left * type_bytes(WEIGHT) : wide))) return false;
+        if (!fill(CODED ? coded_bytes(stage, rows, left >= most)
+                        : rows * (left < most ? left * type_bytes(WEIGHT) : wide)))
+          return false;
     }
   }
   return true;

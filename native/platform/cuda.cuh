@@ -314,8 +314,43 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       : "memory");
 }
 
+// ---- whole numbers ------------------------------------------------------------------------------
+
+// Sixteen bytes of the chip.
+__device__ __forceinline__ void load_four(u32 at, u32* to) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at));
+}
+__device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {  // + the products of four signed bytes
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+// The bytes of b:a that the four digits of `chosen` number, the last digit's lowest.
+__device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 chosen) {
+  u32 out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(chosen));
+  return out;
+}
+// Four E4M3 weights: FP16 holds each of them, and FP32 each of those.
+__device__ __forceinline__ void four_e4m3(u32 word, float (&out)[4]) {
+  u32 low, high;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, "
+      "b; }"
+      : "=r"(low), "=r"(high)
+      : "r"(word));
+  unpack<Type::FP16>(low, out[0], out[1]);
+  unpack<Type::FP16>(high, out[2], out[3]);
+}
+__device__ __forceinline__ int nearest(float x) {
+  int whole;
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(whole) : "f"(x));
+  return whole;
+}
+
 }  // namespace twin
 
+#include "coded.h"
 #include "cuda_copies.cuh"
 #include "cuda_products.cuh"
 #include "cuda_attend.cuh"
@@ -323,5 +358,6 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"
 #include "cuda_vector.cuh"
+#include "cuda_coded.cuh"
 
 #include "cuda_core.cuh"  // of all of these

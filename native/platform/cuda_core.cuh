@@ -178,7 +178,7 @@ struct Core {
 
   // Where a warp stands in a batch of a stage's rows: its team's tiles, ROWS_AT_ONCE rows of each
   // at a time.
-  template <class Vector>
+  template <class Vector, int AT_ONCE = ROWS_AT_ONCE>
   struct Walk {
     int tile_rows, groups, count, group, row;
 
@@ -201,20 +201,28 @@ struct Core {
       const int rows = count - group * tile_rows;
       return (rows < tile_rows ? rows : tile_rows) - row;
     }
-    __device__ __forceinline__ int here() const {
-      return left() < ROWS_AT_ONCE ? left() : ROWS_AT_ONCE;
-    }
+    __device__ __forceinline__ int here() const { return left() < AT_ONCE ? left() : AT_ONCE; }
     // of the tile's pieces
-    __device__ __forceinline__ bool last() const { return left() <= ROWS_AT_ONCE; }
+    __device__ __forceinline__ bool last() const { return left() <= AT_ONCE; }
     // a second piece only where there is a single column slice
     __device__ __forceinline__ void next() {
-      row = last() ? 0 : row + ROWS_AT_ONCE;
+      row = last() ? 0 : row + AT_ONCE;
       if (row == 0) group += Vector::GROUPS;
     }
   };
 
   template <class Vector>
-  __device__ __forceinline__ Ahead<Vector> take_ahead(const Stage& stage, Span own, bool wanted) {
+  __device__ __forceinline__ auto take_ahead(const Stage& stage, Span own, bool wanted) {
+    if constexpr (CODED) {
+      Begun<Vector> begun = {};
+      with_coding(stage, [&](auto coding) { take_coded(coding, stage, own, wanted, begun); });
+      return begun;
+    } else {
+      return take_plain<Vector>(stage, own, wanted);
+    }
+  }
+  template <class Vector>
+  __device__ __forceinline__ Ahead<Vector> take_plain(const Stage& stage, Span own, bool wanted) {
     // of a group; no groups where there are none
     constexpr int PORTIONS = Ahead<Vector>::PORTIONS ? Ahead<Vector>::PORTIONS : 1;
     Ahead<Vector> ahead = {};
@@ -299,13 +307,112 @@ struct Core {
     }
   }
 
+  // ---- tiles of few-bit weights, and of the plan's weight type beside them: each step as above
+
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void take_coded(Coding, const Stage& stage, Span own, bool wanted,
+                                             Begun<Vector>& begun) {
+    Walk<Vector, Coding::ROWS> at(
+        stage, own.hi - own.lo < stage.batch ? own.hi - own.lo : stage.batch, me);
+    bool there = wanted;
+#pragma unroll
+    for (int g = 0; g < Begun<Vector>::GROUPS; ++g) {
+      u32 left[Begun<Vector>::PORTIONS ? Begun<Vector>::PORTIONS : 1];
+#pragma unroll
+      for (int c = 0; c < Begun<Vector>::PORTIONS; ++c) {
+        const int slice = Vector::slice(me, c);
+        const u32 tile = ring.tile + at.tile(slice);
+        there = there && at.more() && !Vector::beyond(slice);
+        if (there) ring.acquire(tile);
+        const int row = there ? at.row : 0;
+        load_coded<Coding, Vector>(begun.taken[g][c], c, ring.slot(tile), row,
+                                   there ? at.row + at.left() : Coding::ROWS);
+        left[c] = there && at.last() ? ring.empty_of(tile) : 0;
+        begun.held += there;
+      }
+      leave_to_copies();
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < Begun<Vector>::PORTIONS; ++c)
+        if (left[c]) Ring::leave(left[c], CONSUMER_WARPS / Vector::TEAM);
+      if (there) at.next();
+    }
+  }
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void load_coded(CodedPiece& piece, int c, u32 from, int first,
+                                             int rows) const {
+    piece.load<Coding, Vector>(me, c, from, u32(Vector::row_bytes(me, c, Coding::CODE)), first,
+                               rows);
+  }
+
+  template <class Coding, class Vector, class Taken>
+  __device__ __forceinline__ void dot_coded_piece(const Vector& x,
+                                                  const Walk<Vector, Coding::ROWS>& at, u32 base,
+                                                  const Whole<Vector>& whole, CodedPiece* taken,
+                                                  Taken is_taken, float* to) {
+    float sum[Coding::ROWS] = {};
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
+      const int slice = Vector::slice(me, c);
+      if (Vector::beyond(slice)) break;
+      CodedPiece fresh;
+      CodedPiece& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
+      const u32 tile = base + at.tile(slice);
+      const bool here = is_taken(c);
+      if (!here)
+        load_coded<Coding, Vector>(piece, c, ring.acquire(tile), at.row, at.row + at.left());
+      piece.multiply<Coding>(c, x, whole, sum);
+      if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+    }
+    store_sums(sum, at.here(), to + at.first());
+  }
+
+  template <class Vector>
+  __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
+                                            float* sums, int batch, Begun<Vector>& begun) {
+    with_coding(stage, [&](auto coding) {
+      dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
+    });
+  }
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
+                                                  int rows, float* sums, int batch,
+                                                  Begun<Vector>& begun) {
+    using At = Walk<Vector, Coding::ROWS>;
+    if (Coding::WHOLE && !begun.made) begun.whole.set(x);
+    begun.made = true;
+    At at(stage, rows, me);
+    const u32 base = ring.tile;
+    ring.tile += u32(At::groups_of(stage, rows) * Vector::SLICES);
+    float* const to = sums + Vector::part(me) * batch;
+    if constexpr (Vector::PORTIONS == 1) {
+#pragma unroll
+      for (int g = 0; g < Begun<Vector>::GROUPS; ++g) {
+        if (g >= begun.held) break;
+        dot_coded_piece<Coding>(
+            x, at, base, begun.whole, begun.taken[g], [](int) { return true; }, to);
+        at.next();
+      }
+      begun.held = 0;
+    }
+#pragma unroll 1
+    for (; at.more(); at.next()) {
+      dot_coded_piece<Coding>(
+          x, at, base, begun.whole, begun.taken[0],
+          [&](int c) { return c < Begun<Vector>::PORTIONS && c < begun.held; }, to);
+      begun.held = 0;
+    }
+  }
+
   // The threads' sums of eight rows, each row's in one thread: halves are exchanged, so that 9
   // shuffles do for 8 rows.
-  __device__ __forceinline__ void store_sums(float (&sum)[ROWS_AT_ONCE], int rows, float* to) {
-    static_assert(ROWS_AT_ONCE == 8, "three halvings");
+  template <int ROWS>
+  __device__ __forceinline__ void store_sums(float (&sum)[ROWS], int rows, float* to) {
+    constexpr int THREADS = 32 / ROWS;  // that hold the same row's sum
+    static_assert(ROWS * THREADS == 32, "halvings");
     const int number = warp_thread();
 #pragma unroll
-    for (int half = 4, apart = 16; half; half /= 2, apart /= 2) {
+    for (int half = ROWS / 2, apart = 16; half; half /= 2, apart /= 2) {
       const bool upper = number & apart;
 #pragma unroll
       // of two rows the lower thread gets the first one's sum, the upper the second one's
@@ -314,10 +421,12 @@ struct Core {
         sum[i] = keep + thread_apart(give, apart);
       }
     }
-    sum[0] += thread_apart(sum[0], 2);
-    sum[0] += thread_apart(sum[0], 1);
-    const int row = (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1);
-    if (number % 4 == 0 && row < rows) to[row] = sum[0];
+#pragma unroll
+    for (int apart = THREADS / 2; apart; apart /= 2) sum[0] += thread_apart(sum[0], apart);
+    // The thread's highest bits. Of eight rows `number / THREADS` made other machine code.
+    const int row = ROWS == 8 ? (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1)
+                              : number / THREADS;
+    if (number % THREADS == 0 && row < rows) to[row] = sum[0];
   }
 
   // ---- cached keys and values -------------------------------------------------------------------

@@ -137,7 +137,7 @@ struct TeamVector {
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
-  static constexpr int PACK = HEAD_DIM % VECTOR == 0 ? VECTOR : 4;
+  static constexpr int PACK = HEAD_DIM % VECTOR != 0 ? 4 : VECTOR < 8 ? VECTOR : 8;
   static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
 
   alignas(16) float at[PORTIONS][VECTOR];
@@ -172,6 +172,9 @@ struct TeamVector {
                          ? TILE
                          : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
+  }
+  __device__ static int row_bytes(int me, int c, Code code) {  // the same of a code
+    return stride(me, c) * code_bits(code) / (8 * type_bytes(WEIGHT));
   }
 
   __device__ static TeamVector in(float*, int) { return {}; }

@@ -177,6 +177,7 @@ __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() *
 // ---- one block ----------------------------------------------------------------------------------
 }  // namespace twin
 
+#include "coded.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"
 
@@ -434,6 +435,22 @@ struct Core {
         const float total = warp_sum(sum[r]);
         if (warp_thread() == r && first + r < rows) sums[first + r] = total;
       }
+    }
+  }
+
+  // Few-bit weights are decoded one by one: threads stride over the columns of one row.
+  __device__ static void dot_coded(Code code, const u8* w, int rows, int cols, const float* x,
+                                   float* sums) {
+    if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
+    const float* const scales = reinterpret_cast<const float*>(w + long(rows) * cols);
+    const int block = code_block(code) ? code_block(code) : cols;
+    for (int r = 0; r < rows; ++r) {
+      float sum = 0;
+      for (int c = warp_thread(); c < cols; c += WAVE)
+        sum += coded_value(code, w[long(r) * cols + c]) *
+               scales[c / block * scaled_rows(rows) + r] * x[c];
+      const float total = warp_sum(sum);
+      if (warp_thread() == 0) sums[r] = total;
     }
   }
 

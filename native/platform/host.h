@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#define __host__
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define TWIN_TABLE static const
@@ -231,6 +232,7 @@ inline void pause_core() {
 }  // namespace twin
 
 #include "host_waiting.h"
+#include "coded.h"
 #include "one_scope.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"

@@ -122,6 +122,23 @@ struct Core {
     for (; r < rows; ++r) dot_rows<1>(w + r * stride, cols, x, sums + r, ring.ahead);
   }
 
+  // The same of a tile of few-bit weights, whose scales lie behind it.
+  void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
+    if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
+    const int block = code_block(code) ? code_block(code) : cols;
+    const u8* scales = w + long(rows) * cols * code_bits(code) / 8;
+    for (int r = 0; r < rows; ++r) sums[r] = 0;
+    for (int c = 0; c < cols; c += block, scales += 4 * scaled_rows(rows))
+      for (int r = 0; r < rows; r += CODED_ROWS) {
+        float part[CODED_ROWS] = {};
+        const int count = rows - r < CODED_ROWS ? rows - r : CODED_ROWS,
+                  wide = cols - c < block ? cols - c : block;
+        dot_codes(code, w + long(r) * cols + c, cols, count, wide, x + c, part, ring.ahead);
+        for (int i = 0; i < count; ++i)
+          sums[r + i] += part[i] * load_element<Type::FP32>(scales + 4 * (r + i));
+      }
+  }
+
   static float piece_dot(const float* a, const float* b) {
     vfloat sum = {};
     int d = 0;

@@ -52,4 +52,48 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
   }
 }
 
+typedef signed char vbytes __attribute__((vector_size(VECTOR), aligned(1), may_alias));
+
+// Numbers of codes, a byte each, as FP32.
+template <Code CODE>
+__forceinline__ vfloat coded_vector(const u8* at) {
+  const vint wide = __builtin_convertvector(*reinterpret_cast<const vbytes*>(at), vint);
+  if constexpr (CODE == Code::INT8) {
+    return __builtin_convertvector(wide, vfloat);
+  } else {  // E4M3: sign, and exponent and mantissa, in FP32's places
+    return bits_as<vfloat>((wide & int(0x80000000u)) | (wide & 127) << 20) * 0x1p120f;
+  }
+}
+
+// R rows of codes, `apart` bytes from each other, times x; `cols` is a multiple of 16.
+template <Code CODE, int R>
+__forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const float* x, float* sums,
+                                   u64 ahead) {
+  vfloat sum[R] = {};
+  for (int c = 0; c < cols; c += VECTOR) {
+    const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
+    for (int r = 0; r < R; ++r) sum[r] += coded_vector<CODE>(w + r * apart + c) * xs;
+    if (c % LINE == 0)
+      for (int r = 0; r < R; ++r) __builtin_prefetch(w + r * apart + c + ahead, 0, 3);
+  }
+  for (int r = 0; r < R; ++r) sums[r] = sum_elements(sum[r]);
+}
+
+constexpr int CODED_ROWS = 4;  // at once
+
+template <Code CODE>
+__forceinline__ void dot_code(const u8* w, long apart, int rows, int cols, const float* x,
+                              float* sums, u64 ahead) {
+  if (rows == CODED_ROWS) return dot_code_rows<CODE, CODED_ROWS>(w, apart, cols, x, sums, ahead);
+  for (int r = 0; r < rows; ++r)
+    dot_code_rows<CODE, 1>(w + r * apart, apart, cols, x, sums + r, ahead);
+}
+
+// Up to CODED_ROWS rows, before their scales.
+__forceinline__ void dot_codes(Code code, const u8* w, long apart, int rows, int cols,
+                               const float* x, float* sums, u64 ahead) {
+  if (code == Code::INT8) return dot_code<Code::INT8>(w, apart, rows, cols, x, sums, ahead);
+  dot_code<Code::FP8>(w, apart, rows, cols, x, sums, ahead);
+}
+
 }  // namespace twin

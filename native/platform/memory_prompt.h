@@ -71,7 +71,7 @@ struct Chunk {
           }
           b.core.ring.release();
         }
-        b.core.ring.next(rows * cols * type_bytes(WEIGHT));
+        b.core.ring.next(tile_bytes(stage, rows, cols));
       }
       b.core.barrier();
       constexpr int unit = UNIT;

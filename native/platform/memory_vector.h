@@ -114,10 +114,12 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
     for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch) {
       const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
       if (core.ring.mine()) {
-        core.dot_tile(core.ring.acquire(), rows, cols, x.at + col, to);
+        if constexpr (CODED)
+          core.dot_coded(code_of(stage), core.ring.acquire(), rows, cols, x.at + col, to);
+        else core.dot_tile(core.ring.acquire(), rows, cols, x.at + col, to);
         core.ring.release();
       }
-      core.ring.next(rows * cols * type_bytes(WEIGHT));
+      core.ring.next(tile_bytes(stage, rows, cols));
     }
   }
 }

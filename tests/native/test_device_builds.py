@@ -11,9 +11,11 @@ from _pytest.mark import ParameterSet
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
+from twin.models.codes import CODES
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
+from twin.plan.partition import coded_slot_bytes
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -39,7 +41,9 @@ MI300X = Limits(
 
 
 def planned(model: str, limits: Limits, **chosen: Any) -> Plan:
-    return build(load_model(model), Options(**({"blocks": limits.blocks} | chosen)), limits)
+    spec = load_model(model)
+    sizes = {"blocks": limits.blocks, "slot_bytes": coded_slot_bytes(spec, Options().slot_bytes)}
+    return build(spec, Options(**(sizes | chosen)), limits)
 
 
 THREADS: dict[str, Any] = {
@@ -93,6 +97,12 @@ BUILDS = [
     ),
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     *slow("llama-3.1-8b", "counter", "defaults"),
+    *(
+        case
+        for name in CODES
+        for model in ("llama-3.2-1b", "qwen3-8b")
+        for case in slow(f"{model}@{name}", "defaults")
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
 from twin.models.formats import STORED
 from twin.models.load import load_model, model_names
-from twin.models.spec import ModelSpec
+from twin.models.spec import RUN, ModelSpec
 from twin.report.tables import facts, table
 
 CACHE_BYTES = 2  # a 16-bit cache
@@ -28,7 +28,7 @@ def add(commands: Subparsers) -> None:
         summary="list models, or show the sizes of one",
         text="Any folder with a Hugging Face config.json of a known family works as MODEL too. "
         f"NAME@FORMAT stores its matrices in another format ({', '.join(STORED)}). The "
-        "engine runs dense models in 16 or 32 bits; the others are planned and simulated.",
+        f"engine runs dense models in {', '.join(RUN)}; the others are planned and simulated.",
         examples=EXAMPLES,
     )
     parser.add_argument(

@@ -39,7 +39,7 @@ EXAMPLES = """\
   twin validate host --report out/validation.html
   twin validate 1xh200 --measure-only --out runs       run the engine; copy the folder to the fit:
   twin validate 1xh200 --from runs
-  twin validate 1xh200 --shapes 24 --seed 7            predict shapes that nobody chose, then run them"""
+  twin validate 1xh200 --shapes 24 --seed 7            predict shapes nobody chose, then run them"""
 
 
 def add(commands: Subparsers) -> None:

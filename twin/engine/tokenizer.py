@@ -82,7 +82,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Without what the tokenizer puts around a text: a chat template has written it."""
-        with _refused("this text cannot be encoded", "send another text", ConfigError):
+        with refused("this text cannot be encoded", "send another text", ConfigError):
             tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return tokens
 

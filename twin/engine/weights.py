@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from twin.engine.coded_tensors import CodedTensor, coded_tensor, scale_name
 from twin.engine.gguf_weights import open_gguf
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
+from twin.models.codes import CODES, Coded, code_of
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import (
@@ -31,6 +33,7 @@ from twin.models.foreign import (
     format_of_tensors,
     is_quantized,
 )
+from twin.models.formats import Format, Role
 from twin.models.gguf_file import is_gguf
 from twin.models.load import beside, canonical, load_model, refuse_foreign, tensors
 from twin.models.spec import DType, ModelSpec
@@ -47,6 +50,13 @@ __all__ = [
 ]
 
 LARGEST_SEED = 2**64 - 1
+CODED_PARTS = ("codes", "scales")  # of a coded matrix, behind its name
+_ROLES = {
+    Role.ATTENTION: ("q", "k", "v", "o"),
+    Role.DENSE: ("gate", "up", "down"),
+    Role.HEAD: ("lm_head",),
+    Role.EMBED: ("embed",),
+}
 # generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same
 # ones
 KEPT_TENSORS = 16
@@ -65,6 +75,8 @@ class StoredWeights:
     dtype: DType
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
+    # matrices of few bits by canonical name
+    coded: dict[str, CodedTensor] = field(default_factory=dict)
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
     # of a tensor that several names are parts of, the first
@@ -77,6 +89,12 @@ class StoredWeights:
         object.__setattr__(self, "_looked", _Looked(list(first.values()), self._check))
 
     def __getitem__(self, name: str) -> Array:
+        matrix, _, part = name.rpartition(".")
+        if part in CODED_PARTS and matrix in self.coded:
+            stored = self.coded[matrix].matrix(self.files)
+            return stored.codes if part == "codes" else stored.scales
+        if name in self.coded:
+            return self.coded[name].matrix(self.files).astype(np.float32)
         if name not in self.entries:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
         self._looked.at(self._whole[name])
@@ -163,14 +181,26 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
     spec = load_model(path, runs=True)
     found = _entries(path)
     _refuse_suspicious(path, spec, found)
-    entries = {name: _checked(path, tensor, found) for name, tensor in tensors(spec).items()}
+    named = tensors(spec)
+    few = {name: form for name in named if (form := format_of(spec, name)).name in CODES}
+    if len({named[name].name for name in few}) < len(few):
+        raise CheckpointError(
+            f"{path}: fused matrices of family {spec.family} are not read in few bits; {INSTEAD}"
+        )
+    coded = {name: coded_tensor(path, named[name], form, found) for name, form in few.items()}
+    entries = {
+        name: _checked(path, tensor, found) for name, tensor in named.items() if name not in coded
+    }
     dtype = _common_dtype(path, entries.values())
     spec = replace(spec, dtype=dtype)
+    all_entries = [
+        *entries.values(),
+        *(entry for one in coded.values() for entry in (one.codes, one.scales)),
+    ]
     files: dict[Path, Array] = {
-        entry.path: np.memmap(entry.path, np.uint8, "r")
-        for entry in {e.path: e for e in entries.values()}.values()
+        file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in all_entries)
     }
-    return Checkpoint(path, spec, dtype, StoredWeights(spec, dtype, entries, files))
+    return Checkpoint(path, spec, dtype, StoredWeights(spec, dtype, entries, files, coded))
 
 
 def _entries(path: Path) -> dict[str, Entry]:
@@ -240,6 +270,12 @@ def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> 
     its output.
     """
     known = {tensor.name for tensor in tensors(spec).values()}
+    forms = {name: format_of(spec, name) for name in tensors(spec)}
+    known |= {
+        scale_name(tensor, forms[name])
+        for name, tensor in tensors(spec).items()
+        if forms[name].name in CODES
+    }
     for name in sorted(found.keys() - known):
         if is_quantized(name):
             raise CheckpointError(
@@ -294,7 +330,10 @@ class RandomWeights:
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._recent:
-            if name not in tensors(self.spec):
+            matrix, _, part = name.rpartition(".")
+            if name not in tensors(self.spec) and not (
+                part in CODED_PARTS and format_of(self.spec, matrix).name in CODES
+            ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
             self._recent[name] = self._make(name)
             if len(self._recent) > KEPT_TENSORS:
@@ -303,12 +342,34 @@ class RandomWeights:
         return self._recent[name]
 
     def _make(self, name: str) -> Array:
+        matrix, _, part = name.rpartition(".")
+        if part in CODED_PARTS:
+            stored = self._coded(matrix)
+            return stored.codes if part == "codes" else stored.scales
+        if format_of(self.spec, name).name in CODES:
+            return self._coded(name).astype(np.float32)
+        return self._plain(name)
+
+    def _coded(self, name: str) -> Coded:
+        """The nearest weights of the matrix's format."""
+        return code_of(format_of(self.spec, name)).quantise(self._plain(name).astype(np.float32))
+
+    def _plain(self, name: str) -> Array:
         random = np.random.Generator(np.random.PCG64([self.seed, zlib.crc32(name.encode())]))
         mean, deviation = _distribution(self.spec, name)
         values = random.standard_normal(canonical_shape(self.spec, name), np.float32)
         values *= np.float32(deviation)
         values += np.float32(mean)
         return values.astype(NUMPY[self.dtype])
+
+
+def format_of(spec: ModelSpec, name: str) -> Format:
+    """The stored format of a matrix of a dense model by its canonical name; of a vector, that of
+    what is not chosen.
+    """
+    leaf = name.rpartition(".")[2]
+    role = next((role for role, leaves in _ROLES.items() if leaf in leaves), None)
+    return spec.formats.of(role) if role else spec.formats.rest
 
 
 def random_weights(spec: ModelSpec, seed: int, dtype: DType | None = None) -> RandomWeights:

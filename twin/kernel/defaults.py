@@ -12,6 +12,7 @@ from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
+from twin.plan.partition import coded_slot_bytes
 from twin.plan.ranges import check_least
 from twin.plan.splits import attention_of
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
@@ -90,7 +91,9 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
         gpus=node.gpus,
         context=max(1, min(DEFAULT.context, reaches)),
     )
-    options = dataclasses.replace(options, **chosen)
+    options = dataclasses.replace(
+        options, **{"slot_bytes": coded_slot_bytes(spec, DEFAULT.slot_bytes), **chosen}
+    )
     check_least(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus
     settled: dict[str, Any] = {

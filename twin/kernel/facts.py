@@ -9,6 +9,7 @@ what is generated.
 from __future__ import annotations
 
 from twin.kernel import prompt, scan
+from twin.kernel.coded import NUMBERS
 from twin.kernel.header import PASS_BARRIER, SENTINEL_WORD
 from twin.kernel.layout import (
     BARRIER_BYTES,
@@ -19,6 +20,7 @@ from twin.kernel.layout import (
     UNIT_BYTES,
 )
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE
+from twin.models.formats import SCALED_ROWS
 from twin.plan.splits import SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 
@@ -32,6 +34,10 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PARTIAL_EXTRA": (PARTIAL_EXTRA, "of a softmax partial: its maximum, its sum"),
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
+    "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
+    "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),
+    "CODE_FP8_BLOCKS": (NUMBERS["fp8-128x128"], "for each 128 columns of a row"),
+    "SCALED_ROWS": (SCALED_ROWS, "of a tile of codes: their scales are filled up to so many"),
     "LATE_AT_ONCE": (LATE_AT_ONCE, "elements of a thread whose late parts are loaded together"),
     "SPLITS_AT_ONCE": (SPLITS_AT_ONCE, "of a head, looked at together"),
     "NARROW_HEAD": (scan.NARROW_HEAD, "up to so many elements 8 threads share a cached position"),

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from twin.kernel.coded import codes_of
 from twin.kernel.layout import FIELDS, FLOATS, Layout, layout
+from twin.models.codes import CODES
 from twin.models.spec import DType
 from twin.models.variant import Activation
 from twin.plan.types import HandOffKind, Parts, Plan, StageKind
@@ -145,6 +147,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         f"constexpr int GROUP = {own.group if own else 1};  // query heads that share a key head",
         f"constexpr bool TRACE = {str(trace).lower()};\n",
         *_family(plan),
+        *_codes(plan, embedded),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
         _memory("Request", REQUEST_FIELDS, Request),
@@ -168,6 +171,21 @@ def _family(plan: Plan) -> list[str]:
         for name, value in made.items()
     )
     return [f"#define TWIN_FAMILY\nstruct Family {{\n{body}\n}};\n"]
+
+
+def _codes(plan: Plan, embedded: bool) -> list[str]:
+    """What the kernel decodes; native/platform/coded.h says that it decodes nothing.
+
+    A host's kernel has all codes, so that formats cause no compile."""
+    if not plan.coded:
+        return []
+    used, lane = codes_of(plan)
+    used = used if embedded else (2 << len(CODES)) - 1
+    return [
+        f"#define TWIN_CODED\nconstexpr u32 CODES = {used}u;  // a bit for each code of the "
+        "plan's matrices",
+        f"constexpr int LANE = {lane};  // elements of a row that a GPU's thread holds at once\n",
+    ]
 
 
 def family(plan: Plan) -> dict[str, bool | float]:

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.kernel.coded import STORAGE as STORAGE
+from twin.kernel.coded import coded_fields, pack_coded, stored_bytes
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.kernel.teams import KINDS, ahead_pieces, teams_of
-from twin.models.spec import DType, LaneHead, RopeStyle
+from twin.models.codes import Coded
+from twin.models.spec import LaneHead, RopeStyle
 from twin.plan import shards
 from twin.plan.catalogue import ROWS
 from twin.plan.shards import Weights
@@ -55,12 +57,6 @@ STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residu
 LINE_FLOATS = 32
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 SCAN_FLOATS = 4096  # the full sampler's sums of each thread
-
-STORAGE: dict[DType, Any] = {
-    DType.FP16: np.float16,
-    DType.BF16: ml_dtypes.bfloat16,
-    DType.FP32: np.float32,
-}
 
 Table = list[tuple[int | float, ...]]
 
@@ -150,6 +146,8 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # where the model norms what modules add; where layers are rotated differently
 STAGE_EXTRAS = ("post_norm", "rope")
+# of a plan with coded weights: twin/kernel/coded.py
+CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")
 # of a stage's fields
 SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")
 FLOATS = {"scale", "norm_eps"}
@@ -174,8 +172,8 @@ def layout(plan: Plan) -> Layout:
     resets: Table = []
     stages: Table = []
     constants, vectors = _constants(plan)
-    extras = stage_extras(plan)
-    fields = (*FIELDS["stages"][1], *extras)
+    extras, codes = stage_extras(plan), CODED_FIELDS if plan.coded else ()
+    fields = (*FIELDS["stages"][1], *extras, *codes)
     kv = 0
     for stage in plan.stages:
         matrix = stage.matrix
@@ -200,6 +198,7 @@ def layout(plan: Plan) -> Layout:
                     pushes=int(_pushes(plan, stage)),
                     next=_next_stage(plan, stage),
                     **{name: at.get(name, -1) for name in extras},
+                    **(coded_fields(plan, matrix) if codes else {}),
                 ),
             )
         )
@@ -307,6 +306,11 @@ def image(plan: Plan) -> NDArray[np.int32]:
 
 def stream_bytes(plan: Plan) -> list[int]:
     """[blocks] weights that one step streams through each."""
+    if plan.coded:
+        return [
+            sum(sum(tile_bytes(plan, stage, block)) for stage in plan.stages if stage.matrix)
+            for block in range(plan.blocks)
+        ]
     # of all matrices whose rows the blocks share alike
     columns: Counter[tuple[Span, ...]] = Counter()
     for stage in plan.stages:
@@ -328,9 +332,12 @@ def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> Non
     for stage in plan.stages:
         if stage.matrix is None:
             continue
-        source = np.ascontiguousarray(shards.stage_matrix(plan, stage, rank, weights)).astype(
-            storage, copy=False
-        )
+        found = shards.stage_matrix(plan, stage, rank, weights)
+        if plan.coded:
+            starts = pack_coded(plan, stage, found, starts, out)
+            continue
+        assert not isinstance(found, Coded)
+        source = np.ascontiguousarray(found).astype(storage, copy=False)
         for block, (lo, hi) in enumerate(stage.matrix.owned):
             size = (hi - lo) * stage.matrix.cols * source.itemsize
             target = out[starts[block] : starts[block] + size].view(storage)
@@ -464,7 +471,9 @@ def _starts(plan: Plan) -> Table:
     rows: Table = []
     for stage in plan.stages:
         rows += [(a // UNIT_BYTES,) for a in at]
-        if stage.matrix:
+        if stage.matrix and plan.coded:
+            at = [a + sum(tile_bytes(plan, stage, block)) for block, a in enumerate(at)]
+        elif stage.matrix:
             at = [
                 a + (hi - lo) * stage.matrix.cols * size
                 for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)
@@ -759,8 +768,10 @@ def _tile(matrix: Matrix, rows: NDArray[Any], out: NDArray[Any]) -> None:
 def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
     """Bytes of each ring slot of a block, in stream order."""
     assert stage.matrix is not None
-    size = plan.options.weight_dtype.bytes
-    return [(r[1] - r[0]) * (c[1] - c[0]) * size for r, c in tiles(stage.matrix, block)]
+    return [
+        stored_bytes(plan, stage.matrix, r[1] - r[0], c[1] - c[0])
+        for r, c in tiles(stage.matrix, block)
+    ]
 
 
 def _words(table: Sequence[tuple[int | float, ...]], fields: tuple[str, ...]) -> NDArray[np.int32]:

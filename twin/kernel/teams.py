@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS, Input
 from twin.plan.types import Matrix, Plan, StageKind
@@ -39,6 +40,12 @@ AHEAD_REGISTERS = (
 # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
 # else
 BIAS_REGISTERS = 32
+# the same of few-bit weights, whose pieces are 8 loads of 16 bytes and their scales: in pieces
+CODED_AHEAD = (
+    (32, {"hidden": 2, "heads": 0, "ffn": 1}),
+    (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
+)
+PIECE_REGISTERS = 40  # of such a piece
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -84,14 +91,17 @@ class Team:
         return self.portions * self.vector + 2 * ROWS_AT_ONCE * self.vector * weight_bytes // 4
 
 
-def team_of(cols: int, tile: int, warps: int, *, weight_bytes: int = 2) -> Team | None:
+def team_of(
+    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, thread: int = 0
+) -> Team | None:
     """The team that wastes least, with the fewest warps; None when all warps together do not cover
     a tile.
 
     Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
+    `thread`: of a plan with coded weights.
     """
     found = []
-    for vector in VECTORS:
+    for vector in (thread,) if thread else VECTORS:
         if tile % vector or cols % vector:
             continue
         needed = -(-tile // (WARP * vector))
@@ -128,6 +138,16 @@ KINDS = {
 }
 
 
+def rows_at_once(matrix: Matrix, dtype: DType) -> int:
+    """Rows of a tile whose weights a thread has at once: of a coded plan as many bytes of each
+    format.
+    """
+    if not matrix.thread:
+        return ROWS_AT_ONCE
+    bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
+    return ROWS_AT_ONCE * LOAD_BITS // (matrix.thread * bits)
+
+
 @lru_cache(maxsize=64)
 def teams_of(plan: Plan) -> Teams:
     """The number of consumer warps that wastes least, weighed by the weights that a step streams.
@@ -146,7 +166,9 @@ def teams_of(plan: Plan) -> Teams:
     def division(warps: int) -> dict[str, Team | None]:
         size = plan.options.weight_dtype.bytes
         return {
-            name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size)
+            name: team_of(
+                matrix.cols, matrix.tile_cols, warps, weight_bytes=size, thread=matrix.thread
+            )
             for name, matrix in shapes.items()
         }
 
@@ -186,6 +208,10 @@ def ahead_registers(plan: Plan, name: str) -> int:
     elements = {kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in KINDS}
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
+    if plan.coded:
+        return PIECE_REGISTERS * next(
+            pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
+        )
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )
@@ -197,11 +223,10 @@ def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
     groups); one group of several portions.
     """
     team: Team = getattr(teams_of(plan), name)
-    most = (
-        ahead_registers(plan, name)
-        * 4
-        // (ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes)
-    )
+    each = ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes // 4
+    if plan.coded:
+        each = PIECE_REGISTERS
+    most = ahead_registers(plan, name) // each
     portions = min(most, team.portions)
     return portions, most if team.portions == 1 else min(1, portions)
 
@@ -215,6 +240,7 @@ class Ahead:
     team: Team
     portions: int  # slices of a row group, at most
     groups: int
+    dtype: DType
 
     @property
     def group(self) -> int:
@@ -227,8 +253,9 @@ class Ahead:
         """Tiles of a matrix that are taken, as `take_ahead` in cuda_core.cuh: each team those of
         its first row groups and slices.
         """
+        at_once = rows_at_once(matrix, self.dtype)
         # who has taken a tile's first rows holds on to its slot
-        if not self.portions or matrix.tile_rows > ROWS_AT_ONCE:
+        if not self.portions or matrix.tile_rows > at_once:
             return 0
         return min(
             self.groups * self.group, matrix.batch_rows // matrix.tile_rows * self.team.slices
@@ -263,5 +290,8 @@ def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
     if plan.simulation_only():
         return {}
     teams = teams_of(plan)
-    by_input = {name: Ahead(getattr(teams, name), *ahead_pieces(plan, name)) for name in KINDS}
+    by_input = {
+        name: Ahead(getattr(teams, name), *ahead_pieces(plan, name), plan.options.weight_dtype)
+        for name in KINDS
+    }
     return {kind: by_input[name] for name, kinds in KINDS.items() for kind in kinds}

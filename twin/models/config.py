@@ -176,7 +176,7 @@ def refuse_quantized(config: Config) -> None:
     part.text("quant_method", "")  # a text, and not an endless one
     raise ConfigError(
         f"{config.name}: quantization_config says {format_of_config(part.values)}; allowed: none, "
-        f"the engine reads no quantized ones; {INSTEAD}"
+        f"or 8 bits as compressed-tensors and DeepSeek's FP8 blocks store them; {INSTEAD}"
     )
 
 

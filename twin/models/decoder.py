@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.errors import ConfigError
-from twin.models.config import Config, dtype, refuse_quantized
+from twin.models.config import Config, dtype
+from twin.models.readable import dense_formats
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import LLAMA, Activation, Norms, Variant
 
@@ -61,6 +62,7 @@ def dense(
         dtype=dtype(config),
         variant=variant,
         ropes=ropes,
+        stored=dense_formats(config),
     )
 
 
@@ -203,5 +205,4 @@ def _refuse_unsupported(config: Config, activation: Activation) -> None:
     config.require(
         "mlp_bias", False, (False,), "biases in the feed-forward layers are not supported"
     )
-    refuse_quantized(config)
     config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

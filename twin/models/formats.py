@@ -44,9 +44,21 @@ class Format:
     block: tuple[int, int] = (0, 0)  # (0, 0): no scales
     scale_bytes: int = 0  # of one block
     matrix_bytes: int = 0  # of one matrix: NVFP4's second scale
+    # the engine decodes it (twin/models/codes), and [rows, cols] is a tile of its stream
+    coded: bool = False
 
     def bytes(self, rows: int, cols: int) -> int:
-        """Bytes that reading a matrix [rows, cols] moves, scales included."""
+        """Bytes that reading a matrix [rows, cols] moves, scales included.
+
+        Each block column of a coded tile has scales for whole SCALED_ROWS, and the tile fills whole
+        units.
+        """
+        if self.coded:
+            size = (
+                rows * cols * self.bits // 8
+                + self.scales(-(-rows // SCALED_ROWS) * SCALED_ROWS, cols) * self.scale_bytes
+            )
+            return -(-size // UNIT_BYTES) * UNIT_BYTES
         return (
             -(-rows * cols * self.bits // 8)
             + self.scales(rows, cols) * self.scale_bytes
@@ -58,6 +70,16 @@ class Format:
         high, wide = self.block
         return -(-rows // high) * -(-cols // wide) if high else 0
 
+    @property
+    def grain(self) -> int:
+        """Columns that no tile divides: a whole load, and a whole block unless it is the row."""
+        return max(LOAD_BITS // self.bits, self.block[1] if self.block[1] != WHOLE_ROW else 1)
+
+
+UNIT_BYTES = 16  # a lane's load, and the grain of bulk copies
+SCALED_ROWS = 8  # of a tile, whose scales of a block column a lane loads at once
+LOAD_BITS = 8 * UNIT_BYTES
+WHOLE_ROW = 1 << 30  # columns of a block that is as wide as any row
 
 FP32 = Format("fp32", 32)
 BF16 = Format("bf16", 16)
@@ -67,7 +89,18 @@ FP8_BLOCK_E8M0 = Format("fp8-128x128-e8m0", 8, (128, 128), 1)  # DeepSeek-V4: sc
 MXFP4 = Format("mxfp4", 4, (1, 32), 1)  # OCP microscaling: E2M1, E8M0 scales
 NVFP4 = Format("nvfp4", 4, (1, 16), 1, 4)  # E2M1, E4M3 scales, one FP32 a matrix
 INT4_G32 = Format("int4-g32", 4, (1, 32), 2)  # compressed-tensors pack-quantized, BF16 scales
-STORED = {f.name: f for f in (FP32, BF16, FP16, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, INT4_G32)}
+# -127..127 and one FP32 scale for each output
+INT8 = Format("int8", 8, (1, WHOLE_ROW), 4, coded=True)
+FP8 = Format("fp8", 8, (1, WHOLE_ROW), 4, coded=True)  # E4M3 and one FP32 scale for each output
+STORED = {
+    f.name: f
+    for f in (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, INT4_G32)
+}
+# What the engine streams of a dense model's matrices, by the name of what the model stores: there
+# each row of a tile has its own scales, also where a checkpoint gives several rows the same ones.
+DECODED = {f.name: f for f in (INT8, FP8, Format("fp8-128x128", 8, (1, 128), 4, coded=True))}
+# names of those without scales, which are the engine's weight types
+PLAIN = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twin.models.feeds import DenseFeed, ExpertFeed
-from twin.models.formats import Formats, Role, format_named
+from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention
 from twin.models.variant import LLAMA, Variant
@@ -19,6 +19,9 @@ _WORDS = {
     DeltaNet: "gated DeltaNet",
     CompressedAttention: "compressed attention",
 }
+
+
+RUN = (*PLAIN, *DECODED)  # formats of dense models that the engine runs
 
 
 class DType(Enum):
@@ -255,11 +258,11 @@ class ModelSpec:
         """Why the engine cannot run this model (it can still be planned and simulated); None: it
         can.
         """
-        if not self.layout and self.stored is None and self.hyper is None:
+        if not self.layout and self.hyper is None and all(f.name in RUN for f in self._formats()):
             return None
+        runs = f"the engine runs dense models in {', '.join(RUN)}"
         return (
-            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; the "
-            "engine runs dense models in 16 or 32 bits"
+            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; {runs}"
         )
 
     def features(self) -> tuple[str, ...]:
@@ -271,6 +274,16 @@ class ModelSpec:
         found += ["hyper-connections"] if self.hyper else []
         names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}
         return (*found, *(n for n in names if n not in {d.value for d in DType}))
+
+    @property
+    def coded(self) -> tuple[Format, ...]:
+        """The formats of its matrices that the engine decodes."""
+        return tuple(DECODED[form.name] for form in self._formats() if form.name in DECODED)
+
+    def _formats(self) -> tuple[Format, ...]:
+        return (
+            tuple(dict.fromkeys(weight.format for weight in self.weights())) if self.stored else ()
+        )
 
     def _each(self) -> Iterator[Layer]:
         return (self.layer(index) for index in range(self.layers))

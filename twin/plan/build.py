@@ -7,6 +7,7 @@ from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
+from twin.plan.partition import coding_of
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
 from twin.plan.settle import delay_of, settled
@@ -40,7 +41,8 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
     attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
-    builder = Builder(spec, options, ranks, blocks, shard, attention)
+    coding = coding_of(spec, ranks) if attention else None
+    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
     step(builder)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",

@@ -13,7 +13,7 @@ from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
-from twin.plan.partition import cut, spread
+from twin.plan.partition import Coding, cut, spread
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -73,6 +73,7 @@ class Builder:
     values: list[Value] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
+    coding: Coding | None = None  # of a plan that the engine runs and whose weights are coded
     # what a layer's halves publish, by their last stage
     modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)
     # of late parts, by the value that they are parts of
@@ -191,6 +192,7 @@ class Builder:
                     owned=rows,
                     options=self.options,
                     format=piece.format,
+                    coding=self.coding,
                 )
             )
             first = last

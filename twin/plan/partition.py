@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.models.formats import Format
+from twin.models.formats import LOAD_BITS, Format
+from twin.models.spec import ModelSpec
 from twin.plan.types import Matrix, Options, Span
 
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
 # columns of a packed tile: as many as eight warps hold at once; tiles of 16 bits are narrower
 WIDEST_TILE = 2048
 TEAM_COLUMNS = 1024  # of which all eight warps hold neighbours, by fours or, four warps, by eights
+COVERED_THREADS = 256  # of a GPU's block, which share the columns of a coded tile
+LINE_BYTES = 128
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -70,10 +74,15 @@ def cut(
     owned: tuple[Span, ...],
     options: Options,
     format: Format | None = None,
+    coding: Coding | None = None,
 ) -> Matrix:
     """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as
     stored, if not in the plan's weight type.
+
+    `coding`: of a plan with coded weights.
     """
+    if coding:
+        return _cut_coded(Matrix(rows, cols, unit, 0, 0, owned, format), coding, options)
     if cols % COLUMN_STEP:
         raise PlanError(
             f"a matrix has {cols} columns per rank; the kernel loads {COLUMN_STEP} at a time: use "
@@ -116,3 +125,88 @@ def cut(
     if format is None and slices > 2 and whole and -(-cols // whole) == slices:
         tile_cols = whole
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)
+
+
+# ---- coded weights -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """What all matrices of a plan with coded weights have in common, those of its weight type too.
+
+    A thread of a GPU holds `lane` elements of a stage's input in a row, whatever the matrix's
+    format: as many weights of the narrowest format as one load brings. So a stage's input is laid
+    out once for all matrices that multiply it.
+    """
+
+    narrowest: Format
+    grain: int  # columns that no tile divides
+    ranks: int
+
+    @property
+    def lane(self) -> int:
+        return LOAD_BITS // self.narrowest.bits
+
+    @property
+    def share(self) -> int:
+        """Columns of a matrix are a multiple of it: whole loads; of a rank's part of a larger one,
+        whole blocks.
+        """
+        return self.grain if self.ranks > 1 else self.lane
+
+
+def coding_of(spec: ModelSpec, ranks: int) -> Coding | None:
+    """None of a model without coded weights."""
+    forms = spec.coded
+    if not forms:
+        return None
+    return Coding(min(forms, key=lambda form: form.bits), max(form.grain for form in forms), ranks)
+
+
+def coded_slot_bytes(spec: ModelSpec, least: int) -> int:
+    """A slot that holds tiles with `least` bytes of codes and the scales behind them, in whole
+    lines.
+    """
+    sizes = [form.bytes(COLUMN_STEP, least // form.bits) for form in spec.coded]
+    return max([least, *(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)])
+
+
+def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
+    """The same with the tile of a coded plan: columns by the narrowest format, rows as many as the
+    slot then holds.
+    """
+    bits = matrix.format.bits if matrix.format else 8 * options.weight_dtype.bytes
+    if matrix.cols % coding.share:
+        raise PlanError(
+            f"a matrix has {matrix.cols} columns per rank; {coding.narrowest.name} weights take "
+            f"multiples of {coding.share}: use fewer GPUs or lanes"
+        )
+    at_once = options.tile_rows * coding.narrowest.bits // bits
+    if at_once % 2:
+        raise PlanError(
+            f"weight_dtype={options.weight_dtype.value} beside {coding.narrowest.name}: use bf16 "
+            "or fp16"
+        )
+
+    def size(high: int, wide: int) -> int:
+        return matrix.format.bytes(high, wide) if matrix.format else high * wide * bits // 8
+
+    for slices in range(1, -(-matrix.cols // coding.grain) + 1):
+        wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
+        fits = (
+            max(size(at_once, wide), coding.narrowest.bytes(options.tile_rows, wide))
+            <= options.slot_bytes
+        )
+        if fits and wide <= coding.lane * COVERED_THREADS:
+            high = at_once
+            while (
+                slices == 1
+                and high + at_once <= MOST_ROWS
+                and size(high + at_once, wide) <= options.slot_bytes
+            ):
+                high += at_once
+            return replace(matrix, tile_rows=high, tile_cols=wide, lane=coding.lane)
+    need = size(at_once, coding.grain)
+    raise PlanError(
+        f"slot_bytes={options.slot_bytes} holds no tile of {at_once} rows: use at least {need}"
+    )

@@ -4,7 +4,7 @@ residuals.
 
 from __future__ import annotations
 
-from twin.models.formats import Format
+from twin.models.formats import DECODED, PLAIN, Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import spread
@@ -12,10 +12,16 @@ from twin.plan.types import Common, Parts, Read, Residual, StageKind, Value
 
 
 def stored(b: Builder, weight: Weight) -> Format | None:
-    """The format of a matrix; None where the model stores everything in one type, which the options
-    choose.
+    """The format of a matrix; None where it has the plan's weight type, which the options choose.
+
+    The model then stores everything in one type, or the engine runs it and the matrix has no
+    scales.
     """
-    return weight.format if b.spec.stored else None
+    if not b.spec.stored:
+        return None
+    if b.attention is None:
+        return weight.format
+    return None if weight.format.name in PLAIN else DECODED[weight.format.name]
 
 
 def common_rows(b: Builder, rows: int) -> int:

@@ -35,9 +35,12 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    # they have no code for such norms
+    variant = spec.variant  # passes have no code for such norms, nor for coded weights
     passes = (
-        dense(spec, options) and not spec.variant.norms.after and not spec.variant.whole_qk_norm
+        dense(spec, options)
+        and not variant.norms.after
+        and not variant.whole_qk_norm
+        and not spec.coded
     )
     chunk = options.prompt_chunk if passes else 1
     return replace(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
+from twin.models.codes import Coded, code_of, joined, paired
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.types import Plan, Shard, Stage, StageKind
 
@@ -23,6 +24,8 @@ Vector = NDArray[np.float32]
 class Weights(Protocol):
     """Tensors by canonical name ("layers.3.q", "embed", ...), matrices as [out, in], in their
     stored type.
+
+    A coded matrix has two: "layers.3.q.codes", a byte each, and "layers.3.q.scales".
     """
 
     @property
@@ -34,11 +37,13 @@ class Weights(Protocol):
     def __getitem__(self, name: str) -> Array: ...
 
 
-def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array:
+def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array | Coded:
     """[rows, cols] of the stage on this rank, in the order of `stage.matrix`."""
     layer, matrix = f"layers.{stage.layer}", stage.matrix
     if matrix is None:
         raise PlanError(f"{stage.name} has no weights of a model")
+    if matrix.format is not None:
+        return _coded_matrix(plan, stage, rank, weights)
     columns, outputs = (
         slice(rank * count, (rank + 1) * count)
         for count in (matrix.cols, matrix.rows // matrix.unit)
@@ -66,6 +71,34 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
             return _head_matrix(plan.shard, rank, weights)
         case _:
             raise PlanError(f"{stage.name} has no weights of a model")
+
+
+def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Coded:
+    matrix = stage.matrix
+    assert matrix is not None
+    assert matrix.format is not None
+    code, outputs, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
+
+    def named(leaf: str) -> Coded:
+        name = leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}"
+        return Coded(code, weights[f"{name}.codes"], weights[f"{name}.scales"].astype(np.float32))
+
+    def turned(name: str) -> Coded:
+        rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
+        return named(name).rows(_turning(weights, name, rows))
+
+    own = slice(rank * outputs, (rank + 1) * outputs)
+    match stage.kind:
+        case StageKind.QKV:
+            return joined([turned(name) for name in "qkv"])
+        case StageKind.O_PROJ:
+            return named("o").columns(first, first + matrix.cols)
+        case StageKind.GATE_UP:
+            return paired(named("gate").rows(own), named("up").rows(own))
+        case StageKind.DOWN:
+            return named("down").columns(first, first + matrix.cols)
+        case _:
+            raise PlanError(f"{stage.name} has no coded weights of a model")
 
 
 def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector | None:

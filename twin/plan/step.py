@@ -10,7 +10,7 @@ from twin.plan.builder import Builder
 from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
 from twin.plan.partition import cut, spread
-from twin.plan.residuals import enter, landed, summed
+from twin.plan.residuals import enter, landed, stored, summed
 from twin.plan.types import Read, Sampling, StageKind
 
 CANDIDATE = 2  # logit and index
@@ -78,9 +78,15 @@ def _head(b: Builder, residual: list[Read]) -> None:
             "blocks or sampling=greedy"
         )
     owned = spread(shard.vocab, b.blocks, b.shift)
-    stored = spec.end_weights()[-1].format if spec.stored else None
+    form = stored(b, spec.end_weights()[-1])
     matrix = cut(
-        rows=shard.vocab, cols=shard.hidden, unit=1, owned=owned, options=b.options, format=stored
+        rows=shard.vocab,
+        cols=shard.hidden,
+        unit=1,
+        owned=owned,
+        options=b.options,
+        format=form,
+        coding=b.coding,
     )
     published = (
         owned

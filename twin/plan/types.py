@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from twin.models.formats import Format
-from twin.models.spec import DType, ModelSpec
+from twin.models.spec import RUN, DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, ROWS
 from twin.plan.kinds import StageKind as StageKind
 
@@ -177,6 +177,8 @@ class Matrix:
     tile_cols: int
     owned: tuple[Span, ...]  # [blocks] rows of each block
     format: Format | None = None  # as stored; None: the plan's weight type
+    # elements of a row that a GPU's thread holds at once; 0: what suits the weight type
+    lane: int = 0
 
     @property
     def batch_rows(self) -> int:
@@ -344,7 +346,7 @@ class Stage:
         """Does the kernel have code for the stage and decode its weights? It multiplies the plan's
         own weight type, and attends keys and values that all layers cache alike.
         """
-        own = all(matrix.format is None for matrix in self.matrices)
+        own = all(matrix.format is None or matrix.format.coded for matrix in self.matrices)
         return ROWS[self.kind].engine and own and self.scan is None
 
     @property
@@ -444,6 +446,13 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.options.tokens
+
+    @property
+    def coded(self) -> bool:
+        """Does the kernel decode a matrix's weights, besides those of the plan's weight type?"""
+        return any(
+            m.format is not None and m.format.coded for stage in self.stages for m in stage.matrices
+        )
 
     def kernel_attention(self) -> Attention:
         """`attention` of a plan with a stage that runs it."""
@@ -568,7 +577,7 @@ class Plan:
         return (
             model
             or f"{stage.name} can be planned and simulated only; the engine runs dense models in "
-            "16 or 32 bits"
+            f"{', '.join(RUN)}"
         )
 
     def launches(self) -> int:

@@ -12,6 +12,7 @@ from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layo
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
 from twin.kernel.teams import taken_ahead
+from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     MOST_BATCH_ROWS,
     Matrix,
@@ -22,6 +23,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
 )
+from twin.proof.stored import DECODED, multiplied
 from twin.proof.violation import Violation
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
@@ -45,6 +47,7 @@ def check_kernel(plan: Plan) -> list[Violation]:
         return []
     found = [
         *_limits(plan),
+        *_lanes(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -72,7 +75,7 @@ def _simulated_only(plan: Plan) -> bool:
         or options.expert_ranks > 1
         or options.ahead_slots > 0
     )
-    layered = spec is not None and bool(spec.layout or spec.stored or spec.hyper)
+    layered = spec is not None and bool(spec.layout or spec.hyper or not multiplied(spec))
     return several or options.residual is Residual.SLICED or layered
 
 
@@ -136,11 +139,12 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
 
 
 def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
-    if matrix.format is not None:
+    if matrix.format is not None and matrix.format.name not in DECODED:
         yield Violation(
             "kernel",
             stage.name,
-            f"its weights are stored as {matrix.format.name}; the kernel multiplies 16 or 32 bits",
+            f"its weights are stored as {matrix.format.name}; the kernel multiplies 16 or 32 "
+            f"bits, or {', '.join(DECODED)}",
         )
     for what, columns in (("columns", matrix.cols), ("columns a tile", matrix.tile_cols)):
         if columns % LOADED_AT_ONCE and columns < matrix.cols + (what == "columns"):
@@ -160,6 +164,32 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
             stage.name,
             f"tiles of {matrix.tile_rows} rows; a block adds up at most {MOST_BATCH_ROWS} at once",
         )
+
+
+def _lanes(plan: Plan) -> Iterator[Violation]:
+    """Beside few-bit weights all matrices of an input share its layout: a thread has as many
+    elements of it in a row as one load brings of the narrowest weights."""
+    bits = [m.format.bits for stage in plan.stages for m in stage.matrices if m.format is not None]
+    lane = 8 * UNIT_BYTES // min(bits) if bits else 0
+    shapes: dict[object, tuple[str, int, int]] = {}
+    for stage in plan.stages:
+        if stage.matrix is None:
+            continue
+        cols, tile = stage.matrix.cols, stage.matrix.tile_cols
+        if stage.matrix.lane != lane:
+            held = f"{stage.matrix.lane} elements of a row to a thread"
+            yield Violation(
+                "kernel", stage.name, f"{held}; a load of the narrowest weights has {lane}"
+            )
+        elif lane and (cols % lane or tile % lane):
+            message = f"{cols} columns in tiles of {tile}: must be multiples of {lane}, a load"
+            yield Violation("kernel", stage.name, message)
+        first = shapes.setdefault(ROWS[stage.kind].input, (stage.name, cols, tile))
+        if lane and first[1:] != (cols, tile):
+            message = (
+                f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"
+            )
+            yield Violation("kernel", stage.name, message)
 
 
 def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:

@@ -19,6 +19,7 @@ from twin.models.mixers import (
     Mixer,
 )
 from twin.plan.types import Common, Parts, Residual, Routed, Scan, Span, Stage, StageKind, Value
+from twin.proof.stored import PLAIN, streams
 from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
@@ -466,7 +467,10 @@ class _Layer:
         first = 0
         for matrix, (rows, name) in zip(stage.matrices, parts, strict=True):
             stored = self.weights[name].format if self.walk.spec.stored else None
-            if matrix.format != stored:
+            own = self.plan.attention is not None  # the engine runs the plan
+            if own and stored is not None and stored.name in PLAIN:
+                stored = None
+            if not (streams(matrix, stored) if own else matrix.format == stored):
                 self.walk.say(stage, f"{name} is stored as {stored}, not {matrix.format}")
             owned = _rows_of(value.owned, first, first + rows, unit)
             if matrix.owned != owned:

@@ -22,6 +22,7 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
+from twin.proof.stored import multiplied
 from twin.proof.violation import Violation
 
 SUMMED = (  # of which every rank has a share
@@ -392,7 +393,7 @@ def whole(plan: Plan, elements: int) -> Spans:
 def _alike(plan: Plan, spec: ModelSpec) -> bool:
     """Neither layers described one by one, nor several formats, streams or tokens."""
     several = plan.options.tokens > 1 or plan.options.residual is Residual.SLICED
-    return not (spec.layout or spec.stored or spec.hyper or several)
+    return multiplied(spec) and not (spec.layout or spec.hyper or several)
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

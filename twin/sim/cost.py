@@ -12,7 +12,7 @@ from math import exp
 from twin.errors import HardwareError
 from twin.hardware.types import BlockCosts, Cache, Device, Launch, Warps
 from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
-from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE, WARP, WARPS, Team, team_of
+from twin.kernel.teams import LATE_AT_ONCE, WARP, WARPS, Team, rows_at_once, team_of
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Execution, Matrix, Options, Plan, Span, Stage
@@ -94,8 +94,10 @@ class TeamWork:
 _shape_team = lru_cache(maxsize=1024)(team_of)
 
 
-def _team(matrix: Matrix, dtype: DType) -> Team | None:
-    return _shape_team(matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes)
+def _team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
+    return _shape_team(
+        matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes, thread=matrix.thread
+    )
 
 
 def team_work(
@@ -127,8 +129,9 @@ def team_work(
             f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: "
             "use a smaller slot_bytes"
         )
-    pieces, tiles = -(-rows // ROWS_AT_ONCE), groups * team.slices
-    held = team.portions * team.warps * WARP * team.vector * ROWS_AT_ONCE
+    at_once = rows_at_once(matrix, dtype)
+    pieces, tiles = -(-rows // at_once), groups * team.slices
+    held = team.portions * team.warps * WARP * team.vector * at_once
     waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
     ends = pieces * warps.reduction_s.value / tiles
     return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
@@ -147,7 +150,8 @@ def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
     team = _team(matrix, dtype)
     if team is None or device.warps is None:
         return 0
-    size = team.size * WARP * team.vector * ROWS_AT_ONCE * dtype.bytes
+    bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
+    size = team.size * WARP * team.vector * rows_at_once(matrix, dtype) * bits // 8
     waits = team.portions * device.warps.slice_s.value / (team.groups * team.slices)
     return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
 
@@ -204,7 +208,7 @@ def late_rounds(elements: int) -> int:
 
 def vector_chunks(matrix: Matrix) -> int:
     """Column slices of which a thread holds elements."""
-    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix)
     return team.portions if team else 1
 
 
@@ -214,7 +218,7 @@ def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> 
     many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh:
     requests counted, not sectors). Teams that hold the same columns ask for them again.
     """
-    team = _shape_team(matrix.cols, matrix.tile_cols, WARPS[0])
+    team = _team(matrix)
     if team is None:
         return element * matrix.cols
     thread = element * team.vector

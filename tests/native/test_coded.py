@@ -1,0 +1,100 @@
+"""What a GPU's threads make of packed few-bit weights, beside FP64, with a CPU in their place."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from twin import toolchain
+from twin.data import data_dir
+from twin.kernel.coded import NUMBERS, tile
+from twin.models.codes import CODES, Coded
+from twin.plan.build import build
+from twin.plan.types import Limits, Options, Plan
+
+SOURCE = Path(__file__).resolve().parent / "coded.cpp"
+COLUMNS, ROWS = 256, 13
+TEAMS = Limits(
+    blocks=2, dies=1, on_chip_bytes=2**18, memory_bytes=2**40, oversubscribe=False, teams=True
+)
+# largest error, of the root mean square of the sums
+BOUNDS = {"plain": 1e-6, "int8": 1e-4, "fp8": 1e-6, "fp8-128x128": 1e-6}
+
+
+def planned(name: str) -> Plan:
+    from tests.engine.small_engine import LLAMA
+    from twin.models.formats import format_named
+    from twin.models.quantized import requantized
+
+    return build(requantized(LLAMA, format_named(name)), Options(context=8, max_context=64), TEAMS)
+
+
+def summed(
+    folder: Path, code: str, lane: int, x: NDArray[np.float32], packed: NDArray[np.uint8]
+) -> NDArray[np.float32]:
+    program, native = folder / "coded", data_dir("native") / "platform"
+    defined = {"LANE_ELEMENTS": lane, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
+    flags = [
+        "-std=c++17",
+        "-O1",
+        f"-I{native}",
+        *(f"-D{name}={value}" for name, value in defined.items()),
+    ]
+    subprocess.run([toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(program)], check=True)
+    done = subprocess.run(
+        [str(program), str(ROWS)],
+        input=x.tobytes() + packed.tobytes(),
+        capture_output=True,
+        check=True,
+    )
+    return np.frombuffer(done.stdout, np.float32)
+
+
+def error(found: NDArray[np.float32], weights: NDArray[Any], x: NDArray[np.float32]) -> float:
+    wanted = weights.astype(np.float64) @ x.astype(np.float64)
+    return float(np.abs(found - wanted).max() / np.sqrt((wanted**2).mean()))
+
+
+def activations() -> NDArray[np.float32]:
+    """Of which one in 64 is thirty times larger."""
+    chance = np.random.default_rng(5)
+    x = chance.standard_normal(COLUMNS).astype(np.float32)
+    x[::64] *= 30
+    return x
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
+    plan, x = planned(name), activations()
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights: Coded = CODES[name].quantise(
+        np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
+    )
+    packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
+    found = summed(tmp_path, name, matrix.lane, x, packed)
+    assert error(found, weights.astype(np.float64), x) < BOUNDS[name]
+
+
+def test_threads_sum_rows_of_the_weight_type_beside_coded_ones(tmp_path: Path) -> None:
+    plan, x = planned("int8"), activations()
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and not stage.matrix.format)
+    weights = np.random.default_rng(2).standard_normal((ROWS, COLUMNS)).astype(ml_dtypes.bfloat16)
+    packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
+    found = summed(tmp_path, "plain", matrix.lane, x, packed)
+    assert error(found, weights, x) < BOUNDS["plain"]
+
+
+def test_an_input_that_is_no_number_is_not_hidden(tmp_path: Path) -> None:
+    plan, x = planned("int8"), activations()
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights = CODES["int8"].quantise(np.ones((ROWS, COLUMNS), np.float32))
+    packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
+    for strange in (np.nan, np.inf):
+        x[17] = strange
+        assert not np.isfinite(summed(tmp_path, "int8", matrix.lane, x, packed)).any()

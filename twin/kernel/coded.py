@@ -1,0 +1,121 @@
+"""Coded weights as the kernel finds them: the bytes of a tile, and what the table of stages says of
+them.
+
+A tile of few-bit weights holds the codes of its rows, one row after the other, and behind them its
+scales, [blocks of a row][rows, filled up to SCALED_ROWS]; its end is filled up to UNIT_BYTES. A
+GPU's thread holds `lane` elements of each row. Where these take several loads of 16 bytes, as those
+of the plan's weight type do beside few-bit weights, the first loads of all threads come first, then
+the second ones: neighbouring threads then load neighbouring bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.models.codes import CODES, Coded
+from twin.models.formats import SCALED_ROWS, UNIT_BYTES
+from twin.models.spec import DType
+from twin.plan.types import Matrix, Plan, Stage, tiles
+
+STORAGE: dict[DType, Any] = {
+    DType.FP16: np.float16,
+    DType.BF16: ml_dtypes.bfloat16,
+    DType.FP32: np.float32,
+}
+NUMBERS = {name: at for at, name in enumerate(CODES, start=1)}
+
+
+def stored_bytes(plan: Plan, matrix: Matrix, rows: int, cols: int) -> int:
+    """Bytes of a tile."""
+    if matrix.format is None:
+        return rows * cols * plan.options.weight_dtype.bytes
+    return matrix.format.bytes(rows, cols)
+
+
+def codes_of(plan: Plan) -> tuple[int, int]:
+    """(a bit for each code of the plan's matrices, elements of a thread's row)."""
+    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
+    return sum({1 << _number(matrix) for matrix in matrices}), max(
+        matrix.lane for matrix in matrices
+    )
+
+
+def coded_fields(plan: Plan, matrix: Matrix | None) -> dict[str, int]:
+    """How a stage's weights are stored; bytes of a row's codes and scales in a whole tile, and in
+    the last column slice.
+    """
+    if matrix is None:
+        return dict.fromkeys(("code", "row_bytes", "last_bytes", "row_scales", "last_scales"), 0)
+    last = matrix.cols % matrix.tile_cols or matrix.tile_cols
+    bits, form = (
+        matrix.format.bits if matrix.format else 8 * plan.options.weight_dtype.bytes,
+        matrix.format,
+    )
+    scales = [
+        form.scales(1, cols) * form.scale_bytes if form else 0 for cols in (matrix.tile_cols, last)
+    ]
+    return {
+        "code": _number(matrix),
+        "row_bytes": matrix.tile_cols * bits // 8,
+        "last_bytes": last * bits // 8,
+        "row_scales": scales[0],
+        "last_scales": scales[1],
+    }
+
+
+def pack_coded(
+    plan: Plan,
+    stage: Stage,
+    source: NDArray[Any] | Coded,
+    starts: list[int],
+    out: NDArray[np.uint8],
+) -> list[int]:
+    """Write a stage's tiles at `starts`, one of each block, into `out`. Returns where the next
+    stage's begin.
+    """
+    matrix, ends = stage.matrix, list(starts)
+    assert matrix is not None
+    for block in range(plan.blocks):
+        for (lo, hi), (left, right) in tiles(matrix, block):
+            size = stored_bytes(plan, matrix, hi - lo, right - left)
+            made = tile(plan, matrix, source, (lo, hi), (left, right))
+            out[ends[block] : ends[block] + len(made)] = made
+            out[ends[block] + len(made) : ends[block] + size] = 0
+            ends[block] += size
+    return ends
+
+
+def tile(
+    plan: Plan,
+    matrix: Matrix,
+    source: NDArray[Any] | Coded,
+    rows: tuple[int, int],
+    cols: tuple[int, int],
+) -> NDArray[np.uint8]:
+    """A tile's bytes, without what fills it up."""
+    if isinstance(source, Coded):
+        part = source.rows(slice(*rows)).columns(*cols)
+        scales = np.zeros(
+            (part.scales.shape[1], -(-len(part.codes) // SCALED_ROWS) * SCALED_ROWS),
+            part.code.scale_type,
+        )
+        scales[:, : len(part.codes)] = part.scales.T
+        return np.concatenate(
+            [np.ascontiguousarray(part.codes).reshape(-1), scales.view(np.uint8).reshape(-1)]
+        )
+    plain = np.ascontiguousarray(source[slice(*rows), slice(*cols)]).astype(
+        STORAGE[plan.options.weight_dtype]
+    )
+    loads = matrix.lane * plain.itemsize // UNIT_BYTES if plan.limits.teams else 1
+    bytes_ = plain.view(np.uint8).reshape(len(plain), -1, loads, UNIT_BYTES if loads > 1 else 1)
+    return (
+        np.ascontiguousarray(bytes_.swapaxes(1, 2)).reshape(-1) if loads > 1 else bytes_.reshape(-1)
+    )
+
+
+def _number(matrix: Matrix) -> int:
+    return NUMBERS[matrix.format.name] if matrix.format else 0

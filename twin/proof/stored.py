@@ -1,0 +1,37 @@
+"""Which stored formats our kernel multiplies: the proof's own list."""
+
+from __future__ import annotations
+
+from twin.models.formats import WHOLE_ROW, Format
+from twin.models.spec import ModelSpec
+from twin.plan.types import Matrix
+
+PLAIN = ("fp32", "bf16", "fp16")  # in a plan that the engine runs: its weight type
+DECODED = {  # name -> bits, columns of a row's scale, bytes of it
+    "int8": (8, None, 4),
+    "fp8": (8, None, 4),
+    "fp8-128x128": (8, 128, 4),
+}
+
+
+def streams(matrix: Matrix, stored: Format | None) -> bool:
+    """Is the matrix stored as a model's weights are, as the kernel streams these? None: in the
+    plan's weight type.
+    """
+    has = matrix.format
+    if has is None or stored is None:
+        return has is stored
+    bits, wide, size = DECODED[stored.name]
+    shape = (1, wide or WHOLE_ROW)
+    return (
+        has.name == stored.name
+        and has.coded
+        and (has.bits, has.block, has.scale_bytes) == (bits, shape, size)
+    )
+
+
+def multiplied(spec: ModelSpec) -> bool:
+    """Are all matrices of a model in formats that the kernel multiplies?"""
+    return spec.stored is None or all(
+        weight.format.name in (*PLAIN, *DECODED) for weight in spec.weights()
+    )
