@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.kernel import experts
 from twin.kernel.layout import FIELDS, FLOATS, Layout, layout
 from twin.models.spec import DType
 from twin.models.variant import Activation
@@ -144,6 +145,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         f"constexpr int GROUP = {own.group if own else 1};  // query heads that share a key head",
         f"constexpr bool TRACE = {str(trace).lower()};\n",
         *_family(plan),
+        *_experts(plan),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
         _memory("Request", REQUEST_FIELDS, Request),
@@ -167,6 +169,23 @@ def _family(plan: Plan) -> list[str]:
         for name, value in made.items()
     )
     return [f"#define TWIN_FAMILY\nstruct Family {{\n{body}\n}};\n"]
+
+
+def _experts(plan: Plan) -> list[str]:
+    """What a router does; native/platform/experts.h stands in for models without one."""
+    made = experts.constants(plan)
+    if not made:
+        return []
+    types = {bool: "bool", int: "int", float: "float"}
+    body = "\n".join(
+        f"  static constexpr {types[type(value)]} {name} = {_constant(value)};"
+        for name, value in made.items()
+    )
+    return [f"#define TWIN_EXPERTS\nstruct Experts {{\n{body}\n}};\n"]
+
+
+def _constant(value: bool | int | float) -> str:
+    return str(value) if type(value) is int else _literal(value)
 
 
 def family(plan: Plan) -> dict[str, bool | float]:

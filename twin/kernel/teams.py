@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.kernel.experts import has_experts, multiplied
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS, Input
 from twin.plan.types import Matrix, Plan, StageKind
@@ -36,6 +37,8 @@ AHEAD_REGISTERS = (
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
     (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
 )
+# where a layer has experts, whose stages are two more
+EXPERT_REGISTERS = {"hidden": 64, "heads": 32, "ffn": 0}
 # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
 # else
 BIAS_REGISTERS = 32
@@ -138,10 +141,11 @@ def teams_of(plan: Plan) -> Teams:
     shapes: dict[str, Matrix] = {}
     weights: dict[str, int] = dict.fromkeys(KINDS, 0)
     for stage in plan.stages:
+        matrix = multiplied(plan, stage)
         for name, kinds in KINDS.items():
-            if stage.matrix and stage.kind in kinds:
-                shapes[name] = stage.matrix
-                weights[name] += stage.matrix.rows * stage.matrix.cols
+            if matrix and stage.kind in kinds:
+                shapes[name] = matrix
+                weights[name] += matrix.rows * matrix.cols
 
     def division(warps: int) -> dict[str, Team | None]:
         size = plan.options.weight_dtype.bytes
@@ -189,6 +193,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )
+    if has_experts(plan):
+        most = min(most, EXPERT_REGISTERS[name])
     return most - BIAS_REGISTERS if name == "hidden" and plan.spec and plan.spec.qkv_bias else most
 
 

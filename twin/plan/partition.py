@@ -69,9 +69,13 @@ def cut(
     owned: tuple[Span, ...],
     options: Options,
     format: Format | None = None,
+    even: bool = False,
 ) -> Matrix:
     """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as
     stored, if not in the plan's weight type.
+
+    `even`: column slices of one width, so that the slices of several matrices side by side are
+    those of one wide matrix.
     """
     if cols % COLUMN_STEP:
         raise PlanError(
@@ -107,6 +111,10 @@ def cut(
             f"least {need}"
         )
     slices = -(-cols // widest)
+    if even:
+        slices = next(
+            n for n in range(slices, cols + 1) if cols % (n * grain) == 0 or n * grain >= cols
+        )
     tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
     tile_cols += -tile_cols % grain
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)

@@ -623,6 +623,13 @@ def expected_experts(routed: Routed, tokens: int) -> float:
     return routed.total * (1.0 - (1.0 - routed.top_k / routed.total) ** tokens)
 
 
+def always_all(routed: Routed) -> bool:
+    """Do all draws choose equally many of the experts that a rank holds? Those of one token, where
+    it holds all.
+    """
+    return routed.most == routed.top_k and routed.experts == routed.total
+
+
 def routed_share(total: int, blocks: int, block: int) -> Span:
     """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them
     evenly and in order.

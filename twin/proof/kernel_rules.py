@@ -13,6 +13,7 @@ from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
 from twin.plan.types import (
     MOST_BATCH_ROWS,
+    Execution,
     Matrix,
     Plan,
     Residual,
@@ -44,6 +45,7 @@ def check_kernel(plan: Plan) -> list[Violation]:
         return []
     found = [
         *_limits(plan),
+        *_experts(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -71,7 +73,7 @@ def _simulated_only(plan: Plan) -> bool:
         or options.expert_ranks > 1
         or options.ahead_slots > 0
     )
-    layered = spec is not None and bool(spec.layout or spec.stored or spec.hyper)
+    layered = spec is not None and spec.runnable_reason() is not None
     return several or options.residual is Residual.SLICED or layered
 
 
@@ -103,10 +105,44 @@ def _limits(plan: Plan) -> Iterator[Violation]:
         yield Violation("kernel", THE_PLAN, message)
 
 
+def _experts(plan: Plan) -> Iterator[Violation]:
+    """Stages of chosen experts are multiplied as one matrix each; an NVIDIA block remembers the
+    choice within a launch.
+    """
+    routed = [(stage, stage.matrix) for stage in plan.stages if stage.routed and stage.matrix]
+    if routed and plan.limits.teams and plan.options.execution is not Execution.RESIDENT:
+        message = (
+            f"execution={plan.options.execution.value} forgets between kernels which experts were "
+            "chosen; use execution=resident"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+    for stage, matrix in routed:
+        if stage.kind is StageKind.ROUTED_DOWN and matrix.cols % min(matrix.tile_cols, matrix.cols):
+            message = (
+                f"slices of {matrix.tile_cols} of {matrix.cols} columns; those of several experts "
+                "are of one width"
+            )
+            yield Violation("kernel", stage.name, message)
+        if plan.limits.teams and matrix.tile_rows > matrix.rows:
+            message = (
+                f"tiles of {matrix.tile_rows} rows of experts of {matrix.rows}; a tile has rows of "
+                "two experts at most"
+            )
+            yield Violation("kernel", stage.name, message)
+    if routed and plan.limits.teams and any(stage.kind is StageKind.DOWN for stage in plan.stages):
+        message = (
+            "some layers have no experts; an NVIDIA block's warps are divided for one width of "
+            "feed-forward layers"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+
+
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
+    # the data flow says which stages are
+    routed = plan.spec is not None and plan.spec.experts is not None
     for what, there in (
-        ("chosen experts", stage.routed),
-        ("a gate for its weights", stage.gate is not None),
+        ("chosen experts", stage.routed and not routed),
+        ("a gate for its weights", stage.gate is not None and not routed),
         ("a scan of its own", stage.scan),
         ("several matrices", stage.more),
         ("sums that stay in the block", stage.kept),
