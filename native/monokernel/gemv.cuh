@@ -2,7 +2,7 @@
 // the ring.
 #pragma once
 
-#include "handoff.cuh"
+#include "choice.cuh"
 
 namespace twin {
 
@@ -26,6 +26,21 @@ __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int 
 
 __device__ __forceinline__ float unscaled() { return 1.0f; }
 
+// Partial sums of rows lo..hi-1 of the stage's matrix. Where no loader brings experts' tiles, a
+// block reads them where they lie.
+template <class Stage, class Vector, class Ahead>
+__device__ __forceinline__ void dot_tiles(Block& b, const Stage& stage, const Vector& x, int lo,
+                                          int hi, float* sums, int batch, Ahead& ahead) {
+  if constexpr (Experts::ANY && !Core::EXPERTS_IN_RING) {
+    if (stage.expert_rows) {
+      const u8* first = b.memory.stream + u64(stage.expert_page) * PAGE_BYTES;
+      return dot_expert_tiles(b.core, stage, first, choice_of(b.plan, b.scratch).expert, x, lo, hi,
+                              sums);
+    }
+  }
+  b.core.dot_tiles(stage, x, lo, hi, sums, batch, ahead);
+}
+
 // Calls emit(element, sums of its `unit` rows times the factor) once for each element of the block,
 // in row order per thread. `ahead`: weights of the first rows that were taken from the ring before
 // x was there. factor() is asked for behind a barrier.
@@ -45,7 +60,7 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
     float* const sums = b.scratch + b.half * b.plan.half_floats;  // [parts][batch]
     b.half ^= 1;
     TWIN_HOLDS((x.parts(stage) - 1) * batch + hi - lo <= b.plan.half_floats);
-    b.core.dot_tiles(stage, x, lo, hi, sums, batch, ahead);
+    dot_tiles(b, stage, x, lo, hi, sums, batch, ahead);
     b.core.barrier();
     if (b.core.gave_up()) return false;
     if (lo == own.lo) {
@@ -65,15 +80,20 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
 
 // Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform
 // whose loader fills the ring: fill(bytes) for each tile of a matrix, cached(stage) for what a
-// stage reads of the cache. Ends early when one says so.
-template <class Fill, class Cached>
+// stage reads of the cache, experts(stage, rows) for what it multiplies of experts. Ends early when
+// one says so.
+template <class Fill, class Cached, class Chosen>
 __device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head,
-                              Fill fill, Cached cached) {
+                              Fill fill, Cached cached, Chosen experts) {
   for (int s = first; s < last; ++s) {
     const Stage& stage = plan.stages_at(s);
     if (stage.kind == int(StageKind::ATTENTION) && !cached(stage)) return false;
     if (stage.owned < 0 || (stage.kind == int(StageKind::LM_HEAD) && !with_head)) continue;
     const Span own = plan.owned_of(stage.owned, block);
+    if (routed(stage.kind)) {
+      if (!experts(stage, own)) return false;
+      continue;
+    }
     const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT),
               cols = stage.cols, most = stage.tile_cols;
     for (int row = own.lo; row < own.hi; row += high) {

@@ -1,6 +1,7 @@
 // The monokernel: every stage of every step, in one launch or in one launch per stage.
 #pragma once
 
+#include "experts.cuh"
 #include "prompt.cuh"
 #include "stages.cuh"
 
@@ -28,7 +29,8 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
     case StageKind::LANE_MEAN: return has(b, StageKind::LANE_MEAN) && lane_mean(b, index, stage);
     case StageKind::STREAM: return has(b, StageKind::STREAM) && stream(b, index, stage);
     case StageKind::EXCHANGE: return has(b, StageKind::EXCHANGE) && exchange(b, index, stage);
-    default: return false;  // simulated only: no plan with such a stage reaches a kernel
+    // others are simulated only: no plan with them reaches a kernel
+    default: return compute_experts(b, index, stage);
   }
   return false;
 }

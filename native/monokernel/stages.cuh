@@ -111,11 +111,15 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   return true;
 }
 
-// The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD are one piece of code
-// on a device.
+// Do a stage's rows come in pairs, of a gate and of what passes it?
+__device__ __forceinline__ bool makes_pairs(int kind) {
+  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP));
+}
+
+// The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
+// experts, are one piece of code on a device.
 __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& stage) {
-  const bool head = stage.kind == int(StageKind::LM_HEAD),
-             gated = stage.kind == int(StageKind::GATE_UP);
+  const bool head = stage.kind == int(StageKind::LM_HEAD), gated = makes_pairs(stage.kind);
   // lanes met: the input is their sum, normed before
   const bool meeting = b.plan.mean_of > 1 && head;
   const Work work = work_of(b, stage, gated ? 2 : 1);

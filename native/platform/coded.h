@@ -17,7 +17,7 @@ constexpr bool CODED = true;
 #else
 constexpr bool CODED = false;
 constexpr u32 CODES = 1u;  // a bit for each code of the plan's matrices
-constexpr int LANE = 0;    // elements of a row that a GPU's thread holds at once
+constexpr int CODED_PACK = 0;    // elements of a row that a GPU's thread holds at once
 #endif
 
 __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> int(code) & 1u); }

@@ -52,7 +52,7 @@ struct Coding {  // how a piece of a vector's columns is divided into rows
   static constexpr Code CODE = C;
   // multiplied as whole numbers
   static constexpr bool SCALED = C != Code::PLAIN, WHOLE = C == Code::INT8;
-  static constexpr int LOADS = LANE * code_bits(C) / (8 * UNIT_BYTES);  // of a row
+  static constexpr int LOADS = CODED_PACK * code_bits(C) / (8 * UNIT_BYTES);  // of a row
   static constexpr int ROWS = LOADS ? ROWS_AT_ONCE / LOADS : ROWS_AT_ONCE;
   static_assert(!CODED || ROWS * LOADS == ROWS_AT_ONCE, "whole loads, whole rows");
 };

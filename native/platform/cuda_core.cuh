@@ -49,8 +49,9 @@ struct Core {
   static constexpr int SCAN_HEADS = Plan::scan_heads;   // and in a step
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
   static constexpr int POSITION_THREADS = CachedPiece::THREADS;
-  static constexpr bool KEEPER = true;                    // a warp of its own makes the resets
-  static constexpr bool CACHE_IN_RING = true;             // loaders bring cached keys and values
+  static constexpr bool KEEPER = true;         // a warp of its own makes the resets
+  static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
+  static constexpr bool EXPERTS_IN_RING = true;
   static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
@@ -445,6 +446,13 @@ struct Core {
   __device__ __forceinline__ void scanned() const {
     if (me == 0)
       asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(&signals.scanned))
+                   : "memory");
+  }
+
+  // The block has chosen experts: `made` counts.
+  __device__ __forceinline__ void chosen(u32* made) const {
+    if (me == 0)
+      asm volatile("red.release.cta.shared.add.u32 [%0], 1;" ::"r"(shared_address(made))
                    : "memory");
   }
 

@@ -54,6 +54,88 @@ struct CacheStream {
   }
 };
 
+// What the ring brings of experts, once the block has chosen. ROUTE writes a choice only behind all
+// tiles of the one before, so a loader that copies a tile reads the choice that the tile is of.
+template <class Plan>  // a parameter: without experts nobody asks for its words
+struct ExpertStream {
+  const RankMemory& memory;
+  Loader& loader;
+
+  // In shared memory, addressed anew each time: side warps have few registers.
+  __device__ static __forceinline__ u32 word(int at) {
+    extern __shared__ __align__(128) u8 shared[];
+    return shared_address(shared) + u32(Shared::scratch) + 4u * u32(choice_word(Plan(), at));
+  }
+  __device__ static __forceinline__ u32 look(int at) {
+    u32 seen;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(seen) : "r"(word(at)) : "memory");
+    return seen;
+  }
+
+  // Waits for the choice of the next layer, or of the same once more.
+  __device__ __forceinline__ bool chosen(bool next) const {
+    // layers whose experts were asked for
+    const int mine = 2 * Experts::TOP_K + 1 + int(threadIdx.x / 32 - LOADER_WARP);
+    const u32 asked = look(mine) + u32(next);
+    if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(asked) : "memory");
+    while (look(2 * Experts::TOP_K) < asked)
+      if (barrier_seen(loader.left, 0)) return false;
+    return true;
+  }
+
+  // Rows of a slice of an expert, from one on.
+  template <class Stage>
+  __device__ __forceinline__ const u8* at(const Stage& stage, int place, int row, int col,
+                                          int cols) const {
+    const u32 within = (u32(stage.expert_rows) * u32(col) + u32(row) * u32(cols)) *
+                       u32(type_bytes(WEIGHT)) / u32(UNIT_BYTES);
+    const u64 units = u64(look(place)) * u64(stage.expert_units) + within;
+    return memory.stream + u64(stage.expert_page) * PAGE_BYTES + units * UNIT_BYTES;
+  }
+
+  // The tile at a row and a column of the wide matrix. Its rows are of one expert, or of two, one
+  // below the other.
+  template <class Stage>
+  __device__ __forceinline__ bool fill(const Stage& stage, int row, int rows, int column) {
+    constexpr int HIGH = 2 * Experts::WIDTH;
+    const bool up = stage.kind == int(StageKind::ROUTED_UP);
+    const int place = up ? row / HIGH : column / Experts::WIDTH;
+    if (up) row -= place * HIGH;
+    const int col = up ? column : column - place * Experts::WIDTH,
+              cols = least(stage.tile_cols, stage.expert_cols - col);
+    const int upper = up ? least(rows, HIGH - row) : rows, row_bytes = cols * type_bytes(WEIGHT);
+    if (!loader.place(rows * row_bytes)) return false;
+    bulk_copy(loader.slot, at(stage, place, row, col, cols), upper * row_bytes, loader.now.at,
+              loader.policy);
+    if (upper < rows)
+      bulk_copy(loader.slot + u32(upper * row_bytes), at(stage, place + 1, 0, col, cols),
+                (rows - upper) * row_bytes, loader.now.at, loader.policy);
+    loader.placed();
+    return true;
+  }
+
+  template <class Stage>
+  __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
+    if (!chosen(stage.kind == int(StageKind::ROUTED_UP))) return false;
+    for (int row = own.lo; row < own.hi; row += stage.tile_rows)
+      for (int column = 0; column < stage.cols; column += stage.tile_cols)
+        if (loader.mine() && !fill(stage, row, least(stage.tile_rows, own.hi - row), column))
+          return false;
+    return true;
+  }
+};
+
+// Nothing in a plan without experts.
+struct NoExperts {
+  __device__ __forceinline__ bool operator()(const Stage&, const Span&) const { return true; }
+};
+
+template <bool ANY>
+__device__ __forceinline__ auto experts_of(const RankMemory& memory, Loader& loader) {
+  if constexpr (ANY) return ExpertStream<Plan>{memory, loader};
+  if constexpr (!ANY) return NoExperts{};
+}
+
 __device__ void load_weights(const Launch& launch, const RankMemory& memory, int block,
                              Loader& loader, const Signals& signals, int step, int first,
                              int last) {
@@ -61,6 +143,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   CacheStream cache = {launch, memory, signals, loader, block};
+  auto experts = experts_of<Experts::ANY>(memory, loader);
+  const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };
   const u8* from = stream;
   const auto fill = [&](int bytes) {
     const bool filled = loader.fill(from, bytes);
@@ -70,13 +154,15 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
     from += u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
-    stream_stages(plan, block, first, last, head_needed(launch.request, step), fill,
-                  [&](const Stage& stage) { return cache(stage, step, false); });
+    stream_stages(
+        plan, block, first, last, head_needed(launch.request, step), fill,
+        [&](const Stage& stage) { return cache(stage, step, false); }, chosen);
   }
   bool more = Plan::resident;
   for (step = Plan::resident ? 0 : step; more && step < launch.request.steps; ++step) {
-    more = stream_stages(plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
-                         [&](const Stage& stage) { return cache(stage, step, step > 0); });
+    more = stream_stages(
+        plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
+        [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen);
     from = stream;
     if (step == 0) cache.of_a_step = cache.stages;
   }

@@ -137,6 +137,9 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     return Ring{shared_address(shared), shared_address(shared + Shared::barriers), 0};
   };
   if (threadIdx.x == 0) begin_block(ring_here(), signals, progress);
+  if constexpr (Experts::ANY)
+    if (threadIdx.x == 0)
+      no_choice<LOADERS>(launch.plan, reinterpret_cast<float*>(shared + Shared::scratch));
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));

@@ -113,6 +113,27 @@ struct Loader {
     return true;
   }
 
+  // The same in steps, for a tile of several copies: is it this thread's, may it be copied into
+  // `slot`, it has been. Not of `fill`, whose machine code it would change.
+  __device__ __forceinline__ bool mine() { return skip-- == 0; }
+  __device__ __forceinline__ bool place(int bytes) {
+    skip = u32(LOADERS) - 1;
+    Turn used = now.before(ring.full, Ring::SLOTS);
+    used.at += Turn::ROUND;
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, Ring::WINDOW))))
+      return false;
+    if (Ring::WINDOW != Ring::ODD && !wait(now.before(ring.full, Ring::ODD))) return false;
+    expect_copies(now.at, bytes);
+    return true;
+  }
+  __device__ __forceinline__ void placed() {
+    now.next(ring.full);
+    tile += u32(LOADERS);
+    slot += u32(LOADERS) % Ring::SLOTS * u32(Plan::slot_bytes);
+    if (slot >= ring.slots + Ring::SLOTS * u32(Plan::slot_bytes))
+      slot -= Ring::SLOTS * u32(Plan::slot_bytes);
+  }
+
   // Nothing may arrive after the block has left.
   __device__ void drain() {
     for (u32 back = u32(LOADERS); back <= tile && back < Ring::SLOTS + u32(LOADERS);

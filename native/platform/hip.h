@@ -304,6 +304,7 @@ struct Core {
   static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
+  static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
@@ -464,6 +465,7 @@ struct Core {
   __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }
   __device__ static void appended() {}
   __device__ static void scanned() {}
+  __device__ static void chosen(u32*) {}
   __device__ static void published() {}
 
   template <class Stall>

@@ -60,6 +60,7 @@ struct Core {
   static constexpr int POSITION_THREADS = 1;    // threads that share a cached position
   static constexpr bool KEEPER = false;         // no keeper makes the resets
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
+  static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
@@ -153,6 +154,7 @@ struct Core {
   // published after its last poll.
   static void appended() {}
   static void scanned() {}
+  static void chosen(u32*) {}
   void relax(u32 spins) {
     if (alone) {
       spins > PATIENT_SPINS ? nap(NAP_NS) : pause_core();

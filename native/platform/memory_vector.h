@@ -124,6 +124,30 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
   }
 }
 
+// The same of a stage of experts, whose tiles lie where the choice says: [experts][column
+// slices][rows][columns of a slice] from `first` on. Its rows are those of all chosen experts one
+// below the other, or its columns side by side.
+template <class Core, class Stage>
+__device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first, const int* chosen,
+                                 const MemoryVector& x, int lo, int hi, float* sums) {
+  const int high = stage.expert_rows, wide = stage.expert_cols;
+  for (int row = lo, end; row < hi; row = end) {
+    end = (row / high + 1) * high;  // a tile is of one expert
+    if (row + stage.tile_rows < end) end = row + stage.tile_rows;
+    if (hi < end) end = hi;
+    float* to = sums + (row - lo);
+    for (int col = 0; col < stage.cols; col += stage.tile_cols, to += stage.batch) {
+      const int left = wide - col % wide, cols = left < stage.tile_cols ? left : stage.tile_cols;
+      const u8* expert =
+          first + u64(chosen[row / high + col / wide]) * u64(stage.expert_units) * UNIT_BYTES;
+      const long at = long(high) * (col % wide) + long(row % high) * cols;
+      if (core.ring.mine())
+        core.dot_tile(expert + at * type_bytes(WEIGHT), end - row, cols, x.at + col, to);
+      core.ring.next(0);
+    }
+  }
+}
+
 template <int N, int ALIGNED>
 __device__ Pack<N> load_pack(const float* at, bool pushed = false) {
   Pack<N> pack;

@@ -30,3 +30,5 @@ struct Candidate {
 #else
 #include "host.h"
 #endif
+
+#include "experts.h"  // behind the generated header, which may bring its own

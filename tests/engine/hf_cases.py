@@ -122,6 +122,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "qwen3-moe-plain": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": False,
+        "num_hidden_layers": 2,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        **_SIZES,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+    },
 }
 ALL = CASES | FAMILIES
 

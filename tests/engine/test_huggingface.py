@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.engine.hf_cases import (
     tokens,
     weights,
 )
+from twin.engine import safetensors
 from twin.engine.host import HostEngine
 from twin.engine.weights import open_checkpoint
 from twin.models.load import from_config
@@ -57,11 +59,26 @@ def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> 
     # a copy: it writes into the scaling
     hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     hf_config._attn_implementation = "eager"
+    if table.spec.experts:
+        return _from_folder(transformers, hf_config, table, save)
     model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
     state = {name: torch.tensor(array) for name, array in as_stored(table).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}  # shared with the embedding table
+    if save:
+        model.save_pretrained(save, max_shard_size="100KB")
+    return model
+
+
+def _from_folder(transformers: Any, config: Any, table: Table, save: Path | None) -> Any:
+    """The same of a model whose modules hold all experts in one tensor, unlike its checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        safetensors.write(Path(folder) / "model.safetensors", as_stored(table))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager", dtype="float32"
+        ).eval()
     if save:
         model.save_pretrained(save, max_shard_size="100KB")
     return model

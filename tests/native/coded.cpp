@@ -1,5 +1,5 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
-// by thread. Compiled with LANE_ELEMENTS, CODED_AS and COLUMNS; reads the input [COLUMNS] and a
+// by thread. Compiled with PACK_ELEMENTS, CODED_AS and COLUMNS; reads the input [COLUMNS] and a
 // tile from stdin, the number of its rows from the command line, and writes its rows' sums.
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,7 @@ constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE
 
 #define TWIN_CODED
 constexpr u32 CODES = ~0u;
-constexpr int LANE = LANE_ELEMENTS;
+constexpr int CODED_PACK = PACK_ELEMENTS;
 
 // ---- the machine --------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ void four_e4m3(u32 word, float (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = coded_value(Code::FP8, u8(word >> 8 * i));
 }
 struct Vector {
-  static constexpr int VECTOR = LANE, CHUNKS = 1;
+  static constexpr int VECTOR = CODED_PACK, CHUNKS = 1;
   float at[CHUNKS][VECTOR];
   static bool valid(int, int) { return true; }
   static int local(int me) { return me * VECTOR; }
@@ -87,9 +87,9 @@ int main(int, char** words) {
   static float x[COLUMNS];
   if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
   std::vector<float> sums(rows + ROWS_AT_ONCE, 0.0f);
-  for (int me = 0; me < COLUMNS / LANE; ++me) {
+  for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
     Vector mine;
-    memcpy(mine.at[0], x + me * LANE, sizeof mine.at[0]);
+    memcpy(mine.at[0], x + me * CODED_PACK, sizeof mine.at[0]);
     Whole<Vector> whole;
     whole.set(mine);
     for (int first = 0; first < rows; first += As::ROWS) {

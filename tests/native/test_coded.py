@@ -36,10 +36,10 @@ def planned(name: str) -> Plan:
 
 
 def summed(
-    folder: Path, code: str, lane: int, x: NDArray[np.float32], packed: NDArray[np.uint8]
+    folder: Path, code: str, pack: int, x: NDArray[np.float32], packed: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
     program, native = folder / "coded", data_dir("native") / "platform"
-    defined = {"LANE_ELEMENTS": lane, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
+    defined = {"PACK_ELEMENTS": pack, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
     flags = [
         "-std=c++17",
         "-O1",
@@ -77,7 +77,7 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
         np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
     )
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
-    found = summed(tmp_path, name, matrix.lane, x, packed)
+    found = summed(tmp_path, name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS[name]
 
 
@@ -86,7 +86,7 @@ def test_threads_sum_rows_of_the_weight_type_beside_coded_ones(tmp_path: Path) -
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and not stage.matrix.format)
     weights = np.random.default_rng(2).standard_normal((ROWS, COLUMNS)).astype(ml_dtypes.bfloat16)
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
-    found = summed(tmp_path, "plain", matrix.lane, x, packed)
+    found = summed(tmp_path, "plain", matrix.pack, x, packed)
     assert error(found, weights, x) < BOUNDS["plain"]
 
 
@@ -97,4 +97,4 @@ def test_an_input_that_is_no_number_is_not_hidden(tmp_path: Path) -> None:
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     for strange in (np.nan, np.inf):
         x[17] = strange
-        assert not np.isfinite(summed(tmp_path, "int8", matrix.lane, x, packed)).any()
+        assert not np.isfinite(summed(tmp_path, "int8", matrix.pack, x, packed)).any()

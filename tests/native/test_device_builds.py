@@ -96,6 +96,7 @@ BUILDS = [
         "lanes, graph",
     ),
     *slow("qwen2.5-coder-1.5b", "graph, full"),
+    *slow("qwen3-30b-a3b", "defaults"),
     *slow("llama-3.1-8b", "counter", "defaults"),
     *(
         case

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.engine.small_engine import *
+from tests.engine.test_experts import routed
 import twin.engine.host
 from twin.engine.sampling import sample
 from twin.errors import EngineError
@@ -27,10 +28,14 @@ cases = (
     {"gpus": 2, "sampling": Sampling.FULL},
     {"handoff": HandOffKind.COUNTER, "attention_splits": 2},
     {"handoff": HandOffKind.GRID},
+    {"gpus": 1},
 )
 for more in cases:
     # every row costs three barriers of threads
     spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=64)
+    if more == {"gpus": 1}:
+        spec = routed()
+        spec = replace(spec, layers=2, windows=spec.windows[:2], layout=spec.layout[:2])
     plan = planned(spec, slot_bytes=512, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
     wanted = expected(plan, TOKENS[:4])

@@ -94,6 +94,7 @@ struct Core {
   static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool KEEPER = false;
   static constexpr bool CACHE_IN_RING = false;
+  static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
@@ -181,6 +182,7 @@ struct Core {
   }
   static void appended() {}
   static void scanned() {}
+  static void chosen(u32*) {}
   void relax(u32) {
     const timespec nap = {0, 20000};
     nanosleep(&nap, nullptr);

@@ -26,7 +26,10 @@ def test_every_kind_of_stage_has_a_row() -> None:
 
 
 def test_the_engine_runs_what_the_kernel_has_code_for() -> None:
-    kernel = (data_dir("native") / "monokernel" / "kernel.cuh").read_text(encoding="utf-8")
+    folder = data_dir("native") / "monokernel"
+    kernel = "".join(
+        (folder / name).read_text(encoding="utf-8") for name in ("kernel.cuh", "experts.cuh")
+    )
     cases = {StageKind[name] for name in re.findall(r"case StageKind::(\w+):", kernel)}
     assert cases == {kind for kind, row in ROWS.items() if row.engine}
 
@@ -69,9 +72,9 @@ def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
 def test_a_stage_without_code_is_named_where_the_model_is_dense() -> None:
     plan = plan_of(tiny(2), blocks=2)
     foreign = replace(
-        plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ROUTE))
+        plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.HYPER))
     )
-    assert "route can be planned and simulated only" in (foreign.simulation_only() or "")
+    assert "hyper can be planned and simulated only" in (foreign.simulation_only() or "")
 
 
 def test_a_dense_layer_and_the_same_layer_of_a_layout_stream_and_add_the_same() -> None:

@@ -16,7 +16,17 @@ from twin.errors import ToolchainError
 INSTRUCTION_BYTES = 16
 # QKV and GATE_UP are from_residual; run_stage is what lies between stages; the last two are loops
 # of side warps.
-LAYER = ("from_residual", "attention", "o_proj", "down", "run_stage", "keep_house", "load_weights")
+LAYER = (
+    "from_residual",
+    "attention",
+    "o_proj",
+    "down",
+    "route",
+    "routed_down",
+    "run_stage",
+    "keep_house",
+    "load_weights",
+)
 # a prompt, a step; probes
 ONCE = (
     "read_prompt",

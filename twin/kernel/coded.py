@@ -3,7 +3,7 @@ them.
 
 A tile of few-bit weights holds the codes of its rows, one row after the other, and behind them its
 scales, [blocks of a row][rows, filled up to SCALED_ROWS]; its end is filled up to UNIT_BYTES. A
-GPU's thread holds `lane` elements of each row. Where these take several loads of 16 bytes, as those
+GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as those
 of the plan's weight type do beside few-bit weights, the first loads of all threads come first, then
 the second ones: neighbouring threads then load neighbouring bytes.
 """
@@ -40,7 +40,7 @@ def codes_of(plan: Plan) -> tuple[int, int]:
     """(a bit for each code of the plan's matrices, elements of a thread's row)."""
     matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
     return sum({1 << _number(matrix) for matrix in matrices}), max(
-        matrix.lane for matrix in matrices
+        matrix.pack for matrix in matrices
     )
 
 
@@ -110,7 +110,7 @@ def tile(
     plain = np.ascontiguousarray(source[slice(*rows), slice(*cols)]).astype(
         STORAGE[plan.options.weight_dtype]
     )
-    loads = matrix.lane * plain.itemsize // UNIT_BYTES if plan.limits.teams else 1
+    loads = matrix.pack * plain.itemsize // UNIT_BYTES if plan.limits.teams else 1
     bytes_ = plain.view(np.uint8).reshape(len(plain), -1, loads, UNIT_BYTES if loads > 1 else 1)
     return (
         np.ascontiguousarray(bytes_.swapaxes(1, 2)).reshape(-1) if loads > 1 else bytes_.reshape(-1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.kernel import experts
 from twin.kernel.coded import codes_of
 from twin.kernel.layout import FIELDS, FLOATS, Layout, layout
 from twin.models.codes import CODES
@@ -148,6 +149,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         f"constexpr bool TRACE = {str(trace).lower()};\n",
         *_family(plan),
         *_codes(plan, embedded),
+        *_experts(plan),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
         _memory("Request", REQUEST_FIELDS, Request),
@@ -179,13 +181,30 @@ def _codes(plan: Plan, embedded: bool) -> list[str]:
     A host's kernel has all codes, so that formats cause no compile."""
     if not plan.coded:
         return []
-    used, lane = codes_of(plan)
+    used, pack = codes_of(plan)
     used = used if embedded else (2 << len(CODES)) - 1
     return [
         f"#define TWIN_CODED\nconstexpr u32 CODES = {used}u;  // a bit for each code of the "
         "plan's matrices",
-        f"constexpr int LANE = {lane};  // elements of a row that a GPU's thread holds at once\n",
+        f"constexpr int CODED_PACK = {pack};  // elements of a row that a GPU's thread holds\n",
     ]
+
+
+def _experts(plan: Plan) -> list[str]:
+    """What a router does; native/platform/experts.h stands in for models without one."""
+    made = experts.constants(plan)
+    if not made:
+        return []
+    types = {bool: "bool", int: "int", float: "float"}
+    body = "\n".join(
+        f"  static constexpr {types[type(value)]} {name} = {_constant(value)};"
+        for name, value in made.items()
+    )
+    return [f"#define TWIN_EXPERTS\nstruct Experts {{\n{body}\n}};\n"]
+
+
+def _constant(value: bool | int | float) -> str:
+    return str(value) if type(value) is int else _literal(value)
 
 
 def family(plan: Plan) -> dict[str, bool | float]:

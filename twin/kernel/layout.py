@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.kernel import experts
 from twin.kernel.coded import STORAGE as STORAGE
 from twin.kernel.coded import coded_fields, pack_coded, stored_bytes
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
@@ -173,10 +174,13 @@ def layout(plan: Plan) -> Layout:
     stages: Table = []
     constants, vectors = _constants(plan)
     extras, codes = stage_extras(plan), CODED_FIELDS if plan.coded else ()
-    fields = (*FIELDS["stages"][1], *extras, *codes)
+    routed = experts.FIELDS if experts.has_experts(plan) else ()
+    fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
+    streams, pages = _streams(plan)
+    placed, pages = experts.places(plan, pages, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
     kv = 0
     for stage in plan.stages:
-        matrix = stage.matrix
+        matrix = experts.multiplied(plan, stage)
         at = vectors.get(stage.index, {})
         stages.append(
             in_order(
@@ -199,6 +203,7 @@ def layout(plan: Plan) -> Layout:
                     next=_next_stage(plan, stage),
                     **{name: at.get(name, -1) for name in extras},
                     **(coded_fields(plan, matrix) if codes else {}),
+                    **(experts.fields(placed.get(stage.index)) if routed else {}),
                 ),
             )
         )
@@ -220,7 +225,6 @@ def layout(plan: Plan) -> Layout:
             _row("resets", value=r.value, previous_step=int(r.previous_step)) for r in stage.resets
         ]
     values, exchange, counters = _values(plan, sets)
-    streams, pages = _streams(plan)
     sizes = _sizes(plan) | {
         "kv_stages": kv,
         "exchange_floats": exchange,
@@ -232,6 +236,7 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
+    sizes |= {"choice": int(sizes["scratch_floats"]) - _choice_floats(plan)} if routed else {}
     return Layout(
         sizes,
         stages,
@@ -314,7 +319,7 @@ def stream_bytes(plan: Plan) -> list[int]:
     # of all matrices whose rows the blocks share alike
     columns: Counter[tuple[Span, ...]] = Counter()
     for stage in plan.stages:
-        if stage.matrix:
+        if stage.matrix and not stage.routed:
             columns[stage.matrix.owned] += stage.matrix.cols
     size = plan.options.weight_dtype.bytes
     return [
@@ -325,12 +330,25 @@ def stream_bytes(plan: Plan) -> list[int]:
 
 def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
     """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the
-    order of `types.tiles`.
+    order of `types.tiles`, and the experts behind them.
     """
     storage = STORAGE[plan.options.weight_dtype]
-    starts = [int(row[0]) * PAGE_BYTES for row in layout(plan).streams]
+    made = layout(plan)
+    starts = [int(row[0]) * PAGE_BYTES for row in made.streams]
     for stage in plan.stages:
         if stage.matrix is None:
+            continue
+        if stage.routed:
+            first = made.stages[stage.index][made.stage_fields.index("expert_page")] * PAGE_BYTES
+            size = (
+                stage.routed.experts
+                * stage.matrix.rows
+                * stage.matrix.cols
+                * np.dtype(storage).itemsize
+            )
+            experts.pack(
+                plan, stage, rank, weights, out[int(first) : int(first) + size].view(storage)
+            )
             continue
         found = shards.stage_matrix(plan, stage, rank, weights)
         if plan.coded:
@@ -473,7 +491,7 @@ def _starts(plan: Plan) -> Table:
         rows += [(a // UNIT_BYTES,) for a in at]
         if stage.matrix and plan.coded:
             at = [a + sum(tile_bytes(plan, stage, block)) for block, a in enumerate(at)]
-        elif stage.matrix:
+        elif stage.matrix and not stage.routed:
             at = [
                 a + (hi - lo) * stage.matrix.cols * size
                 for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)
@@ -603,7 +621,7 @@ def step_bytes(plan: Plan) -> int:
 
 def _input_floats(plan: Plan) -> int:
     """The vector that a stage computes with: a matrix's input, or what a probe gathers."""
-    wanted = [s.matrix.cols for s in plan.stages if s.matrix]
+    wanted = [matrix.cols for s in plan.stages if (matrix := experts.multiplied(plan, s))]
     wanted += [
         2 * sum(plan.values[r.value].elements for r in s.reads)
         for s in plan.stages
@@ -643,16 +661,35 @@ def _scratch_floats(plan: Plan) -> int:
             wanted.append(LINE_FLOATS)
         if stage.kind is StageKind.LANE_MEAN and stage.publishes is not None:
             wanted += [hi - lo for lo, hi in plan.values[stage.publishes].owned]
+        if stage.kind is StageKind.ROUTE:
+            wanted += [
+                sum(
+                    plan.values[read.value].elements
+                    * (plan.ranks if read.parts is Parts.ALL else 1)
+                    for read in stage.reads
+                )
+            ]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
-    return _up(max(wanted), LINE_FLOATS)
+    return _up(max(wanted), LINE_FLOATS) + _choice_floats(plan)
+
+
+def _choice_floats(plan: Plan) -> int:
+    """Behind all else in the scratch: a token's experts, from ROUTE on until ROUTED_DOWN is
+    over.
+    """
+    top_k = max((stage.routed.top_k for stage in plan.stages if stage.routed), default=0)
+    return (
+        _up(experts.CHOICE_WORDS * top_k + experts.COUNTS, LINE_FLOATS)
+        if experts.has_experts(plan)
+        else 0
+    )
 
 
 def _half_floats(plan: Plan) -> int:
     """Partial sums of one batch of rows."""
-    return _up(
-        max([0, *(stage.matrix.sums_floats for stage in plan.stages if stage.matrix)]), LINE_FLOATS
-    )
+    matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
+    return _up(max([0, *(matrix.sums_floats for matrix in matrices if matrix)]), LINE_FLOATS)
 
 
 def _pass_parts(plan: Plan, read: Read) -> Parts:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS, Input
@@ -37,6 +38,8 @@ AHEAD_REGISTERS = (
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
     (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
 )
+# where a layer has experts, whose stages are two more
+EXPERT_REGISTERS = {"hidden": 64, "heads": 32, "ffn": 0}
 # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
 # else
 BIAS_REGISTERS = 32
@@ -92,16 +95,16 @@ class Team:
 
 
 def team_of(
-    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, thread: int = 0
+    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, pack: int = 0
 ) -> Team | None:
     """The team that wastes least, with the fewest warps; None when all warps together do not cover
     a tile.
 
     Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
-    `thread`: of a plan with coded weights.
+    `pack`: of a plan with coded weights.
     """
     found = []
-    for vector in (thread,) if thread else VECTORS:
+    for vector in (pack,) if pack else VECTORS:
         if tile % vector or cols % vector:
             continue
         needed = -(-tile // (WARP * vector))
@@ -142,10 +145,10 @@ def rows_at_once(matrix: Matrix, dtype: DType) -> int:
     """Rows of a tile whose weights a thread has at once: of a coded plan as many bytes of each
     format.
     """
-    if not matrix.thread:
+    if not matrix.pack:
         return ROWS_AT_ONCE
     bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
-    return ROWS_AT_ONCE * LOAD_BITS // (matrix.thread * bits)
+    return ROWS_AT_ONCE * LOAD_BITS // (matrix.pack * bits)
 
 
 @lru_cache(maxsize=64)
@@ -158,17 +161,16 @@ def teams_of(plan: Plan) -> Teams:
     shapes: dict[str, Matrix] = {}
     weights: dict[str, int] = dict.fromkeys(KINDS, 0)
     for stage in plan.stages:
+        matrix = multiplied(plan, stage)
         for name, kinds in KINDS.items():
-            if stage.matrix and stage.kind in kinds:
-                shapes[name] = stage.matrix
-                weights[name] += stage.matrix.rows * stage.matrix.cols
+            if matrix and stage.kind in kinds:
+                shapes[name] = matrix
+                weights[name] += matrix.rows * matrix.cols
 
     def division(warps: int) -> dict[str, Team | None]:
         size = plan.options.weight_dtype.bytes
         return {
-            name: team_of(
-                matrix.cols, matrix.tile_cols, warps, weight_bytes=size, thread=matrix.thread
-            )
+            name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size, pack=matrix.pack)
             for name, matrix in shapes.items()
         }
 
@@ -215,6 +217,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )
+    if has_experts(plan):
+        most = min(most, EXPERT_REGISTERS[name])
     return most - BIAS_REGISTERS if name == "hidden" and plan.spec and plan.spec.qkv_bias else most
 
 

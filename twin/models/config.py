@@ -203,14 +203,16 @@ def rope(
     theta: float | None,
     style: RopeStyle = RopeStyle.HALF,
     simulated: bool = False,
+    yarn: bool = False,
 ) -> Rope:
     """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters`
     (transformers 5).
 
     `theta` is the family's class default; None means that the configuration must say it.
     `simulated`: of a family that the engine does not run, where partial rotation (which the mixers
-    tell) and yarn pass.
+    tell) and yarn pass. `yarn`: it passes alone.
     """
+    yarn = yarn or simulated
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     for holder in (config, parameters, scaling):
         if holder and not simulated:
@@ -218,14 +220,14 @@ def rope(
                 "partial_rotary_factor", 1.0, (1, 1.0), "this family rotates whole heads"
             )
     base = _theta(config, parameters, theta)
-    if parameters and scaling and _scaling(parameters, simulated) != _scaling(scaling, simulated):
+    if parameters and scaling and _scaling(parameters, yarn) != _scaling(scaling, yarn):
         raise config.refuse(
             "rope_scaling",
             f"the same as rope_parameters, {shown(parameters.values)}",
             "remove one of the two",
         )
     used = parameters or scaling
-    return Rope(base, style, _scaling(used, simulated) if used else None)
+    return Rope(base, style, _scaling(used, yarn) if used else None)
 
 
 def _theta(config: Config, parameters: Config | None, default: float | None) -> float:
@@ -238,7 +240,7 @@ def _theta(config: Config, parameters: Config | None, default: float | None) -> 
     return config.real("rope_theta", None if parameters else default)
 
 
-def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
+def _scaling(config: Config, yarn: bool) -> RopeScaling | None:
     """`rope_type`, called `type` before transformers 4.43."""
     kinds = [config.text(key) for key in ("rope_type", "type") if key in config]
     if len(set(kinds)) > 1:
@@ -251,7 +253,7 @@ def _scaling(config: Config, simulated: bool) -> RopeScaling | None:
             return RopeScaling("linear", config.real("factor"))
         case "llama3":
             return llama3_scaling(config)
-        case "yarn" if simulated:
+        case "yarn" if yarn:
             return RopeScaling(
                 "yarn",
                 config.real("factor"),

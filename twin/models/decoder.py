@@ -4,10 +4,13 @@ checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
+from twin.models.experts import Names, feed_shape
+from twin.models.feeds import DenseFeed
 from twin.models.readable import dense_formats
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import LLAMA, Activation, Norms, Variant
@@ -93,9 +96,11 @@ def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
     return tuple(window if t == "sliding_attention" else 0 for t in types)
 
 
-def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+def tensors(spec: ModelSpec, names: Names | None = None) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint in the usual Hugging Face naming (Llama, Mistral,
     Qwen).
+
+    `names`: of a family with experts.
     """
     table = (spec.vocab, spec.hidden)
     out = {
@@ -105,11 +110,29 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     if not spec.tied:
         out["lm_head"] = Tensor("lm_head.weight", table)
     for layer in range(spec.layers):
-        for name, tensor in _layer(spec).items():
+        for name, tensor in _layer(spec).items() if names is None else _routed(spec, layer, names):
             out[f"layers.{layer}.{name}"] = Tensor(
                 f"model.layers.{layer}.{tensor.name}", tensor.shape
             )
     return out
+
+
+def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a layer of a family with experts: some of its layers may be dense."""
+    feed = spec.layer(layer).feed
+    for name, tensor in _layer(spec).items():
+        dense = feed_shape(feed, spec.hidden, name)
+        if dense is None or isinstance(feed, DenseFeed):
+            yield name, Tensor(tensor.name, dense or tensor.shape)
+    if isinstance(feed, DenseFeed):
+        return
+    stored = {"router": names.router}
+    for expert in range(feed.experts):
+        stored |= names.of(expert)
+    for name, called in stored.items():
+        shape = feed_shape(feed, spec.hidden, name)
+        assert shape is not None
+        yield name, Tensor(f"{called}.weight", shape)
 
 
 def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -130,6 +153,11 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
     leaf = name.rpartition(".")[2]
     if leaf in ("embed", "lm_head"):
         return (spec.vocab, spec.hidden)
+    if spec.layout and name.startswith("layers."):
+        _, layer, inner = name.split(".", 2)
+        shape = feed_shape(spec.layer(int(layer)).feed, spec.hidden, inner)
+        if shape is not None:
+            return shape
     if leaf in ("q_norm", "k_norm"):
         whole = spec.q_size if leaf == "q_norm" else spec.kv_size
         return (whole if spec.variant.whole_qk_norm else spec.head_dim,)

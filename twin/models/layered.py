@@ -60,12 +60,19 @@ def layered(
         norm_eps=config.real("rms_norm_eps"),
         rope=rope,
         windows=tuple(layer.mixer.window for layer in layout),
+        qkv_bias=_all(layout, "qkv_bias"),
+        qk_norm=_all(layout, "qk_norm"),
         tied=config.flag("tie_word_embeddings", False),
         dtype=dtype(config),
         layout=tuple(layout),
         stored=stored_formats(config, modules),
         hyper=hyper,
     )
+
+
+def _all(layout: Sequence[Layer], what: str) -> bool:
+    """Has every layer's attention this?"""
+    return all(getattr(layer.mixer, what, False) for layer in layout)
 
 
 def layout(

@@ -97,8 +97,8 @@ _FAMILIES = {  # by model_type
     "gemma3": _Family(
         gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored
     ),
-    "mixtral": _Family(mixtral.from_config),
-    "qwen3_moe": _Family(qwen3_moe.from_config),
+    "mixtral": _Family(mixtral.from_config, mixtral.tensors),
+    "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
     "qwen3_next": _Family(qwen3_next.from_config),
     "gpt_oss": _Family(gpt_oss.from_config),
     "deepseek_v3": _Family(deepseek_v3.from_config),

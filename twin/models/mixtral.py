@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from twin.models import decoder
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor
+from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
@@ -15,6 +18,13 @@ _MODULES = {
     Role.ATTENTION: "model.layers.0.self_attn.q_proj",
     Role.EXPERT: "model.layers.0.block_sparse_moe.experts.0.w1",
 }
+
+_NAMES = Names("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    return decoder.tensors(spec, _NAMES)
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -40,7 +50,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="mixtral",
-        rope=rope(fields, theta=1.0e6, simulated=True),
+        rope=rope(fields, theta=1.0e6, yarn=True),
         modules=_MODULES,
         layout=layout(fields, lambda i: attention, feed_of(fields, experts)),
         kv_heads=kv_heads,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from twin.models import decoder
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor
+from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
@@ -13,11 +16,19 @@ from twin.models.qwen2 import windows
 from twin.models.spec import ModelSpec
 
 _HEAD_DIM = 128
+_SAVED = "num_local_experts"
 MODULES = {
     Role.ATTENTION: "model.layers.0.self_attn.q_proj",
     Role.DENSE: "model.layers.0.mlp.gate_proj",
     Role.EXPERT: "model.layers.0.mlp.experts.0.gate_proj",
 }
+
+_NAMES = Names("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    return decoder.tensors(spec, _NAMES)
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -52,7 +63,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="qwen3_moe",
-        rope=rope(fields, theta=None, simulated=True),
+        rope=rope(fields, theta=None, yarn=True),
         layout=layers,
         modules=MODULES,
         kv_heads=kv_heads,
@@ -64,11 +75,21 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 def routed(config: Config) -> ExpertFeed:
     """The routed experts of the Qwen families."""
     return ExpertFeed(
-        experts=config.count("num_experts"),
+        experts=_count(config),
         top_k=config.count("num_experts_per_tok"),
         width=config.count("moe_intermediate_size"),
         renormalise=config.flag("norm_topk_prob", False),
     )
+
+
+def _count(config: Config) -> int:
+    """transformers 5 writes `num_local_experts`."""
+    if "num_experts" not in config and _SAVED in config:
+        return config.count(_SAVED)
+    count = config.count("num_experts")
+    if _SAVED in config and config.count(_SAVED) != count:
+        raise config.refuse(_SAVED, f"the same as num_experts, {count}", "remove one of the two")
+    return count
 
 
 def dense_layers(config: Config) -> tuple[int, ...]:

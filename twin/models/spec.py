@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from twin.models import experts
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
@@ -258,12 +259,28 @@ class ModelSpec:
         """Why the engine cannot run this model (it can still be planned and simulated); None: it
         can.
         """
-        if not self.layout and self.hyper is None and all(f.name in RUN for f in self._formats()):
+        if self.hyper is None and (self._layered_runs() if self.layout else self._dense_runs()):
             return None
-        runs = f"the engine runs dense models in {', '.join(RUN)}"
+        what = f"{self.name} ({', '.join(self.features())})"
         return (
-            f"{self.name} ({', '.join(self.features())}) can be planned and simulated only; {runs}"
+            f"{what} can be planned and simulated only; the engine runs dense models in "
+            f"{', '.join(RUN)}, and experts behind grouped attention in 16 or 32 bits"
         )
+
+    def _dense_runs(self) -> bool:
+        return all(form.name in RUN for form in self._formats())
+
+    def _layered_runs(self) -> bool:
+        return self.stored is None and self.rope_runs() and experts.runs(self.layout)
+
+    def rope_runs(self) -> bool:
+        """Are there tables for the rotary embedding?"""
+        return self.rope.scaling is None or self.rope.scaling.kind != "yarn"
+
+    @property
+    def experts(self) -> ExpertFeed | None:
+        """The routed experts of a model that the engine runs; None where it is dense."""
+        return experts.experts_of(self.layout)
 
     def features(self) -> tuple[str, ...]:
         """What distinguishes this model from a dense one, in words."""

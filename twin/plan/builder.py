@@ -46,6 +46,7 @@ class Piece:
     cols: int
     format: Format | None = None
     unit: int = 1
+    even: bool = False  # column slices of equal width
 
 
 @lru_cache(maxsize=1024)
@@ -138,11 +139,11 @@ class Builder:
         each other in one value.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
-        publish something each; where only the twin runs a plan with fewer outputs than blocks, some
-        own none.
+        publish something each, but for a router's logits; where only the twin runs a plan with
+        fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
-        if self.attention and outputs < self.blocks:
+        if self.attention and kind is not StageKind.ROUTER and outputs < self.blocks:
             raise PlanError(
                 f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at "
                 f"most {outputs} blocks per rank"
@@ -193,6 +194,7 @@ class Builder:
                     options=self.options,
                     format=piece.format,
                     coding=self.coding,
+                    even=piece.even,
                 )
             )
             first = last

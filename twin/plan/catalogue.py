@@ -72,12 +72,12 @@ ROWS: dict[StageKind, Row] = {
     StageKind.HEAD_OUT: Row(vector=True),
     StageKind.DELTA_IN: Row(vector=True),
     StageKind.DELTA: Row(spent=Spent.ATTENTION),
-    StageKind.ROUTER: Row(vector=True),
-    StageKind.ROUTE: Row(spent=Spent.ROUTING),
+    StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.ROUTE: Row(engine=True, spent=Spent.ROUTING),
     StageKind.SHARED_UP: Row(),
     StageKind.SHARED_DOWN: Row(vector=True),
-    StageKind.ROUTED_UP: Row(),
-    StageKind.ROUTED_DOWN: Row(vector=True, summed=True),
+    StageKind.ROUTED_UP: Row(engine=True, input=Input.HIDDEN, norm=True),
+    StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True),
 }
 
 # What the engine runs of options that plans may have more of.

@@ -14,7 +14,7 @@ from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import COLUMN_STEP, cut, share, spread
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
-from twin.plan.types import Read, Routed, StageKind, Value
+from twin.plan.types import Read, Routed, Span, StageKind, Value, always_all, routed_share
 
 Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it
@@ -125,35 +125,47 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     width = _slice(b, kind.width, down.format)
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
-    most = -(-routed.most * width // b.blocks)
     matrix = cut(
         rows=2 * width, cols=up.cols, unit=2, owned=(), options=b.options, format=stored(b, up)
     )
-    owned = tuple((block * most, (block + 1) * most) for block in range(b.blocks))
+    owned = _shares(routed, width, b.blocks)
     act = b.value(
-        "routed_up", layer, len(b.stages), elements=b.blocks * most, pushed=False, owned=owned
+        "routed_up", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned
     )
+    # by the kernel once more: its vectors stay in registers for one stage
+    normed = b.shard.hidden if b.attention else 0
     b.stage(
         StageKind.ROUTED_UP,
         layer,
         reads=(),
         publishes=act.id,
-        vector=0,
+        vector=normed,
         operations=("permute", "grouped_gate_up_proj", "silu_mul"),
         matrix=matrix,
         routed=routed,
         gate=gate,
     )
+    form = stored(b, down)
     return b.rows(
         StageKind.ROUTED_DOWN,
         layer,
-        [Piece(down.rows, width, stored(b, down))],
+        [Piece(down.rows, width, form, even=form is None)],
         reads=[b.whole(act)],
         vector=0,
         operations=("grouped_down_proj", "combine"),
         routed=routed,
         gate=gate,
     )
+
+
+def _shares(routed: Routed, width: int, blocks: int) -> tuple[Span, ...]:
+    """What each block publishes of the chosen experts' rows, stacked. Where draws differ in their
+    number, elements are numbered by owner, and each has room for its largest share.
+    """
+    if always_all(routed):
+        return tuple(routed_share(routed.most * width, blocks, block) for block in range(blocks))
+    most = -(-routed.most * width // blocks)
+    return tuple((block * most, (block + 1) * most) for block in range(blocks))
 
 
 def _slice(b: Builder, width: int, format: Format) -> int:

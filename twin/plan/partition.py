@@ -75,11 +75,15 @@ def cut(
     options: Options,
     format: Format | None = None,
     coding: Coding | None = None,
+    even: bool = False,
 ) -> Matrix:
     """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as
     stored, if not in the plan's weight type.
 
     `coding`: of a plan with coded weights.
+
+    `even`: column slices of one width, so that the slices of several matrices side by side are
+    those of one wide matrix.
     """
     if coding:
         return _cut_coded(Matrix(rows, cols, unit, 0, 0, owned, format), coding, options)
@@ -117,6 +121,10 @@ def cut(
             f"least {need}"
         )
     slices = -(-cols // widest)
+    if even:
+        slices = next(
+            n for n in range(slices, cols + 1) if cols % (n * grain) == 0 or n * grain >= cols
+        )
     tile_cols = -(-cols // slices)  # slices of the same width, as nearly as the grain allows
     tile_cols += -tile_cols % grain
     # Warps that all hold columns need no conditions; the last slice is short then. Of two slices
@@ -134,7 +142,7 @@ def cut(
 class Coding:
     """What all matrices of a plan with coded weights have in common, those of its weight type too.
 
-    A thread of a GPU holds `lane` elements of a stage's input in a row, whatever the matrix's
+    A thread of a GPU holds `pack` elements of a stage's input in a row, whatever the matrix's
     format: as many weights of the narrowest format as one load brings. So a stage's input is laid
     out once for all matrices that multiply it.
     """
@@ -144,7 +152,7 @@ class Coding:
     ranks: int
 
     @property
-    def lane(self) -> int:
+    def pack(self) -> int:
         return LOAD_BITS // self.narrowest.bits
 
     @property
@@ -152,7 +160,7 @@ class Coding:
         """Columns of a matrix are a multiple of it: whole loads; of a rank's part of a larger one,
         whole blocks.
         """
-        return self.grain if self.ranks > 1 else self.lane
+        return self.grain if self.ranks > 1 else self.pack
 
 
 def coding_of(spec: ModelSpec, ranks: int) -> Coding | None:
@@ -197,7 +205,7 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
             max(size(at_once, wide), coding.narrowest.bytes(options.tile_rows, wide))
             <= options.slot_bytes
         )
-        if fits and wide <= coding.lane * COVERED_THREADS:
+        if fits and wide <= coding.pack * COVERED_THREADS:
             high = at_once
             while (
                 slices == 1
@@ -205,7 +213,7 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
                 and size(high + at_once, wide) <= options.slot_bytes
             ):
                 high += at_once
-            return replace(matrix, tile_rows=high, tile_cols=wide, lane=coding.lane)
+            return replace(matrix, tile_rows=high, tile_cols=wide, pack=coding.pack)
     need = size(at_once, coding.grain)
     raise PlanError(
         f"slot_bytes={options.slot_bytes} holds no tile of {at_once} rows: use at least {need}"

@@ -29,19 +29,15 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     """The options with nothing left open."""
     delay = delay_of(spec, options)
     elements = options.tokens * (spec.hyper.residuals if spec.hyper else 1) * spec.hidden
-    large = not dense(spec, options) and elements >= SLICED_FROM and not spec.lanes
+    large = not on_kernel(spec, options) and elements >= SLICED_FROM and not spec.lanes
     residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
     pushed = options.collective is CollectiveKind.PUSH
     # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    variant = spec.variant  # passes have no code for such norms, nor for coded weights
-    passes = (
-        dense(spec, options)
-        and not variant.norms.after
-        and not variant.whole_qk_norm
-        and not spec.coded
-    )
+    norms = spec.variant.norms.after or spec.variant.whole_qk_norm
+    # they have no code for such norms, nor for experts, nor for coded weights
+    passes = on_kernel(spec, options) and not (norms or spec.layout or spec.coded)
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk
@@ -55,14 +51,14 @@ def delay_of(spec: ModelSpec, options: Options) -> int:
     return spec.lanes.delay if spec.lanes else 0
 
 
-def dense(spec: ModelSpec, options: Options) -> bool:
-    """Are all layers dense and alike, in one stored type, and is a step one token? Their attention
-    is then the kernel's.
+def on_kernel(spec: ModelSpec, options: Options) -> bool:
+    """Has the kernel code for all layers, and is a step one token? Their attention is then the
+    kernel's.
 
     The same before and after options are settled: only other plans' residuals are sliced by
     default.
     """
-    several = options.tokens > 1 or options.residual is Residual.SLICED
+    several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
     return spec.runnable_reason() is None and not several
 
 

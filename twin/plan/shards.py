@@ -67,6 +67,8 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
             return pair.reshape(matrix.rows, matrix.cols)
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
+        case StageKind.ROUTER:
+            return _padded(weights[f"{layer}.router"], rank * matrix.rows, matrix.rows)
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
@@ -101,6 +103,34 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
 
+def expert_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int) -> Array:
+    """[rows, cols] of one expert of a routed stage on this rank. Ranks divide its width; what is
+    beyond it is zero.
+    """
+    matrix, name = stage.matrix, f"layers.{stage.layer}.experts.{expert}"
+    assert matrix is not None
+    assert stage.routed is not None
+    if stage.kind is StageKind.ROUTED_DOWN:
+        columns = _padded(weights[f"{name}.down"].T, rank * matrix.cols, matrix.cols)
+        return columns.T
+    width = matrix.rows // matrix.unit
+    pair = np.stack(
+        [_padded(weights[f"{name}.{half}"], rank * width, width) for half in ("gate", "up")], axis=1
+    )
+    return pair.reshape(matrix.rows, matrix.cols)
+
+
+def _padded(table: Array, first: int, count: int) -> Array:
+    """Rows first..first+count-1 of a table, zeros past its end."""
+    rows = table[first : first + count]
+    missing = count - len(rows)
+    return (
+        np.concatenate([rows, np.zeros((missing, *table.shape[1:]), table.dtype)])
+        if missing
+        else rows
+    )
+
+
 def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector | None:
     """[rows] added to the stage's rows on this rank, None when it has no bias."""
     if stage.kind is not StageKind.QKV or not weights.spec.qkv_bias:
@@ -125,7 +155,7 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     match stage.kind:
         case StageKind.QKV if before:
             name = f"layers.{stage.layer}.attn_norm"
-        case StageKind.GATE_UP if before:
+        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.ROUTED_UP if before:
             name = f"layers.{stage.layer}.ffn_norm"
         case StageKind.LANE_MEAN if mean:
             name = "final_norm"
@@ -232,11 +262,7 @@ def _head_rows(plan: Plan, name: str, rank: int) -> slice:
 def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
     """[shard.vocab, hidden]: this rank's slice of the vocabulary, zero rows past its end."""
     table = weights["embed" if weights.spec.tied else "lm_head"]
-    rows = table[rank * shard.vocab : (rank + 1) * shard.vocab]
-    missing = shard.vocab - len(rows)
-    return (
-        np.concatenate([rows, np.zeros((missing, shard.hidden), table.dtype)]) if missing else rows
-    )
+    return _padded(table, rank * shard.vocab, shard.vocab)
 
 
 def _scaled(

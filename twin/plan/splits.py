@@ -7,7 +7,7 @@ from __future__ import annotations
 from twin.errors import PlanError
 from twin.models.spec import ModelSpec
 from twin.plan.partition import kv_share, share
-from twin.plan.settle import dense
+from twin.plan.settle import on_kernel
 from twin.plan.types import Attention, Limits, Options
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
@@ -28,7 +28,7 @@ def attention_of(
     """Of a model on ranks of `blocks` blocks; None where its layers need caches that the kernel
     does not know. Raises PlanError.
     """
-    if not dense(spec, options):
+    if not on_kernel(spec, options):
         return None
     heads, kv_heads = (
         share(spec.name, ranks, "attention heads", spec.heads),

@@ -178,7 +178,7 @@ class Matrix:
     owned: tuple[Span, ...]  # [blocks] rows of each block
     format: Format | None = None  # as stored; None: the plan's weight type
     # elements of a row that a GPU's thread holds at once; 0: what suits the weight type
-    lane: int = 0
+    pack: int = 0
 
     @property
     def batch_rows(self) -> int:
@@ -630,6 +630,13 @@ def rows_bytes(format: Format, tile_rows: int, tile_cols: int, rows: int, cols: 
 def expected_experts(routed: Routed, tokens: int) -> float:
     """Different experts of a layer that `tokens` tokens choose, on average over uniform routing."""
     return routed.total * (1.0 - (1.0 - routed.top_k / routed.total) ** tokens)
+
+
+def always_all(routed: Routed) -> bool:
+    """Do all draws choose equally many of the experts that a rank holds? Those of one token, where
+    it holds all.
+    """
+    return routed.most == routed.top_k and routed.experts == routed.total
 
 
 def routed_share(total: int, blocks: int, block: int) -> Span:

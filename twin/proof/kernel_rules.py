@@ -15,6 +15,7 @@ from twin.kernel.teams import taken_ahead
 from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     MOST_BATCH_ROWS,
+    Execution,
     Matrix,
     Plan,
     Residual,
@@ -48,6 +49,7 @@ def check_kernel(plan: Plan) -> list[Violation]:
     found = [
         *_limits(plan),
         *_lanes(plan),
+        *_experts(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -75,8 +77,8 @@ def _simulated_only(plan: Plan) -> bool:
         or options.expert_ranks > 1
         or options.ahead_slots > 0
     )
-    layered = spec is not None and bool(spec.layout or spec.hyper or not multiplied(spec))
-    return several or options.residual is Residual.SLICED or layered
+    runs = spec is None or (spec.runnable_reason() is None and multiplied(spec))
+    return several or options.residual is Residual.SLICED or not runs
 
 
 def _limits(plan: Plan) -> Iterator[Violation]:
@@ -107,10 +109,44 @@ def _limits(plan: Plan) -> Iterator[Violation]:
         yield Violation("kernel", THE_PLAN, message)
 
 
+def _experts(plan: Plan) -> Iterator[Violation]:
+    """Stages of chosen experts are multiplied as one matrix each; an NVIDIA block remembers the
+    choice within a launch.
+    """
+    routed = [(stage, stage.matrix) for stage in plan.stages if stage.routed and stage.matrix]
+    if routed and plan.limits.teams and plan.options.execution is not Execution.RESIDENT:
+        message = (
+            f"execution={plan.options.execution.value} forgets between kernels which experts were "
+            "chosen; use execution=resident"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+    for stage, matrix in routed:
+        if stage.kind is StageKind.ROUTED_DOWN and matrix.cols % min(matrix.tile_cols, matrix.cols):
+            message = (
+                f"slices of {matrix.tile_cols} of {matrix.cols} columns; those of several experts "
+                "are of one width"
+            )
+            yield Violation("kernel", stage.name, message)
+        if plan.limits.teams and matrix.tile_rows > matrix.rows:
+            message = (
+                f"tiles of {matrix.tile_rows} rows of experts of {matrix.rows}; a tile has rows of "
+                "two experts at most"
+            )
+            yield Violation("kernel", stage.name, message)
+    if routed and plan.limits.teams and any(stage.kind is StageKind.DOWN for stage in plan.stages):
+        message = (
+            "some layers have no experts; an NVIDIA block's warps are divided for one width of "
+            "feed-forward layers"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+
+
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
+    # the data flow says which stages are
+    routed = plan.spec is not None and plan.spec.experts is not None
     for what, there in (
-        ("chosen experts", stage.routed),
-        ("a gate for its weights", stage.gate is not None),
+        ("chosen experts", stage.routed and not routed),
+        ("a gate for its weights", stage.gate is not None and not routed),
         ("a scan of its own", stage.scan),
         ("several matrices", stage.more),
         ("sums that stay in the block", stage.kept),
@@ -170,22 +206,22 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
     """Beside few-bit weights all matrices of an input share its layout: a thread has as many
     elements of it in a row as one load brings of the narrowest weights."""
     bits = [m.format.bits for stage in plan.stages for m in stage.matrices if m.format is not None]
-    lane = 8 * UNIT_BYTES // min(bits) if bits else 0
+    pack = 8 * UNIT_BYTES // min(bits) if bits else 0
     shapes: dict[object, tuple[str, int, int]] = {}
     for stage in plan.stages:
         if stage.matrix is None:
             continue
         cols, tile = stage.matrix.cols, stage.matrix.tile_cols
-        if stage.matrix.lane != lane:
-            held = f"{stage.matrix.lane} elements of a row to a thread"
+        if stage.matrix.pack != pack:
+            held = f"{stage.matrix.pack} elements of a row to a thread"
             yield Violation(
-                "kernel", stage.name, f"{held}; a load of the narrowest weights has {lane}"
+                "kernel", stage.name, f"{held}; a load of the narrowest weights has {pack}"
             )
-        elif lane and (cols % lane or tile % lane):
-            message = f"{cols} columns in tiles of {tile}: must be multiples of {lane}, a load"
+        elif pack and (cols % pack or tile % pack):
+            message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
         first = shapes.setdefault(ROWS[stage.kind].input, (stage.name, cols, tile))
-        if lane and first[1:] != (cols, tile):
+        if pack and first[1:] != (cols, tile):
             message = (
                 f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"
             )

@@ -384,25 +384,19 @@ class _Layer:
         known = 0 if kind.hashed else route.index
         up, width = walk.peek(StageKind.ROUTED_UP, self.index), self.slice(kind.width)
         self._chosen(up, kind, known)
-        most = -(
-            -min(kind.experts // self.options.expert_ranks, self.options.tokens * kind.top_k)
-            * width
-            // self.plan.blocks
-        )
+        wanted = self._shares_of_chosen(kind, width)
         value = walk.take(
             StageKind.ROUTED_UP,
             self.index,
             [],
-            elements=self.plan.blocks * most,
+            elements=wanted[-1][1],
             matrix=[(2 * width, hidden, 2)],
         )
-        if value.owned != tuple(
-            (block * most, (block + 1) * most) for block in range(self.plan.blocks)
-        ):
+        if value.owned != wanted:
             walk.say(
                 up,
                 "blocks do not publish their shares of the chosen experts' rows in block order, "
-                f"{most} elements each",
+                f"{wanted[0]} the first",
             )
         down = walk.peek(StageKind.ROUTED_DOWN, self.index)
         self._chosen(down, kind, known)
@@ -411,6 +405,19 @@ class _Layer:
         ]:
             walk.say(down, "blocks do not own the rows whose sums they kept")
         return self.rows(StageKind.ROUTED_DOWN, [self.all(value)], [(hidden, "down")], cols=width)
+
+    def _shares_of_chosen(self, kind: ExpertFeed, width: int) -> tuple[Span, ...]:
+        """One token on a rank with all experts always multiplies top_k of them: the stacked rows
+        themselves, divided evenly and in order. Otherwise a block's elements follow each other
+        whatever the draw, with room for the largest.
+        """
+        blocks, options = self.plan.blocks, self.options
+        held = kind.experts // options.expert_ranks
+        rows = min(held, options.tokens * kind.top_k) * width
+        if options.tokens == 1 and options.expert_ranks == 1:
+            return tuple((rows * at // blocks, rows * (at + 1) // blocks) for at in range(blocks))
+        most = -(-rows // blocks)
+        return tuple((at * most, (at + 1) * most) for at in range(blocks))
 
     def _chosen(self, stage: Stage, kind: ExpertFeed, known: int) -> None:
         """A routed stage's weights may be fetched behind the stage at which the routing is known,

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
+from twin.models.layers import Layer
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -309,8 +312,8 @@ class Walk:
         if (attention is not None) != _alike(plan, spec):
             raise Wrong(
                 "the plan",
-                f"its attention is {attention}; the kernel's is that of dense layers and steps of "
-                "one token",
+                f"its attention is {attention}; the kernel's is that of dense layers, or of "
+                "experts', and steps of one token",
             )
         if attention is None:
             return
@@ -392,8 +395,47 @@ def whole(plan: Plan, elements: int) -> Spans:
 
 def _alike(plan: Plan, spec: ModelSpec) -> bool:
     """Neither layers described one by one, nor several formats, streams or tokens."""
-    several = plan.options.tokens > 1 or plan.options.residual is Residual.SLICED
-    return multiplied(spec) and not (spec.layout or spec.hyper or several)
+    options = plan.options
+    several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
+    routed = any(isinstance(layer.feed, ExpertFeed) for layer in spec.layout)
+    known = not spec.layout or (
+        routed
+        and all(map(_known, spec.layout))
+        and len({_cache(layer) for layer in spec.layout}) == 1
+    )
+    stored = spec.stored is None if spec.layout else multiplied(spec)
+    return known and stored and spec.rope_runs() and not (spec.hyper or several)
+
+
+def _known(layer: Layer) -> bool:
+    """Is the layer one that the kernel has code for: grouped attention and a plain feed, dense or
+    routed?
+    """
+    mixer, feed = layer.mixer, layer.feed
+    if not isinstance(mixer, GroupedAttention):
+        return False
+    odd = (
+        mixer.o_bias,
+        mixer.whole_qk_norm,
+        mixer.sinks,
+        mixer.values_are_keys,
+        mixer.output_gate,
+        mixer.rotary_dim,
+    )
+    if any(odd) or feed.limit is not None:
+        return False
+    if isinstance(feed, DenseFeed):
+        return True
+    plain = feed.groups == feed.top_groups == 1 and feed.scoring is not Scoring.SQRT_SOFTPLUS
+    extra = (feed.shared_width, feed.hashed, feed.router_bias, feed.bias, feed.shared_gate)
+    return plain and not any(extra) and 0 < feed.top_k <= feed.experts
+
+
+def _cache(layer: Layer) -> tuple[object, ...]:
+    """What all layers must have in common."""
+    mixer = layer.mixer
+    assert isinstance(mixer, GroupedAttention)
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.qkv_bias, mixer.qk_norm
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

@@ -21,6 +21,7 @@ from twin.models.variant import Activation
 from twin.plan import shards
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
+from twin.reference.experts import Choices, Experts, silu
 from twin.reference.memory import Memory, numbers_of
 
 Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
@@ -70,6 +71,10 @@ class Reference:
             (cos.astype(dtype), sin.astype(dtype))
             for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)
         ]
+        self.experts = Experts(plan, weights, dtype)
+        # [n, hidden] that a router and its experts see
+        self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
+        self.choices: list[Choices] = [()] * plan.ranks  # of the last router
         self._embedding = weights["embed"]
         self._matrices: dict[tuple[int, int], Array] = {}
         self._vectors: dict[tuple[str, int, int], Any] = {}
@@ -164,6 +169,16 @@ class Reference:
                 return ACTIVATIONS[self.spec.variant.activation](gate) * up
             case StageKind.DOWN:
                 return self._rows(stage, rank, inputs[0][:, 0])
+            case StageKind.ROUTER:
+                self.normed[rank] = self._hidden(stage, rank, inputs)
+                return self._rows(stage, rank, self.normed[rank])
+            case StageKind.ROUTE:
+                self.choices[rank] = self.experts.choose(inputs[0])
+                return inputs[0]
+            case StageKind.ROUTED_UP:
+                return self.experts.up(stage, rank, self.normed[rank], self.choices[rank])
+            case StageKind.ROUTED_DOWN:
+                return self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
             case StageKind.COLLECTIVE:
                 return inputs[0][:, 0]
             case StageKind.REDUCE:
@@ -395,13 +410,6 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     return normed
 
 
-def silu(x: Array) -> Array:
-    # exp of a large negative gate's opposite is infinite and the quotient rightly zero
-    with np.errstate(over="ignore"):
-        out: Array = x / (1 + np.exp(-x))
-    return out
-
-
 def gelu(x: Array) -> Array:
     """The approximation by tanh."""
     out: Array = (
@@ -446,7 +454,7 @@ def slots_before(position: int, split: int, splits: int, page: int) -> int:
 def check_rows(plan: Plan) -> None:
     """Each block must compute exactly the rows of the elements that it publishes."""
     for stage in plan.stages:
-        if stage.matrix is None or stage.publishes is None:
+        if stage.matrix is None or stage.publishes is None or not stage.matrix.owned:
             continue
         if stage.kind is StageKind.LM_HEAD and plan.options.sampling is Sampling.GREEDY:
             continue

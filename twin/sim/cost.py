@@ -96,7 +96,7 @@ _shape_team = lru_cache(maxsize=1024)(team_of)
 
 def _team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
     return _shape_team(
-        matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes, thread=matrix.thread
+        matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes, pack=matrix.pack
     )
 
 

@@ -25,7 +25,7 @@ from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.scan import tensor_scan
 from twin.models.spec import ModelSpec
-from twin.plan.settle import dense
+from twin.plan.settle import on_kernel
 from twin.plan.splits import attention_of, pages_of
 from twin.plan.types import Execution, HandOffKind, Options, Plan
 from twin.sim.executor import Executor
@@ -92,7 +92,13 @@ def _unsearched(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str:
         return "others are searched for resident kernels with sentinels only"
     try:
         options = dataclasses.replace(Options(), **chosen)
-        if not dense(spec, options) or "blocks" in chosen or "delay" in chosen:
+        if (
+            not on_kernel(spec, options)
+            or spec.layout
+            or spec.coded
+            or "blocks" in chosen
+            or "delay" in chosen
+        ):
             return "others are searched for dense models on all blocks only"
     except TwinError as error:
         return str(error)

@@ -6,7 +6,7 @@ less than a place of their own, which each stage would have to look up in anothe
 routed experts would have to find by number.
 
 Error of what the kernel computes: a thread multiplies its inputs as whole numbers of 16 bits,
-scaled by the largest of the `lane` inputs that it holds, so each input is off by at most 1 in
+scaled by the largest of the `pack` inputs that it holds, so each input is off by at most 1 in
 65,000 of that one.
 """
 

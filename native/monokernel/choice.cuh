@@ -1,0 +1,41 @@
+// Which experts a token uses, and which stages multiply them.
+#pragma once
+
+#include "handoff.cuh"
+
+namespace twin {
+
+__device__ __forceinline__ constexpr bool routed(int kind) {
+  return Experts::ANY && (kind == int(StageKind::ROUTED_UP) || kind == int(StageKind::ROUTED_DOWN));
+}
+
+// A token's experts, in the order of their scores: from ROUTE until ROUTED_DOWN is over, in the
+// block's scratch.
+struct Choice {
+  int* expert;    // [TOP_K]
+  float* weight;  // [TOP_K]
+  // choices so far, for loaders; behind it how many of them each loader has asked for
+  u32* made;
+};
+
+template <class Plan>
+__device__ __forceinline__ Choice choice_of(const Plan& plan, float* scratch) {
+  float* at = scratch + plan.choice;
+  return {reinterpret_cast<int*>(at), at + Experts::TOP_K,
+          reinterpret_cast<u32*>(at + 2 * Experts::TOP_K)};
+}
+
+// A word of it, in the scratch.
+template <class Plan>
+__device__ __forceinline__ constexpr int choice_word(const Plan&, int at) {
+  return Plan::choice + at;
+}
+
+// Before the first.
+template <int LOADERS, class Plan>
+__device__ __forceinline__ void no_choice(const Plan& plan, float* scratch) {
+  if constexpr (Experts::ANY)
+    for (int i = 0; i < 1 + LOADERS; ++i) choice_of(plan, scratch).made[i] = 0;
+}
+
+}  // namespace twin

@@ -1,0 +1,103 @@
+// A mixture of experts: which of them a token uses, and their down projection. ROUTER and ROUTED_UP
+// are `from_residual`.
+#pragma once
+
+#include "stages.cuh"
+
+namespace twin {
+
+// NaN has no order. It comes first and makes all weights NaN, which the end of the step reports: a
+// wrong token without a sign would be worse.
+__device__ __forceinline__ float orderly(float logit) {
+  return logit == logit ? logit : infinity();
+}
+
+// How many experts come before one: those of higher logits, and of equal ones the lower numbers.
+__device__ __forceinline__ int place_of(const float* logits, int expert) {
+  const float mine = orderly(logits[expert]);
+  int place = 0;
+  TWIN_ONCE
+  for (int other = 0; other < Experts::COUNT; ++other) {
+    const float logit = orderly(logits[other]);
+    place += logit > mine || (logit == mine && other < expert);
+  }
+  return place;
+}
+
+__device__ __forceinline__ float score_of(float logit, float most) {
+  return Experts::SIGMOID ? 1.0f / (1.0f + exp32(-logit)) : exp32(logit - most);
+}
+
+// Weights of the chosen, in their order. Softmax over all experts, then over the chosen alone, is
+// softmax over the chosen: only weights that are not normalised need all logits.
+__device__ __forceinline__ float weight_of(const float* logits, const Choice& choice, int place) {
+  const float most = logits[choice.expert[0]];
+  float total = 0.0f;
+  if (Experts::NORMALISED) {
+    TWIN_ONCE
+    for (int i = 0; i < Experts::TOP_K; ++i) total += score_of(logits[choice.expert[i]], most);
+  } else if (!Experts::SIGMOID) {
+    TWIN_ONCE
+    for (int i = 0; i < Experts::COUNT; ++i) total += score_of(logits[i], most);
+  }
+  const float score = score_of(logits[choice.expert[place]], most);
+  return (Experts::NORMALISED || !Experts::SIGMOID ? score / total : score) * Experts::SCALING;
+}
+
+// Every block chooses for itself: all have the logits, and the choice is theirs without another
+// hand-off.
+template <class Stage>
+__device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
+  if constexpr (Experts::ANY) {
+    b.core.barrier();  // the stage before may still read the scratch
+    if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
+    begin(b, index, stage);
+    const Choice choice = choice_of(b.plan, b.scratch);
+    TWIN_EACH(i, Experts::COUNT) {
+      const int place = place_of(b.scratch, i);
+      if (place < Experts::TOP_K) choice.expert[place] = i;
+    }
+    b.core.barrier();
+    b.core.chosen(choice.made);
+    TWIN_EACH(i, Experts::TOP_K) choice.weight[i] = weight_of(b.scratch, choice, i);
+    b.core.barrier();
+    return true;
+  }
+  return false;
+}
+
+// The weighted rows of all chosen experts: one product, whose input is what each made, times its
+// weight.
+template <class Stage>
+__device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& stage) {
+  if constexpr (Experts::ANY) {
+    Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
+    auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
+    for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
+      if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
+    begin(b, index, stage);
+    const Choice choice = choice_of(b.plan, b.scratch);
+    x.each(b.core, [&](int i, float& value) { value *= choice.weight[i / Experts::WIDTH]; });
+    const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
+    return multiply(b, stage, work, x, ahead, unscaled,
+                    [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  }
+  return false;
+}
+
+// The stages of a layer of experts.
+template <class Stage>
+__device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage& stage) {
+  if constexpr (Experts::ANY) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::ROUTER:
+      case StageKind::ROUTED_UP: return from_residual(b, index, stage);
+      case StageKind::ROUTE: return route(b, index, stage);
+      case StageKind::ROUTED_DOWN: return routed_down(b, index, stage);
+      default: return false;
+    }
+  }
+  return false;
+}
+
+}  // namespace twin

@@ -1,0 +1,263 @@
+"""Mixtures of experts on the CPU engine: the reference's numbers from every plan, whatever a token
+chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.small_engine import (
+    LIMITS,
+    LLAMA,
+    SEED,
+    TOKENS,
+    engine,
+    error,
+    expected,
+    planned,
+    run_script,
+)
+from twin.engine.host import HostEngine
+from twin.engine.weights import random_weights
+from twin.errors import InvalidPlan
+from twin.kernel import experts as kernel_experts
+from twin.kernel.header import header
+from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
+from twin.models.layers import Layer
+from twin.models.mixers import GroupedAttention
+from twin.models.spec import DType, ModelSpec
+from twin.plan.build import build
+from twin.plan.shards import Array
+from twin.plan.types import (
+    CollectiveKind,
+    Common,
+    Execution,
+    HandOffKind,
+    Plan,
+    Sampling,
+    StageKind,
+)
+from twin.proof.prove import prove, violations
+from twin.reference.experts import chosen
+from twin.reference.step import Reference
+
+FEED = ExpertFeed(experts=6, top_k=3, width=40)
+
+
+def routed(feed: ExpertFeed = FEED, *, dense: tuple[int, ...] = ()) -> ModelSpec:
+    """Layers of experts; those of `dense` are narrow and without."""
+    mixers = [
+        GroupedAttention(heads=8, kv_heads=4, head_dim=8, window=window, qk_norm=True)
+        for window in LLAMA.windows
+    ]
+    feeds = [DenseFeed(width=48) if layer in dense else feed for layer in range(LLAMA.layers)]
+    layers = tuple(Layer(mixer, its) for mixer, its in zip(mixers, feeds, strict=True))
+    return replace(
+        LLAMA, name="routed", family="qwen3_moe", qk_norm=True, ffn=feed.width, layout=layers
+    )
+
+
+PLANS: list[dict[str, Any]] = [
+    {"blocks": 5, "attention_splits": 2},
+    {"blocks": 11},  # more than experts: some blocks score none
+    {"blocks": 3, "slot_bytes": 256, "tile_rows": 4},
+    {"gpus": 2, "blocks": 3},
+    # 6 experts on 4 ranks: the last one scores none
+    {"gpus": 4, "blocks": 1, "handoff": HandOffKind.GRID},
+    {"gpus": 2, "common": Common.REPLICATED, "sampling": Sampling.FULL},
+    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
+    {"execution": Execution.GRAPH},
+    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
+]
+
+
+@pytest.mark.parametrize(
+    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
+)
+def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
+    plan = planned(routed(), **more)
+    prove(plan)
+    assert plan.simulation_only() is None
+    assert error(plan) < 1e-5
+
+
+@pytest.mark.slow  # each is a build of its own
+@pytest.mark.parametrize(
+    "feed",
+    [
+        replace(FEED, renormalise=False),
+        replace(FEED, scoring=Scoring.SIGMOID, scaling=2.5),
+        replace(FEED, scoring=Scoring.SIGMOID, renormalise=False),
+        replace(FEED, experts=1, top_k=1),
+        replace(FEED, top_k=6),
+        replace(FEED, width=136),  # of which no two slices of a slot are equal
+    ],
+    ids=str,
+)
+def test_every_way_of_weighing_matches_the_reference(feed: ExpertFeed) -> None:
+    assert error(planned(routed(feed), blocks=3)) < 1e-5
+
+
+def test_layers_without_experts_stand_between() -> None:
+    plan = planned(routed(dense=(0, 2)), gpus=2, blocks=2)
+    prove(plan)
+    assert error(plan) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+def test_stored_types(dtype: DType) -> None:
+    assert error(planned(routed(), weight_dtype=dtype)) < 1e-5
+
+
+def test_every_run_gives_the_same_bits_and_the_references_tokens() -> None:
+    plan = planned(routed(), blocks=4)
+    weights = random_weights(routed(), SEED, DType.FP32)
+    with engine(plan) as running:
+        made = [running.generate(TOKENS[:5], max_tokens=10).tokens for _ in range(3)]
+        logits = [running.logits(TOKENS) for _ in range(2)]
+    assert made[0] == made[1] == made[2] == Reference(plan, weights).generate(TOKENS[:5], 10)
+    assert np.array_equal(*logits)
+
+
+def test_prompts_are_read_by_steps() -> None:
+    assert planned(routed(), prompt_chunk=16).options.prompt_chunk == 1
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+class Tied:
+    """Weights whose routers score all experts zero, but for one."""
+
+    def __init__(self, spec: ModelSpec, other: int, factor: float = 1.0) -> None:
+        self.spec, self.dtype, self.other, self.factor = spec, DType.FP32, other, factor
+        self.random = random_weights(spec, SEED, DType.FP32)
+
+    def __getitem__(self, name: str) -> Array:
+        made = self.random[name]
+        if not name.endswith("router"):
+            return made
+        tied = np.zeros_like(made)
+        tied[self.other] = made[self.other] * self.factor
+        return tied
+
+
+@pytest.mark.parametrize("other", [0, 3, 5])
+def test_equal_experts_are_taken_from_the_lowest_number(other: int) -> None:
+    """In every block alike: an expert that not all of them multiply would make other logits."""
+    plan = planned(routed(), blocks=4)
+    weights = Tied(routed(), other)
+    reference = Reference(plan, weights)
+    wanted = np.stack([reference.step(token).copy() for token in TOKENS])
+    with HostEngine(plan, weights) as running:
+        assert np.abs(running.logits(TOKENS) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_the_order_of_the_choice_is_total() -> None:
+    nan = float("nan")
+    assert chosen(FEED, np.array([1, 3, 3, -nan, 2, 3], np.float32)).experts == (3, 1, 2)
+    assert chosen(FEED, np.array([1, 3, 3, 0, 2, 3], np.float32)).experts == (1, 2, 5)
+    assert np.isnan(chosen(FEED, np.array([0, 0, 0, nan, 0, 0], np.float32)).weights).all()
+
+
+def test_a_router_without_numbers_ends_the_run_with_a_message() -> None:
+    plan = planned(routed(), blocks=2)
+    with (
+        HostEngine(plan, Tied(routed(), 1, float("inf"))) as running,
+        pytest.raises(Exception, match="logit"),
+    ):
+        running.generate(TOKENS[:3], max_tokens=3)
+
+
+# ---- sanitizers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitize: str) -> None:
+    """A sanitizer must be there when the process starts, so the engine runs in one of its own."""
+    name = {"address,undefined": "libasan.so", "thread": "libtsan.so"}[sanitize]
+    runtime = subprocess.run(
+        ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if not os.path.isabs(runtime):
+        pytest.skip(f"{name} is not installed")
+    script = (
+        "from tests.engine.test_experts import *\n"
+        "for more in ({'gpus': 2}, {'handoff': HandOffKind.COUNTER, 'blocks': 5}, {'slot_bytes': "
+        "256, 'tile_rows': 4}):\n    with engine(planned(routed(), **more), sanitize=SANITIZE) as "
+        "e:\n        e.generate(TOKENS[:3], max_tokens=4)\n        e.logits(TOKENS[:3])\n"
+        "print('clean')\n"
+    ).replace("SANITIZE", repr(sanitize))
+    done = run_script(script, runtime, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "clean" in done.stdout
+
+
+# ---- planted faults ------------------------------------------------------------------------------
+
+
+def wrong(plan: Plan) -> float:
+    """The largest error of the engine's logits, relative to the reference's, with whatever is
+    planted.
+    """
+    wanted = expected(plan, TOKENS)
+    with engine(plan) as running:
+        return float(np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max())
+
+
+def test_a_wrong_expert_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One expert's down projection lies in another's place."""
+    right = kernel_experts.pack
+
+    def swapped(plan: Plan, stage: Any, rank: int, weights: Any, out: Array) -> None:
+        right(plan, stage, rank, weights, out)
+        size = len(out) // FEED.experts
+        if stage.kind is StageKind.ROUTED_DOWN and stage.layer == 1:
+            out[: 2 * size] = np.roll(out[: 2 * size], size)
+
+    monkeypatch.setattr(kernel_experts, "pack", swapped)
+    assert wrong(planned(routed(), blocks=3)) > 1e-3
+
+
+def test_a_stale_choice_is_refused_and_noticed() -> None:
+    """A layer that fetches behind the router of the layer before it, and one that looks at its
+    logits.
+    """
+    plan = planned(routed(), blocks=3)
+    early = next(s.index for s in plan.stages if s.kind is StageKind.ROUTE)
+    stages = [replace(s, gate=early) if s.routed and s.layer == 1 else s for s in plan.stages]
+    assert any(
+        "known behind" in str(found) for found in violations(replace(plan, stages=tuple(stages)))
+    )
+    logits = [s for s in plan.stages if s.kind is StageKind.ROUTE]
+    stages = [replace(s, reads=logits[0].reads) if s is logits[1] else s for s in plan.stages]
+    with pytest.raises(InvalidPlan):
+        prove(replace(plan, stages=tuple(stages)))
+
+
+def test_what_an_nvidia_block_does_not_do_with_experts_is_refused() -> None:
+    gpu = replace(LIMITS, teams=True)
+    for spec, more, says in (
+        (routed(), {"execution": Execution.GRAPH}, "use execution=resident"),
+        (routed(dense=(1,)), {}, "some layers have no experts"),
+    ):
+        plan = build(spec, replace(planned(spec).options, **more), gpu)
+        assert any(says in str(found) for found in violations(plan))
+
+
+# ---- the header ----------------------------------------------------------------------------------
+
+
+def test_only_a_plan_with_experts_knows_them() -> None:
+    text = header(planned(routed()))
+    assert "static constexpr int TOP_K = 3;" in text
+    assert "  int expert_units;" in text
+    assert "xpert" not in header(planned())

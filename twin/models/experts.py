@@ -1,0 +1,93 @@
+"""Mixtures of experts that the engine runs: which layouts, how their tensors are called, and their
+shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
+from twin.models.layers import Layer
+from twin.models.mixers import GroupedAttention
+
+SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
+
+
+def runs(layout: Sequence[Layer]) -> bool:
+    """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
+
+    Their attention is grouped, with one cache for all layers: only windows differ.
+    """
+    mixers = {_plain(layer.mixer) for layer in layout}
+    feeds = {layer.feed for layer in layout}
+    routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
+    return (
+        None not in mixers and len(mixers) == 1 and len(routed) == 1 and all(map(_feed_runs, feeds))
+    )
+
+
+def experts_of(layout: Sequence[Layer]) -> ExpertFeed | None:
+    """The experts of a layout that runs; None of a dense model."""
+    return next((layer.feed for layer in layout if isinstance(layer.feed, ExpertFeed)), None)
+
+
+def _plain(mixer: object) -> GroupedAttention | None:
+    """An attention without its window; None of one that the kernel has no code for."""
+    if not isinstance(mixer, GroupedAttention):
+        return None
+    known = GroupedAttention(
+        heads=mixer.heads,
+        kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim,
+        window=mixer.window,
+        qkv_bias=mixer.qkv_bias,
+        qk_norm=mixer.qk_norm,
+    )
+    return replace(mixer, window=0) if mixer == known else None
+
+
+def _feed_runs(feed: Feed) -> bool:
+    if isinstance(feed, DenseFeed):
+        return feed.limit is None
+    known = ExpertFeed(
+        experts=feed.experts,
+        top_k=feed.top_k,
+        width=feed.width,
+        scoring=feed.scoring,
+        renormalise=feed.renormalise,
+        scaling=feed.scaling,
+    )
+    return feed == known and feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a family's checkpoints call what stands in the place of a dense feed-forward layer."""
+
+    router: str
+    experts: str  # then the expert's number
+    gate: str
+    up: str
+    down: str
+
+    def of(self, expert: int) -> dict[str, str]:
+        """Canonical name -> name, of one expert's matrices."""
+        names = {"gate": self.gate, "up": self.up, "down": self.down}
+        return {
+            f"experts.{expert}.{leaf}": f"{self.experts}.{expert}.{name}"
+            for leaf, name in names.items()
+        }
+
+
+def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
+    """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
+    if name == "router" and isinstance(feed, ExpertFeed):
+        return (feed.experts, hidden)
+    leaf = name.rpartition(".")[2]
+    if leaf in ("gate", "up"):
+        return (feed.width, hidden)
+    return (hidden, feed.width) if leaf == "down" else None

@@ -1,0 +1,111 @@
+"""A mixture of experts with NumPy: which of them a token uses, and what these make."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twin.models.feeds import ExpertFeed, Scoring
+from twin.plan import shards
+from twin.plan.shards import Array, Weights
+from twin.plan.types import Plan, Stage
+
+KEPT = 64  # experts' matrices: a sequence comes back to some of them
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of one token, in the order of the scores."""
+
+    experts: tuple[int, ...]
+    weights: Array  # [top_k]
+
+
+Choices = tuple[Choice, ...]  # of each block, or of all where they agree
+
+
+class Experts:
+    """The experts of a plan's layers; `dtype` is the type of all arithmetic."""
+
+    def __init__(self, plan: Plan, weights: Weights, dtype: type[np.floating[Any]]) -> None:
+        self.plan, self.weights, self.dtype = plan, weights, dtype
+        self._matrices: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
+
+    def choose(self, logits: Array) -> Choices:
+        """From [n, parts, elements]: ranks that divide a router publish their experts' logits in
+        rank order.
+        """
+        assert self.plan.spec is not None
+        kind = self.plan.spec.experts
+        assert kind is not None
+        return tuple(chosen(kind, seen.reshape(-1)[: kind.experts]) for seen in logits)
+
+    def up(self, stage: Stage, rank: int, x: Array, choices: Choices) -> Array:
+        """[n, top_k * width]: what the chosen experts make of x ([n, hidden]), one behind the
+        other.
+        """
+        count = max(len(x), len(choices))
+        made = [
+            self._up(stage, rank, x[i % len(x)], choices[i % len(choices)]) for i in range(count)
+        ]
+        return np.stack(made)
+
+    def _up(self, stage: Stage, rank: int, x: Array, choice: Choice) -> Array:
+        rows = [self._matrix(stage, rank, expert) @ x for expert in choice.experts]
+        return np.concatenate([silu(made[0::2]) * made[1::2] for made in rows])
+
+    def down(self, stage: Stage, rank: int, act: Array, choices: Choices) -> Array:
+        """[n, hidden]: their rows of the down projection, weighed and added in the order of the
+        choice.
+        """
+        count = max(len(act), len(choices))
+        made = [
+            self._down(stage, rank, act[i % len(act)], choices[i % len(choices)])
+            for i in range(count)
+        ]
+        return np.stack(made)
+
+    def _down(self, stage: Stage, rank: int, act: Array, choice: Choice) -> Array:
+        inputs = act.reshape(len(choice.experts), -1)
+        parts = [
+            self._matrix(stage, rank, expert) @ (x * weight)
+            for expert, weight, x in zip(choice.experts, choice.weights, inputs, strict=True)
+        ]
+        out: Array = np.sum(parts, axis=0)
+        return out
+
+    def _matrix(self, stage: Stage, rank: int, expert: int) -> Array:
+        key = (stage.index, rank, expert)
+        if key not in self._matrices:
+            made = shards.expert_matrix(self.plan, stage, rank, self.weights, expert)
+            self._matrices[key] = made.astype(self.dtype)
+            if len(self._matrices) > KEPT:
+                self._matrices.popitem(last=False)
+        return self._matrices[key]
+
+
+def chosen(kind: ExpertFeed, logits: Array) -> Choice:
+    """The top_k best of [experts] logits; of equal ones the lower number. A NaN comes first, and
+    all weigh NaN.
+    """
+    order = np.argsort(-np.where(np.isnan(logits), np.inf, logits), kind="stable")[: kind.top_k]
+    if kind.scoring is Scoring.SIGMOID:
+        scores = 1 / (1 + np.exp(-logits))
+    else:
+        scores = np.exp(logits - logits[order[0]])
+        scores = scores / scores.sum()
+    weights = scores[order]
+    if kind.renormalise:
+        weights = weights / weights.sum()
+    scaled: Array = (weights * kind.scaling).astype(logits.dtype)
+    return Choice(tuple(int(expert) for expert in order), scaled)
+
+
+def silu(x: Array) -> Array:
+    # exp of a large negative gate's opposite is infinite and the quotient rightly zero
+    with np.errstate(over="ignore"):
+        out: Array = x / (1 + np.exp(-x))
+    return out
