@@ -36,6 +36,8 @@ def test_a_short_value_is_shown_as_repr_writes_it(value: object) -> None:
 
 def test_a_path_and_a_date_are_shown_by_what_they_say() -> None:
     assert shown(Path("a/b")) == "'a/b'"
+    long = shown(Path("folder") / ("a" * 100) / "name")
+    assert (long[0], long[-8:], len(long)) == ("…", "aa/name'", 80)
     assert shown(date(2026, 1, 2)) == "datetime.date(2026, 1, 2)"
 
 

@@ -18,12 +18,16 @@ _SHORT = (bool, float, complex, Enum, date, time, type(None))
 
 def shown(value: object, limit: int = 80) -> str:
     """`value` as repr writes it, at most `limit` characters, the last an ellipsis where something
-    is left out.
+    is left out; of a path the first, since its end says which file it is.
 
     Takes no longer for nested, shared or endless data: what would be left out is never written.
     Control characters, terminal escapes, marks that turn the direction of text and lone surrogates
     come as escapes.
     """
+    if isinstance(value, PurePath):
+        path = str(value)
+        whole = repr(path if len(path) <= limit else path[-limit:])
+        return whole if len(path) <= limit and len(whole) <= limit else "…" + whole[-limit + 1 :]
     text = ""
     for piece in _pieces(value, limit):
         text += piece

@@ -440,8 +440,8 @@ struct Core {
   }
 
   // Few-bit weights are decoded one by one: threads stride over the columns of one row.
-  __device__ static void dot_coded(Code code, const u8* w, int rows, int cols, const float* x,
-                                   float* sums) {
+  __device__ void dot_coded(Code code, const u8* w, int rows, int cols, const float* x,
+                            float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
     const float* const scales = reinterpret_cast<const float*>(w + long(rows) * cols);
     const int block = code_block(code) ? code_block(code) : cols;

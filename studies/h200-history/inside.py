@@ -149,15 +149,19 @@ __device__ __forceinline__ void inside(const Block& b, int k) {{
     ),
     (
         RING,
+        "the window lets it follow; the other loader's tile is there.\n"
+        "    Turn used = now.before(ring.full, Ring::SLOTS);\n    used.at += Turn::ROUND;\n"
         "    if (!wait(used) ||",
+        "the window lets it follow; the other loader's tile is there.\n"
+        "    Turn used = now.before(ring.full, Ring::SLOTS);\n    used.at += Turn::ROUND;\n"
         "    const u32 began = u32(now_ns());\n    if (!wait(used)) return false;\n"
         "    const u32 had = u32(now_ns());\n    if (",
     ),
     (
         RING,
-        "    expect_copies(now.at,",
+        "    expect_copies(now.at, values",
         f"    tile_log[blockIdx.x * {TILES} + (tile & {TILES - 1})] = uint4{{tile, began, had, "
-        f"u32(now_ns())}};\n    expect_copies(now.at,",
+        f"u32(now_ns())}};\n    expect_copies(now.at, values",
     ),
     (
         "twin/engine/cuda.py",

@@ -18,6 +18,7 @@ from twin.bench.lanes import LaneModel
 from twin.bench.peers import Decoder
 from twin.engine.weights import random_weights
 from twin.errors import ConfigError, EngineError, ToolchainError
+from twin.models.load import from_config
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.types import Sampling
 from twin.reference.step import Reference
@@ -60,7 +61,17 @@ def test_the_same_weights_give_the_same_logits(name: str, monkeypatch: pytest.Mo
         )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+DENSE = [name for name, config in FAMILIES.items() if not from_config(config, name).layout]
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(DENSE)))
+def test_models_with_experts_are_not_compared(name: str) -> None:
+    spec = from_config(FAMILIES[name], name)
+    with pytest.raises(EngineError, match="--no-peers"):
+        peers.make_model(spec, None, DType.FP32, device="cpu")
+
+
+@pytest.mark.parametrize("name", DENSE)
 def test_families_take_their_class_from_the_folder_and_their_weights_as_they_are_stored(
     name: str, tmp_path: Path
 ) -> None:

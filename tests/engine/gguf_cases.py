@@ -20,9 +20,15 @@ PERMUTED = ("llama", "granite", "smollm3")
 
 
 def _configs() -> dict[str, dict[str, Any]]:
-    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2."""
+    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2. Experts in
+    one are refused.
+    """
     left_out = ("mistral", "qwen2-window", "internlm3")
-    kept = {name: copy.deepcopy(config) for name, config in ALL.items() if name not in left_out}
+    kept = {
+        name: copy.deepcopy(config)
+        for name, config in ALL.items()
+        if name not in left_out and not from_config(config, name).layout
+    }
     for config in kept.values():
         if "query_pre_attn_scalar" in config:  # a file says nothing of it: it is a head's size
             config["query_pre_attn_scalar"] = config["head_dim"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twin.kernel.teams import ROWS_AT_ONCE, Ahead, Team
+from twin.models.spec import DType
 from twin.plan.types import Matrix
 
 
@@ -54,7 +55,7 @@ def _moves(
             break
         slices = [
             first + chunk * team.teams
-            for chunk in range(ahead.chunks)
+            for chunk in range(ahead.portions)
             if first + chunk * team.teams < team.slices
         ]
         numbers = [group * team.slices + one for one in slices]
@@ -86,7 +87,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_smallest_ring_is_the_one_in_which_no_warp_waits_forever(case: tuple[int, ...]) -> None:
     cols, tile, high, vector, size, chunks, groups, rows = case
-    ahead = Ahead(Team(cols, tile, vector, size, 8), chunks, groups)
+    ahead = Ahead(Team(cols, tile, vector, size, 8), chunks, groups, DType.BF16)
     matrix = Matrix(rows, cols, 1, high, tile, ((0, rows),))
     needed = ahead.ring_slots(matrix)
     assert taken(ahead, matrix, needed)

@@ -71,6 +71,11 @@ def make_model(
 
     `folder`: a checkpoint whose config.json decides; else it is written from the spec.
     """
+    if spec.experts:
+        raise EngineError(
+            f"{spec.name}: models with experts are not compared with Hugging Face's classes, which "
+            "hold them as one tensor; use --no-peers"
+        )
     torch, transformers = torch_module(), _module("transformers")
     config = (
         transformers.AutoConfig.from_pretrained(folder)

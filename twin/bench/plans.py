@@ -18,7 +18,6 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.probe import stream_probe
 from twin.plan.types import Execution, Options, Plan, Sampling
 from twin.proof.prove import prove
-from twin.sim.division import divided
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
 # least: far beyond any cache; most: memory, and time a step
@@ -73,9 +72,7 @@ def make_plans(
 
     def planned(execution: Execution) -> Plan:
         options = {**settled, "execution": execution}
-        made = fitted(
-            lambda ring: plan_for(spec, node, **{**divided(spec, node, options), **ring}), chosen
-        )
+        made = fitted(lambda ring: plan_for(spec, node, **{**options, **ring}), chosen)
         check_room(made, node, options, advice=TO_RUN)
         prove(made)
         return made

@@ -15,7 +15,6 @@ from twin.kernel.defaults import default_options
 from twin.kernel.room import check_room
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.types import HandOffKind
-from twin.sim.division import divided
 
 MOST_SHAPES = 256
 MOST_SEED = 2**32 - 1
@@ -125,7 +124,7 @@ def _run(
     }
     if node.device.isa == HOST:
         chosen["blocks"] = min(2, node.device.blocks)
-    options = default_options(spec, node, **divided(spec, node, chosen))
+    options = default_options(spec, node, **chosen)
     name = f"{spec.name}-{where}" + ("" if handoff is HandOffKind.SENTINEL else f"-{handoff.value}")
     run = HeldOut(name, spec, options, prompt, scope.tokens, scope.repeats)
     check_room(run.plan(node.device.name), node)

@@ -27,7 +27,6 @@ from twin.engine.choose import compile_all, open_random
 from twin.errors import CalibrationError, TwinError
 from twin.files import write
 from twin.hardware.types import Node
-from twin.sim.run import simulate
 from twin.text import shown
 
 PREDICTIONS = "predictions.json"

@@ -37,13 +37,22 @@ def add(commands: Subparsers) -> None:
     )
     add_model(parser)
     add_node(parser)
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="also simulate a few other divisions of the model over one NVIDIA GPU (attention "
+        "splits, slots), and name the options of a faster one",
+    )
     add_engine_options(parser, without=("gpus",))
 
 
 def run(args: argparse.Namespace) -> int:
     case = case_of(args)
     plan, node = case.plan(), case.node
-    data = summary(plan, node) | {"division": case.division().reason}
+    data = summary(plan, node)
+    if args.search:
+        found = case.division()
+        data |= {"division": found.reason, "division_options": dict(found.options)}
     emit(args, data, text(plan, node, data))
     return 0
 

@@ -103,7 +103,7 @@ def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
             arch,
             vgprs=_number(said, "VGPRs"),
             vgpr_spills=_number(said, "VGPRs Spill"),
-            scratch_bytes=_number(said, r"ScratchSize \[bytes/thread\]"),
+            scratch_bytes=_number(said, r"ScratchSize \[bytes/lane\]"),
             lds_bytes=_number(said, r"LDS Size \[bytes/block\]"),
             code_object=output.read_bytes(),
         )

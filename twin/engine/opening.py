@@ -26,7 +26,6 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling
 from twin.proof.prove import prove
-from twin.sim.division import divided
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1
@@ -164,7 +163,6 @@ def plan_run(
         "sampling": Sampling.GREEDY if greedy else Sampling.FULL,
     }
     options["context"] = min(positions, options["max_context"])
-    options = divided(spec, node, options)
     plan = plan_for(spec, node, **options)
     # before the proof, whose budget knows one GPU and no other programs
     check_fits(plan, node, options)

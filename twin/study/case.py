@@ -35,17 +35,10 @@ class Case:
 
     def plan(self) -> Plan:
         """Planned and proven. Raises PlanError or InvalidPlan."""
-        return planned(
-            self.spec,
-            self.node,
-            suggest=True,
-            **{**dict(self.division().options), **self.options()},
-        )
+        return planned(self.spec, self.node, suggest=True, **self.options())
 
     def division(self) -> Choice:
-        """By the node as it is on file: a what-if and the draws of an interval keep the plan of the
-        baseline.
-        """
+        """The one that the twin predicts to be fastest, by the node as it is on file."""
         return choice(self.spec, nominal(self.node), self.options())
 
     def options(self) -> dict[str, Any]:
