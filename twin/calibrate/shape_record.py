@@ -122,6 +122,8 @@ def predict(
     node: Node, runs: Sequence[HeldOut], about: Mapping[str, Any], file: Path, progress: Progress
 ) -> None:
     """Simulates every run by the fits in force, and writes what it says."""
+    from twin.sim.run import simulate  # a machine that only measures has no simulator
+
     known, said = known_error(node), {}
     for done, run in enumerate(runs, start=1):
         progress(f"predicting {node.name}: {done}/{len(runs)} {run.name}")
