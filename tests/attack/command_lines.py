@@ -30,7 +30,8 @@ from twin.files import BESIDE
 
 NAME = "command lines"
 ENGINE = ("run", "bench")  # these compile an engine: the few lines that reach it cost a second
-SLOW = ("demo", "calibrate", "validate")  # minutes of measuring: only lines that are surely refused
+# minutes of measuring, or until somebody ends them: only lines that are surely refused
+SLOW = ("demo", "calibrate", "validate", "chat", "serve")
 ENGINE_SHARE = 0.04
 NUMBERS = (
     "0",
