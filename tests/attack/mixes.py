@@ -13,7 +13,6 @@ from tests.attack.plans import describe, run
 from twin.proof.prove import violations
 
 NAME = "option mixes"
-GATE_CASES = 40  # most compile a kernel of their own
 SPARE_COPIES = 3  # with fewer, reuse may come too early, and is refused
 
 
