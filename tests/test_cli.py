@@ -52,6 +52,20 @@ ONE = ("1xh200", "--blocks", "8")
 # ---- help and output -----------------------------------------------------------------------------
 
 
+def test_a_search_names_the_options_of_a_faster_division(twin: Twin) -> None:
+    line = ("plan", "qwen2.5-coder-1.5b", "1xh200", "--context", "96", "--max-context", "168")
+    found = json.loads(twin(*line, "--search", "--json").out)
+    assert "division" not in json.loads(twin(*line, "--json").out)
+    words = [
+        word
+        for name, value in found["division_options"].items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    assert words
+    assert " ".join(words) in " ".join(twin(*line, "--search").out.split())
+    assert twin(*line, *words).code == 0
+
+
 def test_help_names_every_command(twin: Twin) -> None:
     outcome = twin("--help")
     assert outcome.code == 0

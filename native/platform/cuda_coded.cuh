@@ -15,12 +15,12 @@ struct Whole {
   static constexpr float MOST = 32512.0f;  // 127 * 256: the high byte stays within its sign
   static constexpr float LEAST = 1e-30f;   // of less, MOST / x would overflow: taken for zero
 
-  u32 high[Vector::CHUNKS][WORDS], low[Vector::CHUNKS][WORDS];
-  float scale[Vector::CHUNKS];
+  u32 high[Vector::PORTIONS][WORDS], low[Vector::PORTIONS][WORDS];
+  float scale[Vector::PORTIONS];
 
   __device__ __forceinline__ void set(const Vector& x) {
 #pragma unroll
-    for (int c = 0; c < Vector::CHUNKS; ++c) {
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
       float most = 0, strange = 0;  // NaN where an element is no number
 #pragma unroll
       for (int i = 0; i < Vector::VECTOR; ++i) {
@@ -151,9 +151,9 @@ __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
 // they are multiplied, and the input as whole numbers, made once it is there.
 template <class Vector>
 struct Begun {
-  static constexpr int CHUNKS = Vector::AHEAD_CHUNKS, GROUPS = Vector::AHEAD_GROUPS;
+  static constexpr int PORTIONS = Vector::AHEAD_PORTIONS, GROUPS = Vector::AHEAD_GROUPS;
 
-  CodedPiece taken[GROUPS ? GROUPS : 1][CHUNKS ? CHUNKS : 1];
+  CodedPiece taken[GROUPS ? GROUPS : 1][PORTIONS ? PORTIONS : 1];
   int held;
   Whole<Vector> whole;
   bool made;

@@ -323,7 +323,7 @@ struct Core {
       for (int c = 0; c < Begun<Vector>::PORTIONS; ++c) {
         const int slice = Vector::slice(me, c);
         const u32 tile = ring.tile + at.tile(slice);
-        there = there && at.more() && !Vector::beyond(slice);
+        there = there && at.more() && !Vector::beyond(me, c);
         if (there) ring.acquire(tile);
         const int row = there ? at.row : 0;
         load_coded<Coding, Vector>(begun.taken[g][c], c, ring.slot(tile), row,
@@ -355,7 +355,7 @@ struct Core {
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
-      if (Vector::beyond(slice)) break;
+      if (Vector::beyond(me, c)) break;
       CodedPiece fresh;
       CodedPiece& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
       const u32 tile = base + at.tile(slice);

@@ -1,4 +1,5 @@
-"""What the division that the twin chooses is expected to gain: `python studies/zoo/division.py`.
+"""What the divisions that `twin plan --search` names are expected to gain:
+`python studies/zoo/division.py`.
 
 Predicts every shape again and sets it beside predictions-DEVICE.json, which was made with the
 standard division of commit 68ab295 and the same fit. Writes the table of division.md. Nothing here
@@ -15,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shapes import asked, shapes, timed_plan
+from shapes import asked, shapes
 
 from twin.calibrate.node import calibrated_node, following
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
+from twin.kernel.defaults import plan_for
 from twin.report.blocks import Stamp, filled, markdown_table
 from twin.sim.division import choice
 from twin.sim.run import simulate
@@ -44,7 +46,7 @@ def as_predicted(name: str) -> Node:
 def found(name: str, at: int) -> dict[str, Any]:
     spec, node = shapes()[at], as_predicted(name)
     chosen = choice(spec, node, asked())
-    step_s = simulate(timed_plan(spec, node), node).step_s
+    step_s = simulate(plan_for(spec, node, **{**dict(chosen.options), **asked()}), node).step_s
     return {"step_s": step_s, "options": dict(chosen.options), "reason": chosen.reason}
 
 
@@ -75,7 +77,7 @@ def told(now: dict[str, dict[str, Any]]) -> str:
     head = [
         f"{what}, {name}"
         for name in names
-        for what in ("before, us", "now, us", "change", "chosen")
+        for what in ("before, us", "searched, us", "change", "found")
     ]
     rest = (
         f"Predicted. The times of the other {len(before[FITTED]) - len(lines)} shapes change by at "

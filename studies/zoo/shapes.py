@@ -11,7 +11,6 @@ from twin.kernel.defaults import plan_for
 from twin.models.load import from_config
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.sim.division import divided
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
@@ -44,7 +43,7 @@ def _spec(row: dict[str, str]) -> ModelSpec:
 
 def timed_plan(spec: ModelSpec, node: Node) -> Plan:
     """Default options, BF16, for a prompt of PROMPT tokens and TOKENS after it."""
-    return plan_for(spec, node, **divided(spec, node, asked()))
+    return plan_for(spec, node, **asked())
 
 
 def asked() -> dict[str, int]:

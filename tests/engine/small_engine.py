@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
@@ -143,3 +144,19 @@ def run_script(
         timeout=timeout_s,
         check=False,
     )
+
+
+def sanitized(script: str, sanitize: str, timeout_s: float) -> None:
+    """Runs a script that ends by printing "clean", its SANITIZE replaced, and judges that it did.
+
+    A sanitizer must be there when the process starts, so the engine runs in one of its own.
+    """
+    name = {"address,undefined": "libasan.so", "thread": "libtsan.so"}[sanitize]
+    runtime = subprocess.run(
+        ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if not os.path.isabs(runtime):
+        pytest.skip(f"{name} is not installed")
+    done = run_script(script.replace("SANITIZE", repr(sanitize)), runtime, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "clean" in done.stdout

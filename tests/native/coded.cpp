@@ -72,8 +72,8 @@ void four_e4m3(u32 word, float (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = coded_value(Code::FP8, u8(word >> 8 * i));
 }
 struct Vector {
-  static constexpr int VECTOR = CODED_PACK, CHUNKS = 1;
-  float at[CHUNKS][VECTOR];
+  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1;
+  float at[PORTIONS][VECTOR];
   static bool valid(int, int) { return true; }
   static int local(int me) { return me * VECTOR; }
 };

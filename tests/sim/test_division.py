@@ -1,5 +1,5 @@
-"""The division that the twin chooses is never one that it predicts to be slower, and users' options
-win.
+"""The division that the search names is never one that the twin predicts to be slower, and users'
+options win.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from twin.calibrate.node import calibrated_node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.sim.division import choice, divided
+from twin.sim.division import choice
 from twin.sim.run import simulate
 
 NODE = calibrated_node("1xh200")
@@ -29,6 +29,10 @@ def shape(hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> Mo
         "ffn": ffn,
     }
     return replace(LLAMA, layers=2, vocab=2048, windows=(0, 0), context=131072, **sizes)
+
+
+def searched(spec: ModelSpec, chosen: dict[str, int]) -> dict[str, int]:
+    return {**dict(choice(spec, NODE, chosen).options), **chosen}
 
 
 SHAPES = [
@@ -53,10 +57,10 @@ def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SHAPES,
     ids=lambda spec: f"{spec.hidden}-{spec.heads}-{spec.kv_heads}-{spec.head_dim}-{spec.ffn}",
 )
-def test_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpec) -> None:
+def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpec) -> None:
     def step_s(most: int) -> float:
         chosen = {"context": 128, "max_context": most}
-        return simulate(plan_for(spec, NODE, **divided(spec, NODE, chosen)), NODE).step_s
+        return simulate(plan_for(spec, NODE, **searched(spec, chosen)), NODE).step_s
 
     # blocks draw the memory's answers: half a percent apart is alike
     assert step_s(300) <= 1.005 * step_s(131072)
@@ -65,10 +69,10 @@ def test_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpe
 def test_what_a_user_chooses_wins() -> None:
     wide = shape(2048, 8, 4, 256, 8192)
     assert dict(choice(wide, NODE, {"context": 96, "max_context": 168}).options)
-    chosen = divided(wide, NODE, {"attention_splits": 3, "ring_slots": 8})
+    chosen = searched(wide, {"attention_splits": 3, "ring_slots": 8})
     assert chosen == {"attention_splits": 3, "ring_slots": 8}
     assert "were chosen" in choice(wide, NODE, chosen).reason
-    assert "slot_bytes" not in divided(wide, NODE, {"window_slots": 3})
+    assert "slot_bytes" not in searched(wide, {"window_slots": 3})
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b", "laneformer-2b"])

@@ -158,6 +158,24 @@ def check_compiler(node: Node) -> None:
         host_compiler()
 
 
+def add_most_probable(group: Any) -> None:
+    """Of sampling: how many of the most probable tokens are drawn from."""
+    group.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K most probable tokens (default: all)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most probable tokens that reach P (default: all)",
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:
     """One flag for each field of Options, except those that the command takes from elsewhere."""
     group = parser.add_argument_group(

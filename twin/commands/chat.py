@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twin.commands.arguments import Subparsers, add_model, chosen_options, command
+from twin.commands.arguments import (
+    Subparsers,
+    add_model,
+    add_most_probable,
+    chosen_options,
+    command,
+)
 from twin.commands.output import done, progress, say
 from twin.commands.run import add_machine, chosen_node, show_piece
 from twin.commands.serve import add_where, add_words, check_libraries, source_of
@@ -53,20 +59,7 @@ def add(commands: Subparsers) -> None:
         metavar="T",
         help="0 takes the most probable token (default 1; with --greedy 0)",
     )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample from the K most probable tokens (default: all)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most probable tokens that reach P (default: all)",
-    )
+    add_most_probable(group)
     group.add_argument(
         "--seed",
         type=int,

@@ -117,6 +117,13 @@ def stage_kinds(plan: Plan) -> dict[str, dict[str, int]]:
     return dict(kinds)
 
 
+def _division(data: dict[str, Any]) -> str:
+    """What the search says, and the options that make what it found."""
+    found = data["division_options"]
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in found.items())
+    return f"{data['division']}: {words}" if words else str(data["division"])
+
+
 def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     options = plan.options
     head = (
@@ -147,7 +154,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     floor = f"{format_quantity(data['floor_s'], 's')}, {count(data['floor_tokens_per_s'])} tokens/s"
     about = [
         ("ring of a block", ring),
-        *([("divided by", data["division"])] if "division" in data else []),
+        *([("division", _division(data))] if "division" in data else []),
         ("weights per step", format_quantity(data["weight_bytes"], "B")),
         (
             "caches per step",

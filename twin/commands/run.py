@@ -11,6 +11,7 @@ from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
     add_model,
+    add_most_probable,
     chosen_options,
     command,
 )
@@ -72,20 +73,7 @@ def add(commands: Subparsers) -> None:
         metavar="T",
         help="0 takes the most probable token (default %(default)s)",
     )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample from the K most probable tokens (default: all)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most probable tokens that reach P (default: all)",
-    )
+    add_most_probable(group)
     group.add_argument(
         "--seed",
         type=int,

@@ -277,9 +277,10 @@ class Ahead:
         rows = min(longest, matrix.batch_rows)
         if not self.portions or not rows:
             return 1
-        if matrix.tile_rows <= ROWS_AT_ONCE:
+        at_once = rows_at_once(matrix, self.dtype)
+        if matrix.tile_rows <= at_once:
             return (self.portions - 1) * self.team.teams + 1
-        pieces, groups = -(-matrix.tile_rows // ROWS_AT_ONCE), self.team.groups
+        pieces, groups = -(-matrix.tile_rows // at_once), self.team.groups
         whole = self.groups // pieces  # tiles of a team that it takes to their end
         held = -(-rows // matrix.tile_rows) - whole * groups if self.groups % pieces else 0
         return max(1, min(groups, held)) * self.team.slices

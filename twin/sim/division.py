@@ -62,11 +62,6 @@ class Choice:
     reason: str
 
 
-def divided(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """`chosen`, and the options of the division that suits the model on the node."""
-    return {**dict(choice(spec, node, chosen).options), **chosen}
-
-
 def choice(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> Choice:
     """The division, and the reason in words. What cannot be planned keeps the standard one: who
     plans it then says why.
