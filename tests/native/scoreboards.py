@@ -23,7 +23,8 @@ OF_THE_RING = ("4Ring7release", "4Ring5leave")
 GIVING = (*OF_THE_RING, "5Chunk6finish")
 # arrivals that let nobody write: at `go` and `done`, and for bytes to come
 OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")
-TAKING = ("14load_shared_at", "9load_near")  # load weights, cached keys and values from a slot
+# load weights, cached keys and values from a slot
+TAKING = ("14load_shared_at", "9load_near", "10CodedPiece4load")
 
 
 @dataclass(frozen=True, slots=True)
