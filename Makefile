@@ -1,5 +1,6 @@
 # make demo   first result: probe this CPU, fit, predict, run, compare
-# make test   everything that needs no GPU
+# make test   everything that needs no GPU and no patience
+# make slow   the same with the tests of minutes, and twenty times as many random cases (an hour)
 # make check  the one gate: lint, types, tests, generated files
 # make attack SECONDS=3600  broken plans, machines, files and command lines, drawn at random: is any law broken?
 # make studies  every study's tables, figure and page again, from the fits and records on file (20 core-minutes)
@@ -11,7 +12,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv compiler demo test check attack lint types generated studies clean
+.PHONY: help venv compiler demo test slow check attack lint types generated studies clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -36,6 +37,9 @@ demo: $(STAMP) compiler
 # One process of tests a core, at most four: an engine under test has a thread for each core itself. worksteal: files stay together until a process runs dry.
 test: $(STAMP) compiler
 	@$(BIN)/python -m pytest -q -m "not gpu and not slow" -n auto --maxprocesses 4 --dist worksteal
+
+slow: $(STAMP) compiler
+	@MONOTWIN_DRAWS=20 $(BIN)/python -m pytest -q -m "not gpu" -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . || { echo 'make: lint failed; try: ruff check --fix . && ruff format .' >&2; exit 1; }

@@ -200,7 +200,7 @@ def test_a_sign_that_the_terminal_lacks_is_escaped() -> None:
 def test_a_killed_study_goes_on_where_it_stopped(
     checkpoint: Path, tmp_path: Path, twin: Twin
 ) -> None:
-    contexts = ",".join(map(str, range(1, 121)))
+    contexts = ",".join(map(str, range(1, 61)))
     words = [
         "whatif",
         str(checkpoint),

@@ -58,7 +58,12 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
 
 @pytest.mark.hf
 @pytest.mark.parametrize(
-    "spec", [TINY, replace(LANES, context=128, heads=8, head_dim=8)], ids=["llama", "lanes"]
+    "spec",
+    [
+        TINY,
+        pytest.param(replace(LANES, context=128, heads=8, head_dim=8), marks=pytest.mark.slow),
+    ],
+    ids=["llama", "lanes"],
 )
 def test_with_peers_the_timed_outputs_are_judged(spec: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")

@@ -178,7 +178,10 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "more"),
-    [(QWEN3, {"gpus": 2}), (LANED, {"blocks": 4, "attention_splits": 2})],
+    [
+        (QWEN3, {"gpus": 2}),
+        pytest.param(LANED, {"blocks": 4, "attention_splits": 2}, marks=pytest.mark.slow),
+    ],
     ids=["qwen3", "lanes"],
 )
 def test_blocks_of_many_warps_and_threads(

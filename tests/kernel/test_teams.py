@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.errors import PlanError
 from twin.kernel.teams import THREAD_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
 from twin.models.load import load_model
@@ -54,7 +55,7 @@ def columns(team: Team) -> list[int]:
     return held
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(100)
 @given(shape=shapes, ragged=st.integers(0, 2047))
 def test_every_column_is_held_once(shape: tuple[int, int, int], ragged: int) -> None:
     grains, slices, warps = shape
@@ -70,7 +71,7 @@ def test_every_column_is_held_once(shape: tuple[int, int, int], ragged: int) -> 
     assert sorted(columns(team)) == list(range(cols))
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(grains=st.integers(1, 4096), warps=st.sampled_from([4, 8, 12]))
 def test_a_tile_has_a_team_exactly_if_all_warps_cover_it(grains: int, warps: int) -> None:
     tile = grains * COLUMN_STEP
@@ -117,7 +118,7 @@ def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
         teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(100)
 @given(shape=shapes, ragged=st.integers(0, 2047))
 def test_only_a_teams_last_slice_is_missing_or_short(
     shape: tuple[int, int, int], ragged: int

@@ -8,9 +8,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.errors import HardwareError
 from twin.hardware.types import Kind, Number
 from twin.machines.cell import Cell, cell, error, fitted_step_s, terms, units_for
@@ -115,7 +116,7 @@ def test_terms_add_up_and_the_interval_holds_the_prediction() -> None:
         assert getattr(t, f"{one.binding}_s") == max(dataclasses.astuple(t))
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(st.sampled_from(["step_s", "crossing_s"]), st.floats(1.01, 8))
 def test_a_longer_time_is_never_faster(name: str, factor: float) -> None:
     spec = load_model("gpt-oss-120b")
@@ -127,7 +128,7 @@ def test_a_longer_time_is_never_faster(name: str, factor: float) -> None:
             )
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(st.floats(1.01, 8))
 def test_more_bandwidth_is_never_slower(factor: float) -> None:
     spec = load_model("gpt-oss-120b")
@@ -139,7 +140,7 @@ def test_more_bandwidth_is_never_slower(factor: float) -> None:
             )
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(st.integers(0, 100_000), st.integers(1, 30_000))
 def test_a_longer_context_is_never_faster(context: int, more: int) -> None:
     for name in NAMES:

@@ -12,9 +12,10 @@ from enum import Enum
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.kernel.header import Control, RankMemory, Request, Status, header
@@ -157,7 +158,7 @@ def test_the_image_holds_every_table_row_by_row() -> None:
     assert [list(StageKind)[k] for k in kinds] == [s.kind for s in plan.stages]
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(
     blocks=st.integers(1, 5),
     slot=st.sampled_from([256, 512, 1024, 16384]),

@@ -38,14 +38,12 @@ for more in cases:
         spec = replace(spec, layers=2, windows=spec.windows[:2], layout=spec.layout[:2])
     plan = planned(spec, slot_bytes=512, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
-    wanted = expected(plan, TOKENS[:4])
     with HostEngine(plan, weights, sanitize=SANITIZE) as running:
-        got = running.logits(TOKENS[:4])
-        assert np.abs(got - wanted).max() < 1e-5 * np.abs(wanted).max(), more
         params = FULL if plan.options.sampling is Sampling.FULL else SamplingParams()
-        tokens = running.generate(TOKENS[:3], max_tokens=3, sampling=params).tokens
+        tokens = running.generate(TOKENS[:3], max_tokens=2, sampling=params).tokens
         logits = running.logits(TOKENS[:3] + tokens[:-1])
-        assert np.array_equal(got[:3], logits[:3]), more
+        wanted = expected(plan, TOKENS[:3] + tokens[:-1])
+        assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max(), more
         assert tokens == [sample(row, params, step) for step, row in enumerate(logits[2:])], more
 plan = waits_for_the_others(planned())
 hung = pytest.raises(EngineError, match="watchdog")

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
 from twin.kernel.layout import tile_inverse
@@ -56,7 +57,7 @@ def tile_bytes(plan: Plan) -> int:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@drawn(60)
 @given(SEEDS)
 def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
     plan = some_plan(seed, most=32)
@@ -74,7 +75,7 @@ def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
         assert plan.weight_bytes() == weights * plan.options.weight_dtype.bytes
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@drawn(60)
 @given(SEEDS)
 def test_spans_cover_everything_once(seed: int) -> None:
     plan = some_plan(seed, most=32)

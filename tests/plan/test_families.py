@@ -11,9 +11,10 @@ from itertools import pairwise, product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.plan.family_models import (
     CHOSEN,
     DELTA,
@@ -246,7 +247,7 @@ def some_family_plan(seed: int) -> Plan:
             continue
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@drawn(12)
 @given(st.integers(0, 2**32 - 1))
 def test_what_the_proof_accepts_of_families_runs_without_a_fault(seed: int) -> None:
     plan = some_family_plan(seed)

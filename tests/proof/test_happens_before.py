@@ -8,9 +8,10 @@ import random
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.proof.tiny import plan_of, tiny
 from twin.plan.types import CollectiveKind, HandOffKind, Sampling, Span
 from twin.proof.happens_before import NEVER, _lesson_of, _Machine, _plan_sentinel_checks, _touched
@@ -32,7 +33,7 @@ def some_owners(chance: random.Random, blocks: int, elements: int) -> tuple[Span
     return tuple((lo, hi) for lo, hi in spans)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@drawn(60)
 @given(SEEDS)
 def test_a_reader_touches_the_owners_of_its_elements(seed: int) -> None:
     chance = random.Random(seed)
@@ -45,7 +46,7 @@ def test_a_reader_touches_the_owners_of_its_elements(seed: int) -> None:
         assert touched[reader].tolist() == [not polled.isdisjoint(range(*span)) for span in owned]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@drawn(60)
 @given(SEEDS)
 def test_a_reader_learns_what_its_writers_know_together(seed: int) -> None:
     chance = random.Random(seed)

@@ -9,9 +9,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.proof.mutations import mutants
 from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedules
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
@@ -29,24 +30,13 @@ from twin.plan.types import (
 )
 from twin.proof.prove import Report, prove, violations
 
-MUTANTS = 7  # per plan; 150 plans make 1,050 broken plans
+MUTANTS = 7  # per plan
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@drawn(75)
 @given(SEEDS)
 def test_what_the_proof_accepts_runs_without_a_fault(seed: int) -> None:
-    accepted_runs_without_a_fault(seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None)
-@given(SEEDS)
-def test_what_the_proof_accepts_runs_without_a_fault_twenty_times_as_often(seed: int) -> None:
-    accepted_runs_without_a_fault(seed)
-
-
-def accepted_runs_without_a_fault(seed: int) -> None:
     plan = some_plan(seed)
     if violations(plan):
         assert plan.options.copies < 3, "default copies are enough"
@@ -58,7 +48,7 @@ def accepted_runs_without_a_fault(seed: int) -> None:
             assert fault is None, f"{name}: {fault}"
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@drawn(20)
 @given(SEEDS)
 def test_what_the_builder_makes_runs_without_a_fault(seed: int) -> None:
     plan = some_plan(seed)
@@ -66,7 +56,7 @@ def test_what_the_builder_makes_runs_without_a_fault(seed: int) -> None:
         assert find_fault(plan, schedules(seed, plan, 6), meaning(plan)) is None
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@drawn(30)
 @given(SEEDS)
 def test_a_refused_race_can_happen(seed: int) -> None:
     """Exact, not merely safe: some schedule of the oracle shows each race."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
@@ -98,7 +99,7 @@ def test_how_partial_outputs_are_stored_changes_no_number(spec: ModelSpec) -> No
     np.testing.assert_allclose(logits(spec, chosen), EXPECTED[spec.family], rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(30)
 @given(
     spec=st.sampled_from([DENSE, LANED]),
     gpus=st.sampled_from([1, 2, 4]),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.sim.machines import (
     LANES,
     MODEL,
@@ -63,15 +64,6 @@ from twin.sim.routing import Routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.units import unit_of
-
-
-def equal(examples: int):  # type: ignore[no-untyped-def]
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def outcome(
@@ -213,14 +205,14 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, replace(plan, options=replace(plan.options, execution=execution))
 
 
-@equal(80)
+@drawn(40)
 @given(cases(), st.integers(1, 3))
 def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
     assert_equal(plan, node, steps=steps)
 
 
-@equal(25)
+@drawn(12)
 @given(
     st.data(), st.integers(1, 3), st.booleans(), st.sampled_from(list(Sampling)), st.integers(1, 3)
 )
@@ -254,7 +246,7 @@ def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     assert_equal(plan, node, steps=steps)
 
 
-@equal(80)
+@drawn(40)
 @given(
     st.data(),
     families(),
@@ -272,7 +264,7 @@ def test_both_executors_give_the_same_trace_of_experts_and_states(
     assert_equal(plan, node, steps=steps, routing=routing, speculation=drafts)
 
 
-@equal(30)
+@drawn(15)
 @given(cases())
 def test_both_executors_leave_the_machine_in_the_same_state(case: tuple[Node, Plan]) -> None:
     """Also what no result shows: each pipe's bytes, how far each loader got."""
@@ -474,7 +466,7 @@ def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
     assert "\n" not in said[0]
 
 
-@equal(60)
+@drawn(30)
 @given(st.data(), cases())
 def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, Plan]) -> None:
     """Numbers of any size, so that some sum or product leaves the clock here or there, or none

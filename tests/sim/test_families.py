@@ -8,9 +8,10 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.plan.family_models import (
     CHOSEN,
     DELTA,
@@ -58,15 +59,6 @@ from twin.study.point import first_layers
 
 ANOMALY = 1.03
 UNIFORM, SKEWED = Routing(seed=1), Routing(RoutingKind.ZIPF, exponent=4.0, seed=1)
-
-
-def law(examples: int):  # type: ignore[no-untyped-def]
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def plan_on(node: Node, spec: ModelSpec, **chosen: Any) -> Plan:
@@ -123,7 +115,7 @@ def run(case: tuple[Node, Plan, Routing], **more: Any) -> Result:
     return simulate(plan, node, routing=routing, speculation=drafts, **more)
 
 
-@law(60)
+@drawn(30)
 @given(cases(), st.integers(1, 3))
 def test_every_byte_of_the_drawn_steps_is_delivered_once(
     case: tuple[Node, Plan, Routing], steps: int
@@ -135,7 +127,7 @@ def test_every_byte_of_the_drawn_steps_is_delivered_once(
     assert result.delivered_bytes == result.consumed_bytes + result.in_ring_bytes
 
 
-@law(40)
+@drawn(20)
 @given(cases())
 def test_never_faster_than_the_floor(case: tuple[Node, Plan, Routing]) -> None:
     node, plan, routing = case
@@ -147,7 +139,7 @@ def test_never_faster_than_the_floor(case: tuple[Node, Plan, Routing]) -> None:
         assert end + 1 >= moved / result.stream_bytes_per_s * 1e12
 
 
-@law(30)
+@drawn(15)
 @given(cases())
 def test_the_attribution_sums_to_the_step_and_repeats(case: tuple[Node, Plan, Routing]) -> None:
     first, second = (run(case, steps=3) for _ in range(2))
@@ -156,7 +148,7 @@ def test_the_attribution_sums_to_the_step_and_repeats(case: tuple[Node, Plan, Ro
     assert set(first.attribution_ps) == set(CAUSES)
 
 
-@law(30)
+@drawn(15)
 @given(cases(), st.booleans())
 def test_no_expert_is_requested_before_its_routing_is_known(
     case: tuple[Node, Plan, Routing], ahead: bool
@@ -186,7 +178,7 @@ def test_no_expert_is_requested_before_its_routing_is_known(
         assert ring.finished[gate] <= now
 
 
-@law(25)
+@drawn(12)
 @given(nodes(sharing=False), st.sampled_from(sorted(MIXERS)), st.integers(1, 4))
 def test_more_experts_per_token_are_never_faster(node: Node, mixer: str, top_k: int) -> None:
     times = []
@@ -196,7 +188,7 @@ def test_more_experts_per_token_are_never_faster(node: Node, mixer: str, top_k: 
     assert times[0] <= times[1] * ANOMALY
 
 
-@law(10)
+@drawn(10)
 @given(nodes(sharing=False, gpus=(4,)), st.sampled_from((2, 4)))
 def test_popular_neighbours_are_never_faster_than_uniform_experts(node: Node, groups: int) -> None:
     """One token under expert parallelism: neighbours lie on one rank, which the others wait for.
@@ -263,7 +255,7 @@ def test_hashed_experts_are_never_slower_than_routed_ones() -> None:
     assert hashed <= routed * ANOMALY
 
 
-@law(15)
+@drawn(15)
 @given(nodes(sharing=False), st.sampled_from(sorted(MIXERS)), st.sampled_from((2, 4)))
 def test_a_larger_batch_is_never_faster_a_step_nor_slower_in_all(
     node: Node, mixer: str, batch: int

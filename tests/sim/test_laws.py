@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from tests.sim.machines import (
     FAST,
     LANES,
@@ -37,22 +38,13 @@ from twin.sim.machine import Machine
 from twin.sim.run import simulate
 
 
-def law(examples: int):  # type: ignore[no-untyped-def]
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 @st.composite
 def cases(draw: st.DrawFn, **kinds: object) -> tuple[Node, Plan]:
     node = draw(nodes(**kinds))  # type: ignore[arg-type]
     return node, draw(plans(node))
 
 
-@law(100)
+@drawn(40)
 @given(cases(caches=True), st.integers(1, 3))
 def test_every_byte_of_the_plan_is_delivered_once(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
@@ -61,7 +53,7 @@ def test_every_byte_of_the_plan_is_delivered_once(case: tuple[Node, Plan], steps
     assert result.delivered_bytes == result.consumed_bytes + result.in_ring_bytes
 
 
-@law(100)
+@drawn(40)
 @given(cases())
 def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
     """A stage's own work is done at the earliest when its last input was published, plus that
@@ -124,7 +116,7 @@ def _inputs(
     return times
 
 
-@law(100)
+@drawn(40)
 @given(cases(), st.integers(1, 3))
 def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> None:
     """Exact from the start; a single step may be ahead by what the rings held when it began."""
@@ -138,7 +130,7 @@ def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> Non
         assert result.step_ps + 1 >= (result.floor_s - rings / result.stream_bytes_per_s) * 1e12
 
 
-@law(100)
+@drawn(40)
 @given(st.data(), nodes(caches=True), st.sampled_from((1.0, 0.01, 1e-4)))
 def test_never_faster_than_the_floor_whatever_caches_and_answers_do(
     data: st.DataObject, node: Node, slower: float
@@ -194,7 +186,7 @@ def test_no_answer_comes_before_the_memory_has_served_it() -> None:
         assert end + 1 >= (step + 1) * result.floor_s * 1e12
 
 
-@law(100)
+@drawn(40)
 @given(cases(caches=True))
 def test_the_attribution_sums_to_the_step(case: tuple[Node, Plan]) -> None:
     node, plan = case
@@ -205,7 +197,7 @@ def test_the_attribution_sums_to_the_step(case: tuple[Node, Plan]) -> None:
     assert all(ps >= 0 for ps in result.attribution_ps.values())
 
 
-@law(40)
+@drawn(20)
 @given(cases(caches=True))
 def test_the_same_input_gives_the_same_bytes(case: tuple[Node, Plan]) -> None:
     node, plan = case
@@ -216,7 +208,7 @@ def test_the_same_input_gives_the_same_bytes(case: tuple[Node, Plan]) -> None:
     assert first.trace.to_json() == second.trace.to_json()
 
 
-@law(60)
+@drawn(30)
 @given(st.data(), nodes(sharing=False))
 def test_resident_is_not_slower_than_a_graph_nor_a_graph_than_launches(
     data: st.DataObject, node: Node
@@ -252,7 +244,7 @@ def test_resident_is_not_slower_than_a_graph_nor_a_graph_than_launches(
     assert times == sorted(times)
 
 
-@law(40)
+@drawn(20)
 @given(
     devices(), st.sampled_from(list(Placement)), st.sampled_from((0.0, 1e-6, 4e-6)), st.booleans()
 )
@@ -300,7 +292,7 @@ BETTER = {  # path -> factor that improves it
 
 
 @pytest.mark.parametrize("path", BETTER)
-@law(10)
+@drawn(10)
 @given(data=st.data())
 def test_better_hardware_is_never_slower(path: str, data: st.DataObject) -> None:
     """Within 3 %: a prefetch that comes sooner may now stand in the queue before a cache read or a
@@ -319,7 +311,7 @@ def test_better_hardware_is_never_slower(path: str, data: st.DataObject) -> None
         if not path.startswith(("memory.stream", "block.load", "l2", "fabric"))
     ],
 )
-@law(10)
+@drawn(10)
 @given(data=st.data())
 def test_without_shared_pipes_better_hardware_is_never_slower_at_all(
     path: str, data: st.DataObject
@@ -399,7 +391,7 @@ def test_a_better_memory_latency_does_not_slow_what_comes_from_a_cache(factor: s
     assert after <= before * ANOMALY
 
 
-@law(60)
+@drawn(30)
 @given(
     st.sampled_from((1, 2, 4, 8)),
     st.sampled_from((1, 2, 4)),
@@ -444,15 +436,16 @@ def test_free_hand_offs_leave_the_closed_form(
     assert abs(result.step_s - result.floor_s) <= slack + 1e-12
 
 
-@law(30)
+@drawn(15)
 @given(devices(), st.sampled_from((1, 2, 4)), st.sampled_from(list(Placement)), st.integers(1, 6))
 def test_more_blocks_are_never_slower_where_rows_divide(
     device: Device, blocks: int, placement: Placement, ring: int
 ) -> None:
     """On one die, with sentinels and an L2 that does not bind: every further block gathers
-    everything once more.
+    everything once more. Nor may streams delay hops, because more blocks stream longer at once.
     """
     single = {
+        "handoff.loaded_hop_s": device.handoff.hop_s,
         "structure.dies": number(1),
         "structure.io_dies": number(1),
         "l2.bytes_per_s": number(FAST),

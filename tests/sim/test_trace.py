@@ -14,12 +14,12 @@ import pytest
 
 from tests.command_line import TINY, Twin
 from tests.sim.machines import node_of, plan_for, usual
+from tests.sim.test_executors import shallow
 from twin.engine.session import Generation
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for as default_plan
-from twin.models.load import load_model
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Parts, Plan
 from twin.report.recording import Recording, load, record
 from twin.report.side_by_side import side_by_side, text
@@ -78,7 +78,8 @@ def test_tracks_carry_the_names_of_the_machine() -> None:
 
 
 def test_a_track_is_named_once_however_many_stages_a_keeper_makes() -> None:
-    plan = default_plan(load_model("laneformer-2b"), load_node("1xh200"), blocks=16)
+    model = shallow("laneformer-2b")
+    plan = default_plan(model, load_node("1xh200"), blocks=16)
     named = [
         event
         for event in events_of(simulate(plan, load_node("1xh200"), trace=True))

@@ -118,6 +118,7 @@ def test_no_scheduler_is_said(
     assert f"--scheduler {address}: no Dask scheduler answers" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_dies_is_one_line_and_what_is_done_stays(
     checkpoint: Path, tmp_path: Path
 ) -> None:
