@@ -123,13 +123,15 @@ def test_held_out_runs_are_models_and_fit_one_gpu_together() -> None:
     assert total < limits_of(h200()).memory_bytes
 
 
-def probe_only(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe of these groups."""
+def probe_only(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...] = ()
+) -> None:
+    """A recipe of these groups, `without` some probes."""
     groups = {name: GPU_RECIPE.groups[name] for name in names}
     some = [
         probe
         for probe in gpu_probes(limits_of(h200()), quick=True)
-        if probe.group in groups and probe.name not in SLOW
+        if probe.group in groups and probe.name not in without
     ]
     monkeypatch.setattr(
         recipe_module,
@@ -141,7 +143,7 @@ def probe_only(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the slow test below does with all groups."""
     pretend(monkeypatch)
-    probe_only(("exchange", "sample"), monkeypatch)
+    probe_only(("exchange", "sample"), monkeypatch, without=SLOW)
     assert (
         main(
             ["calibrate", "1xh200", "--quick", "--measure-only", "--out", str(tmp_path / "probes")]
