@@ -36,7 +36,12 @@ SHAPES = {
 
 @pytest.fixture(
     scope="module",
-    params=[(16, DType.FP16), (64, DType.BF16), (128, DType.BF16), (1024, DType.FP16)],
+    params=[
+        pytest.param((16, DType.FP16), marks=pytest.mark.slow),
+        (64, DType.BF16),
+        pytest.param((128, DType.BF16), marks=pytest.mark.slow),
+        (1024, DType.FP16),
+    ],
     ids=lambda p: f"{p[0]} {p[1].value}",
 )
 def built(
