@@ -6,6 +6,7 @@ A node of one device is called by the device, as on the command line: 1xh200-sxm
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +357,12 @@ def _finite(value: Any) -> float | None:
     return value
 
 
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """The same fit is asked for with every point of a study."""
+    return yaml.load(text, LOADER)
+
+
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
     """One of our own YAML files, in their fast form. Raises CalibrationError for one that is
     damaged.
@@ -364,7 +372,7 @@ def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
             raise CalibrationError(
                 f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}"
             )
-        content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
+        content = copy.deepcopy(_parsed(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CalibrationError(
             f"{shown(file, PATH_SHOWN)}: is damaged ({said(str(error))}); {advice}"
