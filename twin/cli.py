@@ -31,6 +31,7 @@ COMMANDS = (
     "trace",
     "whatif",
     "fit-for",
+    "explore",
     "project",
     "models",
     "hardware",
