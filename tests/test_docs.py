@@ -17,6 +17,7 @@ from twin.cli import COMMANDS, build_parser
 from twin.commands import whatif
 from twin.commands.arguments import option_value
 from twin.commands.reference import reference, subparsers
+from twin.hardware.template import template
 from twin.study.whatif import changed, parse_axes, parse_changes, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,9 @@ def test_every_example_of_help_works(
     shutil.copytree(checkpoint, tmp_path / "my-checkpoint")
     write_case(tmp_path / "my-model.Q4_K_M.gguf", CONFIGS["qwen3"], words=True)
     (tmp_path / "question.txt").write_text("Why?")
+    (tmp_path / "my-gpu.yaml").write_text(template(tmp_path / "my-gpu.yaml", "h200"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("twin.hardware.load._own", {})
     monkeypatch.setattr("twin.engine.opening.free_bytes", lambda: None)
     outcome = twin(*shlex.split(line)[1:])
     assert outcome.code == 0, outcome.err

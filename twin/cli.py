@@ -30,6 +30,8 @@ COMMANDS = (
     "validate",
     "trace",
     "whatif",
+    "fit-for",
+    "explore",
     "project",
     "models",
     "hardware",
@@ -199,7 +201,7 @@ def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         title="commands", metavar="COMMAND [...]", prog="twin", required=True
     )
     for name in named:
-        import_module(f"twin.commands.{name}").add(commands)
+        import_module(f"twin.commands.{name.replace('-', '_')}").add(commands)
     return parser
 
 

@@ -151,7 +151,7 @@ def _read(data: dict[str, Any], folder: Path) -> Device:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("device", "h20", "like.device: unknown device 'h20'"),
+        ("device", "h21", "like.device: unknown device 'h21'"),
         ("device", "b300", "itself like another part"),
         ("device", "b200", "itself like another part"),
         ("low", "x1.2", "0 < low <= 1 <= high"),

@@ -70,7 +70,8 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "node",
         metavar="NODE",
-        help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them",
+        help="devices and how many of them: 8xh200, 8xmi300x, 1xhost; `twin hardware` lists them; "
+        "or a file of your own: my-gpu.yaml, 4xmy-gpu.yaml",
     )
 
 

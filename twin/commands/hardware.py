@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from twin.calibrate.validate import calibrated_node
-from twin.commands.arguments import Subparsers, command
+from twin.commands.arguments import Subparsers, command, file_to_write
 from twin.commands.output import emit
+from twin.errors import ConfigError
+from twin.files import write
 from twin.hardware.floor import ceiling
-from twin.hardware.load import device_names, load_device, node_names
+from twin.hardware.load import FILES, device_names, load_device, node_names, own_device
 from twin.hardware.override import interval, numbers
+from twin.hardware.template import template
 from twin.hardware.types import Device, Node
 from twin.machines.load import load_machine, machine_names
 from twin.report.machines import described, shown
 from twin.report.tables import table
+from twin.text import shown as shown_text
 from twin.units import format_quantity, unit_of
 
 EXAMPLES = """\
@@ -21,7 +26,9 @@ EXAMPLES = """\
   twin hardware mi300x           each number of one device: value, range, kind, source
   twin hardware 8xmi300x         the same for a node, with its links
   twin hardware cerebras-cs3     a machine that holds weights on chip: numbers and speeds
-  twin hardware host --json      this computer, for machines"""
+  twin hardware host --json      this computer, for machines
+  twin hardware --new my-part.yaml --like h200-sxm
+  twin hardware ./my-gpu.yaml    a file of your own; every command takes it where a node is named"""
 
 
 def add(commands: Subparsers) -> None:
@@ -29,8 +36,8 @@ def add(commands: Subparsers) -> None:
         commands,
         "hardware",
         run,
-        usage="[DEVICE] [--json]",
-        summary="list devices, or show one device's numbers with kind and source",
+        usage="[DEVICE] [--new [FILE] --like DEVICE] [--json]",
+        summary="list devices, show one's numbers with kind and source, or begin a new one",
         text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit "
         "whose probes do not tell it) or assumed, in this order of trust. Machines that hold "
         "weights on chip have a law of their own (twin/machines): they are not planned or "
@@ -41,11 +48,22 @@ def add(commands: Subparsers) -> None:
         "device",
         metavar="DEVICE",
         nargs="?",
-        help="a device, a node or a machine; left out: list all",
+        help="a device, a node or a machine, or a file of your own; left out: list all",
     )
+    parser.add_argument(
+        "--new",
+        metavar="FILE",
+        nargs="?",
+        const=Path("my-gpu.yaml"),
+        type=file_to_write,
+        help="write a device file of your own to begin with (default my-gpu.yaml); needs --like",
+    )
+    parser.add_argument("--like", metavar="DEVICE", help="with --new: whose numbers to begin with")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.new is not None or args.like is not None:
+        return _new(args)
     if args.device is None:
         return _list(args)
     if args.device in machine_names():
@@ -80,10 +98,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _new(args: argparse.Namespace) -> int:
+    if args.new is None or args.like is None or args.device is not None:
+        raise ConfigError(
+            "--new FILE and --like DEVICE belong together, and to no other device: `twin hardware "
+            "--new my-gpu.yaml --like h200-sxm`"
+        )
+    if args.new.exists():
+        raise ConfigError(f"--new {shown_text(args.new)}: is there already; choose another name")
+    write({args.new: template(args.new, args.like)})
+    device, family = own_device(args.new)  # what was written can be read
+    told = (
+        f"{args.new}: {device.name}, the numbers of {args.like}\nedit it, then: "
+        f"twin hardware {args.new}; twin simulate llama-3.1-8b {args.new}"
+    )
+    emit(args, {"file": str(args.new), "name": device.name, "gpus": list(family.links)}, told)
+    return 0
+
+
 def find(name: str) -> Device | Node:
     """A node where the name says how many ("8xh200"), else a device; with its fit where there is
     one.
     """
+    if name.endswith(FILES):
+        node = calibrated_node(name)
+        return node if name[:1].isdigit() and not Path(name).exists() else node.device
     if name[:1].isdigit() and "x" in name:
         return calibrated_node(name)
     return calibrated_node(f"1x{load_device(name).name}").device

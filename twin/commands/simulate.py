@@ -9,6 +9,7 @@ from typing import Any
 
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import fits_of
+from twin.commands import beside
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -51,6 +52,7 @@ EXAMPLES = """\
   twin simulate llama-3.1-8b 8xh200 --engines
   twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json
   twin simulate qwen3-30b-a3b 8xh200 --expert-ranks 8 --routing zipf:1.2
+  twin simulate llama-3.1-8b 1xh200 --prompt 1000 --usd-per-hour 2.5
   twin simulate llama-3.1-8b 1xh200 --draft 3 --acceptance 0.7 --draft-model llama-3.2-1b"""
 
 
@@ -119,6 +121,7 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page"
     )
+    beside.add_rates(parser)
     add_engine_options(parser, without=("gpus",))
 
 
@@ -133,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_range("seed", args.seed)
     speculation = speculation_of(args, plan, case.node)
+    rates = beside.rates(args, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
     result = simulate(
@@ -149,6 +153,11 @@ def run(args: argparse.Namespace) -> int:
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     data, printed = to_json(plan, case.node, result), text(plan, case.node, result)
     extra = []
+    if plan.spec is not None:
+        shown_prompt = prompt or beside.usual_prompt(plan, case.node)
+        others = beside.comparison(case, plan, result, rates, shown_prompt)
+        data["beside"] = others.json()
+        printed += "\n\n" + beside.text(others, shown_prompt, result.sequences)
     if prompt:
         data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s}
         printed += "\n\n" + prompt_text(prompt)

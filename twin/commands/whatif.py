@@ -22,6 +22,7 @@ from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
+from twin.hardware.load import FILES
 from twin.report import outcome as report
 from twin.report import pages
 from twin.report.figures import spoken
@@ -31,6 +32,7 @@ from twin.study import interval
 from twin.study.grid import NODE
 from twin.study.interval import Draws
 from twin.study.kinds import Study
+from twin.study.options import Plain
 from twin.study.point import Point
 from twin.study.projection import REFUSE, Projection
 from twin.study.sensitivity import STEP, Effect, sensitivity
@@ -116,14 +118,31 @@ def run(args: argparse.Namespace) -> int:
 
 def point_of(args: argparse.Namespace) -> Point:
     """`args.model` on `args.node` with the engine options given."""
+    return Point(model_of(args), place_of_node(args.node), options_of(args))
+
+
+def model_of(args: argparse.Namespace) -> str:
+    """A name, or the whole path of a folder or file: points travel between processes."""
     path = Path(args.model)
-    options = {
+    return str(path.resolve()) if path.exists() else str(args.model)
+
+
+def place_of_node(name: str) -> str:
+    """A node's name, that of a user's file with its whole path."""
+    if not name.endswith(FILES):
+        return name
+    count, times, rest = name.partition("x")
+    if count.isdigit() and times and not Path(name).exists():
+        return f"{count}x{Path(rest).resolve()}"
+    return str(Path(name).resolve())
+
+
+def options_of(args: argparse.Namespace) -> tuple[tuple[str, Plain], ...]:
+    options: dict[str, Plain] = {
         name: value.value if isinstance(value, Enum) else value
         for name, value in chosen_options(args).items()
     }
-    return Point(str(path.resolve()) if path.exists() else args.model, args.node).with_options(
-        **options
-    )
+    return tuple(sorted(options.items()))
 
 
 def _sweep(args: argparse.Namespace, point: Point) -> int:

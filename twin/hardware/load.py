@@ -1,8 +1,9 @@
-"""Devices and nodes by name, from hwmodels/devices and hwmodels/nodes."""
+"""Devices and nodes by name, from hwmodels/devices and hwmodels/nodes, or from a user's file."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from twin.errors import ConfigError, HardwareError
 from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
 from twin.hardware.override import IDLE, numbers
-from twin.hardware.schema import build, check_blocks, check_keys
+from twin.hardware.schema import build, check_blocks, check_keys, text
 from twin.hardware.types import HOST, Device, Link, Node, Number
 from twin.text import shown
 from twin.units import format_quantity
@@ -21,7 +22,10 @@ LOADING = ("ahead", "on-demand")
 INPUTS = ("on-chip", "registers")
 RETENTION = ("whole", "random")
 TOPOLOGIES = ("mesh", "switch", "memory")
-_NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z")
+_NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z", re.DOTALL)
+FILES = (".yaml", ".yml")  # a name that ends so is a file of one's own
+SECTION = "node"  # of such a file: how many there may be, and how they are linked
+_own: dict[str, Path] = {}  # devices of such files that this process has read, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,14 @@ def node_names() -> list[str]:
 
 def load_device(name: str) -> Device:
     """The device `name`, or an alias such as "h200"; "host" is this computer's CPU."""
+    if name.endswith(FILES) or name in _own:
+        return own_device(_own.get(name, Path(name)))[0]
     known = _aliases()
     canonical = name if name in device_names() else known.get(name)
     if canonical is None:
         raise HardwareError(
-            f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}"
+            f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}; a "
+            "file of your own ends in .yaml"
         )
     if canonical == HOST:
         return detect_host()
@@ -62,6 +69,8 @@ def load_node(name: str) -> Node:
     """
     match = _NODE.match(name)
     count, device = (match[1], match[2]) if match else (None, name)
+    if name.endswith(FILES) or device in _own:
+        return _own_node(name, int(count) if count else None, _own.get(device))
     canonical = _aliases().get(device, device)
     family = _families().get(canonical)
     gpus = int(count) if count else 1
@@ -75,8 +84,67 @@ def load_node(name: str) -> Node:
             *node_names(),
             *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links),
         ]
-        raise HardwareError(f"unknown node {shown(name)}; {did_you_mean(name, close)}")
+        raise HardwareError(
+            f"unknown node {shown(name)}; {did_you_mean(name, close)}; a file of your own ends in "
+            ".yaml"
+        )
     return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])
+
+
+def own_device(path: Path) -> tuple[Device, Family]:
+    """A user's device file, or node file that names one, and which nodes can be made of it.
+
+    Its name must be new: a fit of a part on file says nothing about another. Raises HardwareError.
+    """
+    path = path.expanduser().resolve()
+    data = _yaml(path)
+    if "device" in data and "name" not in data:
+        return _own_nodes(path, data)
+    device = read_device(path)
+    if device.name in (*device_names(), *_aliases()):
+        raise HardwareError(
+            f"{path}: name: {device.name} is on file already; give the part and its file a name of "
+            "their own"
+        )
+    if _own.setdefault(device.name, path) != path:
+        raise HardwareError(
+            f"{path}: name: {device.name} is also the name of {_own[device.name]}; rename one"
+        )
+    section = data.get(SECTION)
+    if section is None:
+        return device, Family(device.name, (), {1: None})
+    keys = ["gpus", "link"]
+    section = check_keys(section, path, SECTION, required=["gpus"], allowed=keys)
+    return device, Family(device.name, (), _links(section, path))
+
+
+def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
+    """A node file: its device is a name on file, or another file, beside it."""
+    keys = ["device", "gpus", "link"]
+    data = check_keys(data, path, "", required=keys[:2], allowed=keys)
+    named = text(data["device"], path, "device")
+    device = load_device(
+        str(path.parent / Path(named).expanduser()) if named.endswith(FILES) else named
+    )
+    return device, Family(device.name, (), _links(data, path))
+
+
+def _own_node(name: str, count: int | None, known: Path | None) -> Node:
+    """`path`, `4xpath`, or `4xname` of a file that this process has read."""
+    path = known or Path(name)
+    if known is None and count is not None and not path.expanduser().exists():
+        path = Path(name.partition("x")[2])
+    elif known is None:
+        count = None  # a file whose name begins like a count
+    device, family = own_device(path)
+    gpus = count if count is not None else min(family.links)
+    if gpus not in family.links:
+        made = ", ".join(map(str, family.links))
+        raise HardwareError(
+            f"{shown(path)}: a node has {made} of {device.name}, not {gpus}; add the count to gpus "
+            f"in its section {SECTION}, with the link between them"
+        )
+    return Node(f"{gpus}x{device.name}", device, gpus, family.links[gpus])
 
 
 @lru_cache(maxsize=64)
@@ -86,6 +154,7 @@ def read_device(path: Path) -> Device:
     What it leaves out because it is `like` another part follows from that part's file.
     """
     data = dict(_yaml(path))
+    data.pop(SECTION, None)
     kinship = read_kinship(data.pop("like"), path) if "like" in data else None
     if kinship is None:
         device = build(Device, data, path)
@@ -146,22 +215,29 @@ def _check_queue(loaded: str, behind_stream: Number, idle: str, alone: Number, p
 def read_family(path: Path) -> Family:
     """One node file: device, aliases, gpus, and the link that they share."""
     keys = ["device", "gpus", "link"]
-    data = check_keys(_yaml(path), path, "", required=keys, allowed=[*keys, "aliases"])
-    gpus, aliases, device = data["gpus"], data.get("aliases", []), data["device"]
+    data = check_keys(_yaml(path), path, "", required=keys[:2], allowed=[*keys, "aliases"])
+    aliases, device = data.get("aliases", []), data["device"]
     if device != path.stem:
         raise HardwareError(
             f"{path}: device: {shown(device)} must be the file's name {path.stem!r}"
         )
+    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
+        raise HardwareError(f"{path}: aliases: {shown(aliases)} must be a list of names")
+    return Family(device, tuple(aliases), _links(data, path))
+
+
+def _links(data: Mapping[str, object], path: Path) -> dict[int, Link | None]:
+    """`gpus` and, where there are several, the `link` that they share."""
+    gpus = data["gpus"]
     if (
         not isinstance(gpus, list)
         or not gpus
         or any(type(g) is not int or g not in (1, 2, 4, 8) for g in gpus)
     ):
         raise HardwareError(f"{path}: gpus: {shown(gpus)} must be a list out of 1, 2, 4, 8")
-    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
-        raise HardwareError(f"{path}: aliases: {shown(aliases)} must be a list of names")
-    links = {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
-    return Family(device, tuple(aliases), links)
+    if max(gpus) > 1 and "link" not in data:
+        raise HardwareError(f"{path}: link: missing; {max(gpus)} GPUs of a node need one")
+    return {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
 
 
 def _link(data: object, gpus: int, path: Path) -> Link:

@@ -203,14 +203,16 @@ def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_byte
 
 
 def fitting_chunk(own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
-    """The most tokens a pass that fit `room` bytes of a block's shared memory, else the fewest."""
+    """The most tokens a pass that fit `room` bytes of a block's shared memory, else 1: blocks with
+    less of it than a Hopper's read prompts by ordinary steps.
+    """
     chunks = possible_chunks(own, dtype, kv_bytes)
     fitting = (
         c
         for c in chunks
         if pass_bytes(own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
     )
-    return max(fitting, default=TOKENS)
+    return max(fitting, default=1)
 
 
 def possible_chunks(own: Attention, dtype: DType, kv_bytes: int) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class Exchange:
     def __init__(self, scope: Message, receive: Receive, send: Send, limits: Limits) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.client: str = (scope.get("client") or ("",))[0]
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self.extra: list[tuple[bytes, bytes]] = []  # headers of the answer
         self.begun = False

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twin.errors import ConfigError
-from twin.server.app import App
+from twin.server.limits import Limits
 from twin.text import shown
 
 GRACE_S = 3  # for answers under way when the server is told to end
 KEEP_S = 30  # a connection without a request stays
 MOST_HEAD = 32 * 1024  # bytes
+
+
+class Worker(Protocol):
+    def close(self) -> None:
+        """Ends what runs."""
+        ...
+
+
+class Application(Protocol):
+    """What an ASGI application of ours has besides its calls."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def worker(self) -> Worker: ...
 
 
 def protocol(head_s: float) -> type[H11Protocol]:
@@ -76,7 +92,7 @@ def bound(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Ends what runs before it waits for its answers: uvicorn waits first, and then tears them."""
 
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
+    def __init__(self, config: uvicorn.Config, app: Application) -> None:
         super().__init__(config)
         self._app = app
 
@@ -85,11 +101,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server(app: App) -> uvicorn.Server:
+def server(app: Application) -> uvicorn.Server:
     limits = app.limits
     kind: Any = protocol(limits.head_s)
     config = uvicorn.Config(
-        app,
+        app,  # type: ignore[arg-type]  # it is called as well
         http=kind,
         ws="none",
         lifespan="on",

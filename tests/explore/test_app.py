@@ -1,0 +1,151 @@
+"""The explorer's answers over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.explore.serving import SHORT, Running, running
+from twin.explore.desk import Work
+from twin.explore.tables import TABLES
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("explore")
+    with running(folder) as server:
+        yield server
+
+
+def test_a_case_is_answered_part_by_part_and_the_second_time_from_memory(live: Running) -> None:
+    parts = live.parts("answer", case=SHORT)
+    names = [part["part"] for part in parts if part["part"] != "progress"]
+    assert names == ["speed", "beside", "rests", "ladder", "interval"]
+    by = {part["part"]: part for part in parts}
+    speed = by["speed"]
+    assert speed["interval"][0] < speed["tokens_per_s"] < speed["floor_tokens_per_s"]
+    assert sum(speed["causes"].values()) == pytest.approx(1e6 * speed["step_s"])
+    kinds = sum(us for causes in speed["kinds"].values() for us in causes.values())
+    assert kinds == pytest.approx(1e6 * speed["step_s"])
+    assert by["ladder"]["rungs"][-1][1] == speed["tokens_per_s"]
+    assert {line[1] for line in by["rests"]["numbers"]} > {"assumed", "fitted", "datasheet"}
+    computed = live.app.rows.computed
+    again = live.parts("answer", case=SHORT)
+    assert [part for part in again if part["part"] != "progress"] == [
+        part for part in parts if part["part"] != "progress"
+    ]
+    assert live.app.rows.computed == computed
+
+
+def test_a_sweep_and_stages_side_by_side(live: Running) -> None:
+    (part,) = (
+        one
+        for one in live.parts("sweep", case=SHORT, sweep="clock=x0.5,x1")
+        if one["part"] == "sweep"
+    )
+    slow, fast = (cell["tokens_per_s"] for cell in part["cells"])
+    assert slow < fast
+    two = live.parts("stages", case=[SHORT, f"{SHORT} handoff=grid"])[-1]
+    assert two["sides"] == 2
+    assert {one["kind"] for one in two["stages"]} >= {"qkv", "lm_head"}
+    assert all(len(one["us"]) == 2 for one in two["stages"])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_is_csv(live: Running, table: str) -> None:
+    answer = live.get("csv", table=table, case=SHORT, sweep="clock=x0.5,x1")
+    assert answer.headers["content-type"].startswith("text/csv")
+    head, *lines = csv.reader(answer.text.splitlines())
+    assert lines
+    assert all(len(line) == len(head) for line in lines), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "says"),
+    [
+        ("answer", {}, 400, "0 cases"),
+        ("answer", {"case": "llama-9 1xh200"}, 400, "did you mean"),
+        ("answer", {"case": "llama-3.2-1b 1xh200 handoff=gird"}, 400, "did you mean grid"),
+        ("answer", {"case": [SHORT, SHORT]}, 400, "one at a time"),
+        ("sweep", {"case": SHORT}, 400, "no sweep"),
+        ("csv", {"case": SHORT, "table": "x"}, 400, "one of cases"),
+        ("csv", {"case": SHORT}, 400, "give one table"),
+        ("commands", {"case": SHORT, "colour": "red"}, 400, "unknown in an address"),
+        ("hardware", {"node": "1xh201"}, 400, "did you mean"),
+        ("hardware", {"node": "/etc/passwd"}, 400, "no node of that name"),
+        ("reports/..%2f..%2fetc", {}, 404, "no report"),
+        ("nowhere", {}, 404, "no such path"),
+    ],
+)
+def test_what_is_wrong_gets_one_clear_error(
+    live: Running, path: str, query: dict[str, str], status: int, says: str
+) -> None:
+    answer = live.get(path, **query)
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert says in message
+    assert message.isprintable()
+
+
+def test_a_plan_that_cannot_be_is_told_in_its_case(live: Running) -> None:
+    (part,) = (
+        one for one in live.parts("answer", case=f"{SHORT} blocks=500") if one["part"] != "progress"
+    )
+    assert part["part"] == "problem"
+    assert "500" in part["message"]
+
+
+def test_foreign_pages_names_and_methods_are_refused(live: Running) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        answer = httpx.get(f"{live.url}/choices", headers=headers, verify=False)
+        assert answer.status_code == 403
+    assert httpx.post(f"{live.url}/answer", verify=False).status_code == 405
+
+
+def test_the_page_names_no_foreign_host_and_every_control_has_a_label(live: Running) -> None:
+    answer = live.get("")
+    assert not re.findall(r"(?:https?:)?//[\w-]+\.\w+", answer.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "prefers-color-scheme: dark" in answer.text
+    page = answer.text.split("<script>")[0]
+    controls = re.findall(r"<(?:select|input)[^>]*>", page)
+    assert controls
+    for control in controls:
+        assert re.search(r"<label>[^<]*" + re.escape(control), page), control
+
+
+def test_reports_are_listed_and_shown_without_rights(live: Running) -> None:
+    folder = live.app.folder / "mine"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<p>a report")
+    (folder / "result.json").write_text('{"title": "What it is"}')
+    found = live.get("reports").json()["reports"]
+    assert [(one["name"], one["title"]) for one in found] == [("mine", "What it is")]
+    answer = live.get("reports/mine")
+    assert answer.text == "<p>a report"
+    assert "sandbox" in answer.headers["content-security-policy"]
+
+
+def test_choices_offer_what_is_on_file_and_nodes_of_ones_own(tmp_path: Path) -> None:
+    with running(tmp_path, own={"1xmine": "1xh200-sxm"}) as server:
+        found = server.get("choices").json()
+        assert {"llama-3.1-8b", "gpt-oss-120b"} < {model["name"] for model in found["models"]}
+        assert found["devices"]["h200-sxm"]["nodes"]["8"] == "8xh200-sxm"
+        assert found["devices"]["1xmine"]["nodes"] == {"1": "1xmine"}
+        handoff = next(one for one in found["options"] if one["name"] == "handoff")
+        assert "grid" in handoff["values"]
+        speed = server.parts("answer", case="llama-3.2-1b 1xmine layers=1")[1]
+        assert speed["part"] == "speed"
+
+
+def test_one_client_may_ask_for_so_much_and_no_more(tmp_path: Path) -> None:
+    with running(tmp_path, Work(at_once=0)) as server:
+        answer = server.get("answer", case=SHORT)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    with running(tmp_path, Work(seconds=0)) as server:
+        assert "0 s of simulation" in server.get("answer", case=SHORT).text

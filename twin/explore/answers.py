@@ -1,0 +1,231 @@
+"""What the explorer says of a case or a sweep, part by part: the first one soon, the rest while it
+is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import product
+from typing import Any
+
+from numpy import quantile
+
+from twin.batching.prices import Rates, rates_of
+from twin.calibrate.known_error import known_error
+from twin.errors import TwinError
+from twin.explore.rows import Progress, Rows, Steps
+from twin.explore.view import Asked, View
+from twin.hardware.override import interval as range_of
+from twin.hardware.override import numbers
+from twin.hardware.types import Kind, Node
+from twin.kernel.defaults import SETTLED
+from twin.plan.types import Options, Plan
+from twin.sim.prompt import prompt_time
+from twin.sim.run import simulate
+from twin.study import interval
+from twin.study.beside import beside, checked
+from twin.study.depth import Depths
+from twin.study.fit_for import DEPTHS, SEED
+from twin.study.interval import Draws
+from twin.study.ladder import rungs
+from twin.study.point import Point, Row
+from twin.study.whatif import sweep
+from twin.units import format_quantity, unit_of
+
+Part = dict[str, Any]
+Answer = Generator[Part | Progress, None, None]
+DRAWS = 8
+PROMPT = 512  # tokens
+US = 1e6
+
+
+def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
+    """Speed and its causes; other engines and cost; what it rests on; the ladder; an interval."""
+    point = asked.point()
+    node = point.on_node()
+    row = (yield from rows.of([point], "the step"))[0]
+    if row.problem:
+        yield {"part": "problem", "message": row.problem}
+        return
+    rates = rates_of(node, usd)
+    known = known_error(node)
+    ends = known.interval(row.tokens_per_s) if known else None
+    yield _speed(asked, node, row, rates, ends)
+    yield {"part": "beside"} | _beside(point, node, row, rates, ends)
+    yield {"part": "rests", "numbers": _rests(node, row)}
+    yield from _ladder(point, rows)
+    if known is not None:
+        yield _interval(*known.interval(row.tokens_per_s), f"held-out runs of {known.node}")
+        return
+    speeds = yield from _draws(point, node, row, rows)
+    if speeds:
+        low, high = (float(end) for end in quantile(speeds, (0.1, 0.9)))
+        yield _interval(low, high, f"{len(speeds)} draws of its numbers")
+
+
+def swept(view: View, rows: Rows) -> Answer:
+    """Every combination of the axes' values, about the first case."""
+    axes = view.axes()
+    point = view.cases[0].point()
+    cells = list(sweep(point, axes).cells())
+    found = yield from rows.of([cell.point for cell in cells], "points")
+    yield {
+        "part": "sweep",
+        "axes": [{"name": axis.name, "values": list(axis.values)} for axis in axes],
+        "cells": [
+            {
+                "at": list(at),
+                "tokens_per_s": None if row.problem else row.tokens_per_s,
+                "floor_tokens_per_s": None if row.problem else 1 / row.floor_s,
+                "problem": row.problem,
+            }
+            for at, row in zip(product(*(axis.values for axis in axes)), found, strict=True)
+        ],
+    }
+
+
+def stages(view: View) -> Answer:
+    """Stage by stage: of one case, or of the first two side by side."""
+    yield Progress("stages", 0, len(view.cases[:2]))
+    told = []
+    for asked in view.cases[:2]:
+        case = asked.point().case()
+        result = simulate(case.plan(), case.node)
+        told.append(
+            {stage.name: (stage.kind, stage.seconds, stage.dominant) for stage in result.stages}
+        )
+        yield Progress("stages", len(told), len(view.cases[:2]))
+    first, other = told[0], told[-1]
+    names = list(first) + [name for name in other if name not in first]
+    yield {
+        "part": "stages",
+        "sides": len(told),
+        "stages": [
+            {
+                "name": name,
+                "kind": (first.get(name) or other[name])[0],
+                "us": [side[name][1] * US if name in side else None for side in told],
+                "mostly": [side[name][2] if name in side else "" for side in told],
+            }
+            for name in names
+        ],
+    }
+
+
+def _speed(
+    asked: Asked, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
+) -> Part:
+    point = asked.point()
+    spec = point.spec()
+    return {
+        "part": "speed",
+        "title": f"{spec.name} on {node.gpus} x {node.device.title}",
+        "tokens_per_s": row.tokens_per_s,
+        "total_tokens_per_s": row.total_tokens_per_s,
+        "step_s": row.step_s,
+        "floor_tokens_per_s": 1 / row.floor_s,
+        "stream_fraction": row.stream_fraction,
+        "mbu": row.bytes_per_step / (row.peak_bytes_per_s * row.step_s),
+        "interval": ends,
+        "usd_per_hour": rates.usd_per_hour(node),
+        "causes": {cause: s * US for cause, s in row.attribution.items()},
+        "kinds": {
+            kind: {cause: s * US for cause, s in causes.items()}
+            for kind, causes in row.kinds.items()
+        },
+        "step_times_us": [s * US for s in row.step_times_s] if len(row.step_times_s) > 1 else [],
+    }
+
+
+def _beside(
+    point: Point, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
+) -> Part:
+    chosen = dict(point.options)
+    plan = point.case().plan()
+    assert plan.spec is not None
+    found = beside(
+        plan.spec,
+        node,
+        plan.options.context,
+        row.tokens_per_s,
+        rates,
+        sequences=row.sequences,
+        interval=ends,
+        prompt_s=_prompt_s(plan, node),
+        others=not {"weight_dtype", "layers"} & chosen.keys(),
+    )
+    said = checked() if len(found.rows) > 1 else ""
+    return found.json() | {
+        "said": said,
+        "prompt": PROMPT,
+        "options": [
+            [name, getattr(value, "value", value), name in chosen]
+            for name in Options.__dataclass_fields__
+            if (value := getattr(plan.options, name)) is not None
+            and (name in chosen or name in SETTLED or name in ("context", "handoff", "execution"))
+        ],
+    }
+
+
+def _prompt_s(plan: Plan, node: Node) -> float | None:
+    if not node.device.teams:
+        return None
+    try:
+        return prompt_time(plan, node, min(PROMPT, plan.options.max_context)).seconds
+    except TwinError:
+        return None
+
+
+def _rests(node: Node, row: Row) -> list[list[str]]:
+    """Path, kind, value, range and source; those that nobody measured come first."""
+    order = [Kind.ASSUMED, Kind.UNBOUND, Kind.VENDOR, Kind.THIRD_PARTY, Kind.FITTED]
+    found = []
+    for path, number in numbers(node).items():
+        soft = number.kind in (Kind.ASSUMED, Kind.UNBOUND)
+        if soft and path not in row.assumed:
+            continue  # this plan does not touch it
+        unit = unit_of(path.rsplit(".", 1)[-1])
+        low, high = (format_quantity(end, unit) for end in range_of(number))
+        place = order.index(number.kind) if number.kind in order else len(order)
+        said = "" if low == high else f"{low} .. {high}"
+        value = format_quantity(number.value, unit)
+        name = path.removeprefix("device.")
+        found.append((place, [name, number.kind.value, value, said, number.source]))
+    return [line for _, line in sorted(found, key=lambda item: item[0])]
+
+
+def _ladder(point: Point, rows: Rows) -> Answer:
+    """From launches to the whole monokernel, the levels in tokens per second."""
+    try:
+        steps = rungs(point)
+        found = yield from rows.of([one for _, one in steps], "ladder")
+    except TwinError as error:
+        yield {"part": "ladder", "rungs": [], "problem": str(error)}
+        return
+    levels = [
+        [name, row.tokens_per_s, row.step_s * US]
+        for (name, _), row in zip(steps, found, strict=True)
+        if not row.problem
+    ]
+    yield {"part": "ladder", "rungs": levels, "problem": ""}
+
+
+def _interval(low: float, high: float, rests: str) -> Part:
+    return {"part": "interval", "low": low, "high": high, "rests": rests}
+
+
+def _draws(point: Point, node: Node, row: Row, rows: Rows) -> Steps[list[float]]:
+    """Speeds of draws of the node's numbers, from models of a few layers."""
+    depths = Depths(*DEPTHS)
+    varied = [
+        point,
+        *(point.with_settings(*one) for one in interval.settings(node, Draws(DRAWS, SEED))),
+    ]
+    short = [depths.short(one) for one in varied]
+    found = iter((yield from rows.of([one for shorts in short for one in shorts], "interval")))
+    times = []
+    for one, shorts in zip(varied, short, strict=True):
+        of = tuple(next(found) for _ in shorts)
+        times.append(0.0 if any(part.problem for part in of) else depths.extended(one, of))
+    base, *drawn = times
+    return [row.tokens_per_s * base / time for time in drawn if time and base]

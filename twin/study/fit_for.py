@@ -1,0 +1,209 @@
+"""Which nodes reach a speed with a model: floors first, then simulations, then draws."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twin.batching.prices import rates_of
+from twin.calibrate.known_error import known_error
+from twin.errors import TwinError
+from twin.hardware.floor import ceiling
+from twin.hardware.load import load_node, node_names
+from twin.models.load import load_model
+from twin.study import interval
+from twin.study.depth import Depths, times
+from twin.study.hardware import node_on_file
+from twin.study.interval import Draws
+from twin.study.options import Plain
+from twin.study.point import Point, Row
+from twin.study.runner import Runner
+
+DEPTHS = (2, 4)  # layers that each draw is simulated with
+SEED = 1
+CLOSE = 1.5  # a slower node may reach the speed in a draw
+SURE, LIKELY, PERHAPS, NO = "yes", "likely", "perhaps", "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A node and what it does with the model. `low` and `high` hold eight of ten, by `rests`."""
+
+    node: str
+    reaches: str
+    tokens_per_s: float
+    low: float | None
+    high: float | None
+    rests: str  # what the interval is from
+    floor_tokens_per_s: float
+    usd_per_hour: float | None
+    usd_per_million: float | None
+    kwh_per_million: float | None
+
+    def json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`fits`: those that reach the speed with some chance, the cheapest first; `missed`: how many
+    others were looked at, by why they do not.
+    """
+
+    fits: tuple[Fit, ...]
+    missed: dict[str, int]
+
+
+def fit_for(
+    model: str,
+    target: float,
+    options: tuple[tuple[str, Plain], ...],
+    runner: Runner,
+    *,
+    draws: int,
+    own: Sequence[str] = (),
+    usd_per_hour: float | None = None,
+    every: bool = False,
+) -> Found:
+    """The fewest GPUs of each device that reach the speed, and fewer that perhaps do; with `every`
+    all nodes that do. `own`: nodes of the user's files besides those on file. Raises TwinError.
+    """
+    names = [name for name in node_names() if load_node(name).device.sharing is None]
+    points = [Point(model, name, options) for name in (*names, *own)]
+    left = [point for point in points if _most(point) >= target]
+    rows = _every(left, runner) if every else _smallest(left, target, runner)
+    problems = sum(bool(row.problem) for row in rows.values())
+    close = {p: row for p, row in rows.items() if row.tokens_per_s * CLOSE >= target}
+    _draw_all([point for point in close if not known_error(point.on_node())], runner, draws)
+    made = [_fit(point, row, target, runner, draws, usd_per_hour) for point, row in close.items()]
+    fits = [fit for fit in made if fit.reaches != NO]
+    missed = {
+        "have a floor below the speed": len(points) - len(left),
+        "have no plan or no room": problems,
+        "are too slow": len(rows) - problems - len(fits),
+        "have more GPUs than it takes (--every lists them)": len(left) - len(rows),
+    }
+    return Found(tuple(sorted(fits, key=_cost)), missed)
+
+
+def _every(points: Sequence[Point], runner: Runner) -> dict[Point, Row]:
+    return dict(zip(points, runner.rows(points, "nodes"), strict=True)) if points else {}
+
+
+def _smallest(points: Sequence[Point], target: float, runner: Runner) -> dict[Point, Row]:
+    """Each device's nodes from the smallest up until one reaches the speed, all devices at once."""
+    waiting: dict[str, list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda one: node_on_file(one.node).gpus):
+        waiting[node_on_file(point.node).device.name].append(point)
+    found: dict[Point, Row] = {}
+    while waiting:
+        now = {device: left.pop(0) for device, left in waiting.items()}
+        rows = _every(list(now.values()), runner)
+        found |= rows
+        waiting = {
+            device: left
+            for device, left in waiting.items()
+            if left and (rows[now[device]].problem or rows[now[device]].tokens_per_s < target)
+        }
+    return found
+
+
+def _draw_all(points: Sequence[Point], runner: Runner, draws: int) -> None:
+    """All draws in one go, so that no core waits between nodes."""
+    if points and draws:
+        depths = Depths(*DEPTHS)
+        varied = [one for point in points for one in (point, *_varied(point, draws))]
+        runner.rows([short for one in varied for short in depths.short(one)], "draws")
+
+
+def _most(point: Point) -> float:
+    """Tokens per second of the weights alone at the ceiling of all GPUs, a bound for any engine."""
+    node = node_on_file(point.node)
+    spec = load_model(point.model)
+    if spec.layout:  # experts: which are read is drawn
+        return float("inf")
+    return node.gpus * ceiling(node.device).value / _least_bytes(point)
+
+
+def _least_bytes(point: Point) -> float:
+    """A lower bound of a step's bytes: the weights but one embedding, in the smallest format that
+    an option could make of them.
+    """
+    chosen = dict(point.options)
+    if {"weight_dtype", "format", "layers", "draft", "batch"} & chosen.keys():
+        return 1.0
+    spec = load_model(point.model)
+    return float(max(1, spec.stored_bytes - spec.vocab * spec.hidden * spec.dtype.bytes))
+
+
+def _fit(
+    point: Point, row: Row, target: float, runner: Runner, draws: int, usd: float | None
+) -> Fit:
+    node, speed = node_on_file(point.node), row.tokens_per_s
+    known, rests = known_error(node), ""
+    low = high = None
+    if known is not None:
+        low, high = known.interval(speed)
+        rests = f"held-out runs of {known.node}"
+    elif draws:
+        low, high = _drawn(point, row, runner, draws)
+        rests = f"{draws} draws of its numbers"
+    rates, total = rates_of(node, usd), row.total_tokens_per_s
+    return Fit(
+        node.name,
+        _reaches(target, speed, low, high),
+        speed,
+        low,
+        high,
+        rests,
+        1 / row.floor_s,
+        rates.usd_per_hour(node),
+        rates.usd_per_million(node, total),
+        rates.kwh_per_million(node, total),
+    )
+
+
+def _reaches(target: float, speed: float, low: float | None, high: float | None) -> str:
+    if low is not None and low >= target:
+        return SURE
+    if speed >= target:
+        return LIKELY
+    return PERHAPS if high is not None and high >= target else NO
+
+
+def drawn(point: Point, row: Row, runner: Runner, count: int) -> list[float]:
+    """Speeds of `count` draws of the node's numbers, from models of a few layers."""
+    base, *found = times(
+        [point, *_varied(point, count)], runner, Depths(*DEPTHS), f"draws of {point.node}"
+    )
+    return [
+        row.tokens_per_s * base.step_s / one.step_s
+        for one in found
+        if not one.problem and one.step_s
+    ]
+
+
+def _varied(point: Point, count: int) -> list[Point]:
+    changes = interval.settings(point.on_node(), Draws(count, SEED))
+    return [point.with_settings(*one) for one in changes]
+
+
+def _drawn(point: Point, row: Row, runner: Runner, count: int) -> tuple[float | None, float | None]:
+    from numpy import quantile
+
+    try:
+        speeds = drawn(point, row, runner, count)
+    except TwinError:
+        return None, None
+    if not speeds:
+        return None, None
+    low, high = quantile(speeds, (interval.LEVELS[0], interval.LEVELS[-1]))
+    return float(low), float(high)
+
+
+def _cost(fit: Fit) -> tuple[bool, float, float]:
+    """Those with a price first, the cheapest token first; the others by speed."""
+    usd = fit.usd_per_million
+    return usd is None, usd if usd is not None else 0.0, -fit.tokens_per_s
