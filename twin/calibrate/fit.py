@@ -24,8 +24,9 @@ from twin.calibrate.bound import Binding, Group, noise
 from twin.calibrate.cross import Cross, crossed
 from twin.calibrate.gpu_designed import PREFIX
 from twin.calibrate.probes import Probe
+from twin.calibrate.published import check_inputs
 from twin.calibrate.reading import settled
-from twin.calibrate.recipe import Recipe, recipe_of
+from twin.calibrate.recipe import Recipe, fitted_by
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware import override
@@ -63,6 +64,7 @@ class Fit:
     # of each number that was asked for: from 1 on its probes bind it
     binding: dict[str, float] = field(default_factory=dict)
     cross: Cross = field(default_factory=Cross)  # over shapes; empty where too few were probed
+    settled: tuple[str, ...] = ()  # groups that settle numbers, in order; others are only compared
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -86,10 +88,11 @@ def fit_node(
 
     A number that its probes do not bind keeps the value and the kind that it has in `node`; where
     they refuse that value without saying another, it stands in the fit as unbound. Raises
-    CalibrationError when the run lacks a probe.
+    CalibrationError when the run lacks a probe, or holds figures that are held out.
     """
+    check_inputs(run.folder, run.meta)
     asked = _asked(probes, run, progress)
-    recipe = recipe_of(node.device)
+    recipe = fitted_by(run, node.device)
     present = override.numbers(node)
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
@@ -124,6 +127,7 @@ def fit_node(
         together,
         strengths,
         cross,
+        tuple(recipe.groups),
     )
 
 
@@ -165,7 +169,7 @@ def judge(
     without the fit.
     """
     asked = _asked(probes, run, progress)
-    recipe = recipe_of(node.device)
+    recipe = fitted_by(run, node.device)
     strengths: dict[str, float] = {}
     known: dict[str, Number] = {}
     with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
@@ -429,7 +433,7 @@ def _simulate_known(work: tuple[Node, str, bool]) -> Simulated:
 
 
 def _simulate(node: Node, probe: Probe, stages: bool) -> Simulated:
-    return simulated(probe.plan, node, stages=stages)
+    return simulated(probe.plan, node, stages=stages, reading=probe.reading)
 
 
 def simulated_step_s(node: Node, probe: Probe) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twin.calibrate.reading import Reading
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
@@ -23,6 +24,7 @@ class Probe:
     group: str
     plan: Plan
     steps: int
+    reading: Reading = Reading.STEP
 
 
 def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:

@@ -4,6 +4,8 @@ held-out runs are read alike.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,15 @@ from twin.calibrate.store import Run
 
 QUIET_PERCENT = 25
 STRETCHES = 8
+
+
+class Reading(Enum):
+    """Which time of a plan answers a question."""
+
+    STEP = "step"
+    STAGE = "stage"  # mean of a step's stages
+    HAND_OFF = "hand-off"  # from the last block that published to the last that has seen it
+    BORDER = "border"  # between two kernels that are launched one by one
 
 
 def quiet(seconds: NDArray[np.floating]) -> float:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
+from twin.calibrate.published import is_published
 from twin.calibrate.reading import quiet, steady
 from twin.calibrate.starts import Starts, gpu_starts, host_starts
+from twin.calibrate.store import Run
 from twin.engine.choose import gpu_conditions
 from twin.errors import CalibrationError
 from twin.hardware.types import HOST, Device
@@ -128,8 +130,33 @@ GPU_RECIPE = Recipe(
 )
 
 
+# what figures of others settle; hops and latencies are read off by themselves (hwmodels), and only
+# compared
+PUBLISHED_GROUPS: Groups = {
+    "memory": ("memory.stream_bytes_per_s", "block.load_bytes_per_s"),
+    "exchange": ("handoff.atomic_s",),
+    "launch": ("launch.stream_s",),
+}
+PUBLISHED_RECIPE = Recipe(
+    probes=lambda limits, quick: [],  # a record's own: twin.calibrate.published_plans
+    groups=PUBLISHED_GROUPS,
+    starts=lambda group, probes, seconds, device: {},
+    read=steady,
+    conditions=dict,
+    repeats=0,
+    quick_repeats=0,
+    enough=1e-5,
+    outlier=math.inf,
+)
+
+
+def fitted_by(run: Run, device: Device) -> Recipe:
+    """How a run is fitted: figures of others by their own recipe, on any device."""
+    return PUBLISHED_RECIPE if is_published(run.meta) else recipe_of(device)
+
+
 def recipe_of(device: Device) -> Recipe:
-    """Raises CalibrationError for a device that no engine runs on."""
+    """How a device is measured. Raises CalibrationError for one that no engine runs on."""
     if device.isa == HOST:
         return HOST_RECIPE
     if device.nvidia:

@@ -53,6 +53,23 @@ def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
         ) from error
 
 
+def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Chosen options as a record spells them, by field. Raises ValueError."""
+    hints = get_type_hints(Options)
+    if unknown := sorted(set(data) - set(Options.__slots__)):
+        raise ValueError(f"{shown(unknown[0])} is no option")
+    return {name: _value(hints[name], value) for name, value in data.items()}
+
+
+def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
+    """A dense model with some numbers of its own, full attention in every layer."""
+    hints = get_type_hints(ModelSpec)
+    if unknown := sorted(set(data) - set(hints)):
+        raise ValueError(f"{shown(unknown[0])} is no field of a model")
+    own = {name: _value(hints[name], value) for name, value in data.items()}
+    return dataclasses.replace(like, **own, windows=(0,) * own.get("layers", like.layers))
+
+
 def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
     model = one["model"]
     spec = load_model(model) if isinstance(model, str) else _built(ModelSpec, model)

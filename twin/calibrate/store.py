@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from twin.calibrate.published import is_published, samples_of
 from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.files import csv_text, write
@@ -31,6 +32,7 @@ from twin.text import said, shown
 FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
 STAGES = "stages.csv"
+SAMPLES = "samples.csv"
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
@@ -156,10 +158,9 @@ def save_run(
         for name, seconds in samples.items()
         for repeat, value in enumerate(seconds)
     ]
-    contents = {
-        folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False),
-        folder / "samples.csv": csv_text(FIELDS, rows),
-    }
+    contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False)}
+    if not is_published(meta):  # whose figures are in the meta data
+        contents[folder / SAMPLES] = csv_text(FIELDS, rows)
     if stages:
         traced = [
             (s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s)))
@@ -218,7 +219,9 @@ def read_run(folder: Path) -> Run:
     """
     try:
         meta = _read_yaml(folder / "meta.yaml", "measure again with `twin calibrate`")
-        rows = _read_table(folder / "samples.csv")
+        if is_published(meta):
+            return Run(folder, meta, samples_of(folder, meta))
+        rows = _read_table(folder / SAMPLES)
         traced = _read_table(folder / STAGES) if (folder / STAGES).is_file() else []
     except OSError as error:
         raise CalibrationError(
@@ -227,7 +230,7 @@ def read_run(folder: Path) -> Run:
         ) from error
     samples: Samples = {}
     for line, row in enumerate(rows, start=2):
-        with _table_line(folder / "samples.csv", line, FIELDS):
+        with _table_line(folder / SAMPLES, line, FIELDS):
             samples.setdefault(row["probe"], []).append(float(row["seconds_per_step"]))
     stages = []
     for line, row in enumerate(traced, start=2):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from twin.calibrate import store
 from twin.calibrate.measure import measure_probes
 from twin.calibrate.node import uncalibrated_node
+from twin.calibrate.probes import Probe
+from twin.calibrate.published import FIGURES, figures, is_published
 from twin.calibrate.recipe import recipe_of
 from twin.commands.arguments import (
     Subparsers,
@@ -129,7 +131,7 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
     # not above: a computer that only measures needs neither SciPy nor the simulator
     from twin.calibrate.fit import fit_node
 
-    probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    probes = probes_of(node, run)
     try:
         fit = fit_node(uncalibrated_node(node.name), probes, run, progress())
     finally:
@@ -139,7 +141,7 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
     conditions = {
         name: value
         for name, value in run.meta.items()
-        if name not in ("device", "node", "steps", "failed")
+        if name not in ("device", "node", "steps", "failed", FIGURES)
     }
     found = {
         "run": fit.run,
@@ -153,6 +155,15 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
     return fit
 
 
+def probes_of(node: Node, run: store.Run) -> list[Probe]:
+    """What a run asked: figures of others as they say, else the device's probes."""
+    if is_published(run.meta):
+        from twin.calibrate.published_plans import probe  # plans need the simulator's packages
+
+        return [probe(one) for one in figures(run.folder, run.meta)]
+    return recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+
+
 def judge_and_store(node: Node) -> dict[str, float]:
     """Which numbers of the fit on file its probes bind. Their values stay, so that predictions do;
     the kind of the others changes.
@@ -164,7 +175,7 @@ def judge_and_store(node: Node) -> dict[str, float]:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
     fit, meta = found
     run = store.read_run(store.runs_folder(node.name) / str(meta["run"]))
-    probes = recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    probes = probes_of(node, run)
     try:
         strengths = judge(uncalibrated_node(node.name), fit, probes, run, progress())
     finally:
@@ -238,7 +249,7 @@ def text(node: Node, fit: Fit) -> str:
                 f"{low} .. {high}",
             )
         )
-    settled = recipe_of(node.device).groups
+    settled = fit.settled
     groups = [
         (
             group if group in settled else f"{group}, not fitted",

@@ -12,7 +12,7 @@ from twin.calibrate.engine_runs import measure_held_out
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
-from twin.commands import validate_shapes
+from twin.commands import validate_published, validate_shapes
 from twin.commands.arguments import (
     Subparsers,
     add_measuring,
@@ -39,6 +39,7 @@ EXAMPLES = """\
   twin validate host --report out/validation.html
   twin validate 1xh200 --measure-only --out runs       run the engine; copy the folder to the fit:
   twin validate 1xh200 --from runs
+  twin validate 1xmi300x --from calibration/runs/mi300x/2026-11-23T145500-published
   twin validate 1xh200 --shapes 24 --seed 7            predict shapes nobody chose, then run them"""
 
 
@@ -72,6 +73,8 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if validate_published.asked(args.measured):
+        return validate_published.run(args)
     node = one_device(args.node)
     if validate_shapes.asked(args):
         return validate_shapes.run(args, node)

@@ -206,6 +206,8 @@ class Sharing:
 @dataclass(frozen=True, slots=True)
 class Power:
     tdp_w: Number | None = None
+    # at the power cap, while all blocks stream flat out; None: nobody saw the clock fall
+    streaming_clock_hz: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

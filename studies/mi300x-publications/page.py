@@ -1,0 +1,322 @@
+"""Sets published figures of MI300X beside the twin's, and takes the published engine's techniques
+away one by one: `python studies/mi300x-publications/page.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twin.calibrate import store
+from twin.calibrate.published_errors import Beside, compared
+from twin.calibrate.recorded import options_of
+from twin.hardware.derive import CYCLES
+from twin.hardware.override import numbers
+from twin.hardware.types import Node
+from twin.models.load import load_model
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.report.tables import percent
+from twin.sim.batch import planned
+from twin.sim.run import Result, simulate
+from twin.study.hardware import Setting, node_on_file, with_settings
+from twin.study.inputs import digest, files_digest, fits_on_file
+from twin.study.outcome import Bars, Series
+
+HERE = Path(__file__).resolve().parent
+RUNS = store.runs_folder("mi300x")
+INPUTS, HELD_OUT = (RUNS / f"2026-11-23T145500-published{end}" for end in ("-inputs", ""))
+MODEL, NODE = "laneformer-2b", "8xmi300x"
+NODES = (NODE, "1xmi300x", "1xmi355x")
+CHOSEN: dict[str, Any] = {"weight_dtype": "fp16"}  # as published
+US = 1e6
+ENGINE = "laneformer-2b-delay-2"  # the published engine's figure
+# what the technique is, options on top of those before, weights ahead of their stage
+RUNGS: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("a launch for each operation", {"execution": "stream", "placement": "flat", "delay": 0}, True),
+    ("one graph of kernels", {"execution": "graph"}, True),
+    ("resident, one counter a barrier", {"execution": "resident", "handoff": "grid"}, False),
+    ("data is the flag", {"handoff": "sentinel"}, False),
+    ("weights and blocks by die", {"placement": "die-aware"}, False),
+    ("weights ahead across stages", {}, True),
+    ("exchange 2 layers late", {"delay": 2}, True),
+)
+FREE = "x1000"  # of a rate
+HOPS: tuple[Setting, ...] = (
+    ("handoff.hop_s", 0.0),
+    ("handoff.cross_die_s", 0.0),
+    ("handoff.poll_s", 0.0),
+    ("handoff.loaded_hop_s", 0.0),
+)
+COSTS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
+    ("hand-offs: hops, crossings, polls", HOPS),
+    (
+        "a stage's start and end in a block",
+        (("block.stage_s", 0.0), ("warps.tile_s", 0.0), ("warps.leave_s", 0.0)),
+    ),
+    (
+        "vectors gathered and normed by every block",
+        (
+            ("warps.vector_s", 0.0),
+            ("warps.gather_bytes_per_s", FREE),
+            ("warps.crowd_s", 0.0),
+            ("block.element_s", 0.0),
+            ("llc.latency_s", 0.0),
+        ),
+    ),
+    (
+        "rows: waits, products, sums",
+        (
+            ("block.fp16_bytes_per_s", FREE),
+            ("block.row_s", 0.0),
+            ("warps.slice_s", 0.0),
+            ("warps.reduction_s", 0.0),
+        ),
+    ),
+    (
+        "attention, and links to other GPUs",
+        (
+            ("warps.item_s", 0.0),
+            ("warps.heads_s", 0.0),
+            ("warps.round_s", 0.0),
+            ("warps.unit_s", 0.0),
+            ("block.kv_bytes_per_s", FREE),
+            ("link.hop_s", 0.0),
+            ("link.loaded_hop_s", 0.0),
+            ("link.bytes_per_s", FREE),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    name: str
+    result: Result
+
+
+def stamp() -> Stamp:
+    known = [
+        f"{name} {path} {number.value!r}"
+        for name in NODES
+        for path, number in sorted(numbers(node_on_file(name)).items())
+    ]
+    inputs = [files_digest([INPUTS / "meta.yaml", HELD_OUT / "meta.yaml"]), *known]
+    return Stamp(fits_on_file(*NODES), digest(one.encode() for one in inputs))
+
+
+def main() -> None:
+    record = store.read_run(HELD_OUT)
+    found = compared(record, lambda said: None)
+    published = next(one for one in found if one.figure.name == ENGINE)
+    climbed = list(rungs())
+    bodies = {
+        "figures": figures_table(compared(store.read_run(INPUTS), lambda said: None), found),
+        "waterfall": waterfall_table(climbed, published),
+        "lost": lost_table(climbed[-1].result),
+        "clock": clock_table(),
+    }
+    write_page(HERE, stamp(), bodies, chart(climbed, published))
+    print(summary(found))
+
+
+def summary(found: list[Beside]) -> str:
+    outside = [one for one in found if not one.inside]
+    worst = max(found, key=lambda one: abs(one.error))
+    return (
+        f"{len(found)} held-out figures: {len(found) - len(outside)} inside what was published; "
+        f"median error {percent(statistics.median(abs(one.error) for one in found))}, worst "
+        f"{percent(worst.error, signed=True)} ({worst.figure.name})"
+    )
+
+
+def figures_table(inputs: list[Beside], found: list[Beside]) -> str:
+    rows = [
+        (
+            one.figure.name,
+            role,
+            one.figure.publication,
+            one.figure.shown(),
+            f"{one.predicted:,.4g}",
+            "inside" if one.inside else percent(one.error, signed=True),
+        )
+        for role, figures in (("input", inputs), ("held out", found))
+        for one in figures
+    ]
+    head = ("figure", "role", "published by", "published", "the twin", "error of the speed")
+    table = markdown_table(head, rows, text_columns=3)
+    return f"{table}\n\n{summary(found)}."
+
+
+# ---- from launches to the published engine -------------------------------------------------------
+
+
+def rungs() -> Iterator[Rung]:
+    chosen = dict(CHOSEN)
+    for name, options, ahead in RUNGS:
+        chosen |= options
+        node = node_on_file(NODE)
+        yield Rung(name, run(node if ahead else on_demand(node), chosen))
+
+
+def run(node: Node, chosen: dict[str, Any]) -> Result:
+    return simulate(planned(load_model(MODEL), node, **options_of(chosen)), node)
+
+
+def on_demand(node: Node) -> Node:
+    """Nothing is fetched before its stage has its inputs, as in our kernel for gfx942 so far."""
+    block = dataclasses.replace(node.device.block, loading="on-demand")
+    return dataclasses.replace(node, device=dataclasses.replace(node.device, block=block))
+
+
+def published_s(published: Beside) -> float:
+    return published.figure.middle_s
+
+
+def waterfall_table(climbed: list[Rung], published: Beside) -> str:
+    head = ("engine", "us a step", "tokens/s", "gain", "of the ceiling", "mostly")
+    rows: list[tuple[object, ...]] = []
+    before: Rung | None = None
+    for rung in climbed:
+        gain = percent(before.result.step_s / rung.result.step_s - 1, signed=True) if before else ""
+        mostly = max(rung.result.attribution.items(), key=lambda item: item[1])
+        said = f"{mostly[0].replace('_', '-')} {percent(mostly[1] / rung.result.step_s)}"
+        rows.append(
+            (
+                rung.name,
+                f"{rung.result.step_s * US:,.0f}",
+                f"{rung.result.tokens_per_s:,.0f}",
+                gain,
+                percent(rung.result.stream_fraction),
+                said,
+            )
+        )
+        before = rung
+    last = climbed[-1].result
+    step_s = published_s(published)
+    rows.append(
+        (
+            f"published, {published.figure.shown()}",
+            f"{step_s * US:,.0f}",
+            f"{1 / step_s:,.0f}",
+            percent(last.step_s / step_s - 1, signed=True),
+            percent(last.floor_s / step_s),
+            "",
+        )
+    )
+    return markdown_table(head, rows)
+
+
+def chart(climbed: list[Rung], published: Beside) -> Bars:
+    """A step's microseconds by cause, rung after rung; the published engine's whole."""
+    causes = [
+        cause
+        for cause in climbed[0].result.attribution
+        if any(rung.result.attribution[cause] for rung in climbed)
+    ]
+    names = (*(rung.name for rung in climbed), "published engine")
+    series = [
+        Series(
+            cause.replace("_", "-"),
+            (*(rung.result.attribution[cause] * US for rung in climbed), None),
+        )
+        for cause in causes
+    ]
+    whole = (*(None for _ in climbed), published_s(published) * US)
+    return Bars(names, (*series, Series("published", whole)), "microseconds a step", stacked=True)
+
+
+# ---- what the rest of the bandwidth is lost to ---------------------------------------------------
+
+
+def lost_table(last: Result) -> str:
+    """Each cost taken away alone, then one after the other down to what is left."""
+    node, chosen = node_on_file(NODE), dict(CHOSEN)
+    rows: list[tuple[object, ...]] = []
+    so_far, before_s = node, last.step_s
+    for name, settings in COSTS:
+        alone = run(with_settings(node, settings), chosen).step_s
+        so_far = with_settings(so_far, settings)
+        left_s = run(so_far, chosen).step_s
+        rows.append(
+            (
+                name,
+                f"{round((before_s - left_s) * US):,}",
+                percent(max(0.0, (before_s - left_s) / last.step_s)),
+                f"{1 / alone:,.0f}",
+                f"{1 / left_s:,.0f}",
+            )
+        )
+        before_s = left_s
+    rest_s = before_s - last.floor_s
+    rows += [
+        ("what is left above the floor", *_share(rest_s, last), "", ""),
+        ("the floor: bytes at the ceiling", *_share(last.floor_s, last), "", ""),
+    ]
+    head = (
+        "taken away",
+        "us of the step",
+        "share",
+        "tokens/s without it alone",
+        "tokens/s without it and all above",
+    )
+    return markdown_table(head, rows)
+
+
+def _share(seconds: float, last: Result) -> tuple[str, str]:
+    return f"{seconds * US:,.0f}", percent(seconds / last.step_s)
+
+
+# ---- the clock under the power cap ---------------------------------------------------------------
+
+
+def clock_table() -> str:
+    """Steps at the peak clock, which the twin takes, and at the clock seen while streaming flat
+    out.
+    """
+    cases: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        (MODEL, NODE, CHOSEN),
+        ("llama-3.1-8b", "1xmi300x", {"weight_dtype": "fp16"}),
+    )
+    rows = []
+    for model, name, chosen in cases:
+        node = node_on_file(name)
+        capped = node.device.power.streaming_clock_hz
+        assert capped is not None
+        cycles = node.device.block.clock_hz.value / capped.value
+        plan = planned(load_model(model), node, **options_of(chosen))
+        peak = simulate(plan, node)
+        slow = simulate(plan, with_settings(node, slower(node, cycles)))
+        rows.append(
+            (
+                f"{model} on {name}",
+                percent(peak.stream_fraction),
+                f"{peak.tokens_per_s:,.0f}",
+                f"{slow.tokens_per_s:,.0f}",
+                percent(slow.tokens_per_s / peak.tokens_per_s - 1, signed=True),
+            )
+        )
+    head = ("step", "of the ceiling", "tokens/s at 2.1 GHz", "at 1.25 GHz", "change")
+    return markdown_table(head, rows)
+
+
+def slower(node: Node, cycles: float) -> list[Setting]:
+    """What the twin takes to be a number of cycles. Rates of loads and products stay: they were
+    measured under load.
+    """
+    return [
+        (path, f"x{cycles}")
+        for path, number in numbers(node).items()
+        if number.like
+        and number.like.rule == CYCLES
+        and path.endswith("_s")
+        and "per_s" not in path
+    ]
+
+
+if __name__ == "__main__":
+    main()

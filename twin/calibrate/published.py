@@ -1,0 +1,166 @@
+"""Figures that others published, kept as a run: what was measured, how, by whom and when.
+
+A record says of all its figures whether they are inputs of a fit or held out of every fit. A
+publication is one or the other: nothing that cites a held-out one may be fitted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from twin.errors import CalibrationError, ConfigError
+from twin.hardware.override import SPREAD
+from twin.hardware.types import Kind
+from twin.text import said, shown
+from twin.units import parse_quantity
+
+FIGURES = "figures"  # in the meta data of a record
+TOKENS = "tokens/s"
+TRUST = SPREAD[Kind.THIRD_PARTY]
+BASES = ("B/s", "s")  # of the other units
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Role(Enum):
+    INPUT = "input"
+    HELD_OUT = "held-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published quantity, or the ends of a published range."""
+
+    name: str
+    node: str  # that it was measured on
+    publication: str  # key of hwmodels/sources.yaml
+    date: str  # of the publication, as exact as is known
+    configuration: str
+    values: tuple[float, ...]
+    unit: str
+    asks: Mapping[str, Any]  # what the twin is asked: twin.calibrate.published_plans
+    group: str = ""  # of an input: the numbers that it settles
+    note: str = ""  # what the twin's plan leaves out or takes otherwise
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of a step, a hand-off, a launch or a collective, each value by itself."""
+        if self.unit == TOKENS:
+            return tuple(1 / value for value in self.values)
+        base = _base(self.unit)
+        found = tuple(parse_quantity(f"{value!r} {self.unit}", base) for value in self.values)
+        if base == "s":
+            return found
+        return tuple(self.asks["stream"]["bytes"] / rate for rate in found)
+
+    @property
+    def middle_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    def shown(self) -> str:
+        """As it was published: "7.59 to 7.88 us"."""
+        ends = [f"{value:,g}" for value in sorted({min(self.values), max(self.values)})]
+        return f"{' to '.join(ends)} {self.unit}"
+
+    def in_unit(self, seconds: float) -> float:
+        """A time of the twin in the unit that was published."""
+        if self.unit == TOKENS:
+            return 1 / seconds
+        base = _base(self.unit)
+        value = seconds if base == "s" else self.asks["stream"]["bytes"] / seconds
+        return value / parse_quantity(f"1 {self.unit}", base)
+
+
+def is_published(meta: Mapping[str, Any]) -> bool:
+    """Does a run of this meta data hold figures of others?"""
+    return FIGURES in meta
+
+
+def role_of(folder: Path, meta: Mapping[str, Any]) -> Role:
+    """Raises CalibrationError for a record that does not say it."""
+    try:
+        return Role(meta.get("role"))
+    except ValueError as error:
+        words = " or ".join(role.value for role in Role)
+        raise CalibrationError(
+            f"{folder / 'meta.yaml'}: role: {shown(meta.get('role'))} must be {words}"
+        ) from error
+
+
+def figures(folder: Path, meta: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """All figures of a record. Raises CalibrationError with the figure that cannot be read."""
+    role_of(folder, meta)
+    found = []
+    for name, one in dict(meta[FIGURES]).items():
+        try:
+            figure = _figure(str(name), str(meta["node"]), one)
+            if not all(0 < seconds < float("inf") for seconds in figure.seconds):
+                raise ValueError("a value is zero or infinite")
+        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
+            raise CalibrationError(
+                f"{folder / 'meta.yaml'}: {FIGURES}: {shown(name)} is no published figure "
+                f"({said(str(error))}); see calibration/runs/README.md"
+            ) from error
+        found.append(figure)
+    return tuple(found)
+
+
+def check_inputs(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Raises CalibrationError for figures that no fit may use: of a held-out record, or of a
+    publication that another record beside it holds out.
+    """
+    if not is_published(meta):
+        return
+    if role_of(folder, meta) is Role.HELD_OUT:
+        raise CalibrationError(
+            f"{folder}: its figures are held out: `twin validate {meta['node']} --from` it; only a "
+            "record with role: input is fitted"
+        )
+    held_out: dict[str, Path] = {}
+    for file in sorted(folder.resolve().parent.glob("*/meta.yaml")):
+        other = yaml.load(file.read_text(encoding="utf-8"), LOADER)
+        if is_published(other) and role_of(file.parent, other) is Role.HELD_OUT:
+            held_out |= {one.publication: file.parent for one in figures(file.parent, other)}
+    for figure in figures(folder, meta):
+        if figure.publication in held_out:
+            raise CalibrationError(
+                f"{folder}: {figure.name} is of {figure.publication}, which "
+                f"{held_out[figure.publication].name} holds out: a publication is an input or held "
+                "out, not both"
+            )
+
+
+def samples_of(folder: Path, meta: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Seconds by figure, as a measured run has them by probe. Nobody knows the repeats of a
+    published figure, so it counts as known to TRUST.
+    """
+    return {
+        figure.name: [*figure.seconds, figure.middle_s * (1 - TRUST), figure.middle_s * (1 + TRUST)]
+        for figure in figures(folder, meta)
+    }
+
+
+def _figure(name: str, node: str, one: Mapping[str, Any]) -> Figure:
+    known = {"node": node, **one}
+    values = known.pop("value")
+    known["values"] = tuple(map(float, values if isinstance(values, list) else [values]))
+    known["date"] = str(known["date"])
+    if not known["values"]:
+        raise ValueError("no value")
+    return Figure(name=name, **known)
+
+
+def _base(unit: str) -> str:
+    for base in BASES:
+        try:
+            parse_quantity(f"1 {unit}", base)
+        except ConfigError:
+            continue
+        return base
+    raise ConfigError(f"unit {shown(unit)}: give a time, a rate in B/s, or {TOKENS}")
