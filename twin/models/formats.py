@@ -121,6 +121,7 @@ STORED = {
     for f in (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
 }
 INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
+SHORT = {"int4": "int4-g128"}  # names for those that most people mean
 # What the engine streams of a dense model's matrices, by the name of what the model stores: there
 # each row of a tile has its own scales, also where a checkpoint gives several rows, or all of a
 # matrix, the same ones.
@@ -157,6 +158,7 @@ class Formats:
 
 def format_named(name: str) -> Format:
     """The format of that name. Raises ConfigError."""
+    name = SHORT.get(name, name)
     if name not in STORED:
         raise ConfigError(f"weight format {shown(name)} is not known; allowed: {', '.join(STORED)}")
     return STORED[name]
