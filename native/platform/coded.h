@@ -9,8 +9,16 @@ enum class Code : int {
   PLAIN = 0,
   INT8 = facts::CODE_INT8,
   FP8 = facts::CODE_FP8,
-  FP8_BLOCKS = facts::CODE_FP8_BLOCKS
+  FP8_BLOCKS = facts::CODE_FP8_BLOCKS,
+  INT4 = facts::CODE_INT4,  // the first of INT4_CODES
+  MXFP4 = facts::CODE_MXFP4,
+  NVFP4 = facts::CODE_NVFP4
 };
+// Of INT4 by group width, as 32 << i / 4; i & 2: with zero points; i & 1: scales in FP16, not BF16.
+constexpr int INT4_CODES = facts::INT4_CODES;
+
+enum class Element { INT8, E4M3, INT4, E2M1 };  // what a code stands for, before its scale
+enum class Scale { FP32, BF16, FP16, E8M0, E4M3 };  // how a block's scale is stored
 
 #ifdef TWIN_CODED
 constexpr bool CODED = true;
@@ -18,25 +26,55 @@ constexpr bool CODED = true;
 constexpr bool CODED = false;
 constexpr u32 CODES = 1u;  // a bit for each code of the plan's matrices
 constexpr int CODED_PACK = 0;    // elements of a row that a GPU's thread holds at once
+constexpr u32 HIDDEN_CODES = 1u, HEADS_CODES = 1u, FFN_CODES = 1u;  // by what they multiply
 #endif
 
 __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> int(code) & 1u); }
+__host__ __device__ constexpr bool is_int4(Code code) {
+  return int(code) >= int(Code::INT4) && int(code) < int(Code::INT4) + INT4_CODES;
+}
+__host__ __device__ constexpr int int4_kind(Code code) { return int(code) - int(Code::INT4); }
+__host__ __device__ constexpr Element code_element(Code code) {
+  if (is_int4(code)) return Element::INT4;
+  if (code == Code::MXFP4 || code == Code::NVFP4) return Element::E2M1;
+  return code == Code::INT8 ? Element::INT8 : Element::E4M3;
+}
 __host__ __device__ constexpr int code_bits(Code code) {
-  return code == Code::PLAIN ? 8 * type_bytes(WEIGHT) : 8;
+  if (code == Code::PLAIN) return 8 * type_bytes(WEIGHT);
+  return is_int4(code) || code_element(code) == Element::E2M1 ? 4 : 8;
+}
+// Rows of a tile with those that fill its last loads, of two rows in four bits.
+__host__ __device__ constexpr int whole_rows(Code code, int rows) {
+  return code_bits(code) < 8 ? (rows + 1) / 2 * 2 : rows;
 }
 // Columns of a row that share a scale; 0: all.
 __host__ __device__ constexpr int code_block(Code code) {
-  return code == Code::FP8_BLOCKS ? 128 : 0;
+  if (is_int4(code)) return 32 << int4_kind(code) / 4;
+  return code == Code::FP8_BLOCKS ? 128 : code == Code::MXFP4 ? 32 : code == Code::NVFP4 ? 16 : 0;
+}
+__host__ __device__ constexpr Scale code_scale(Code code) {
+  if (is_int4(code)) return int4_kind(code) & 1 ? Scale::FP16 : Scale::BF16;
+  return code == Code::MXFP4 ? Scale::E8M0 : code == Code::NVFP4 ? Scale::E4M3 : Scale::FP32;
+}
+__host__ __device__ constexpr int scale_bytes(Scale scale) {
+  return scale == Scale::FP32 ? 4 : scale == Scale::BF16 || scale == Scale::FP16 ? 2 : 1;
+}
+// Has a block a zero point; a row a scale besides those of its blocks?
+__host__ __device__ constexpr bool code_zeros(Code code) {
+  return is_int4(code) && int4_kind(code) & 2;
+}
+__host__ __device__ constexpr bool code_outer(Code code) { return code == Code::NVFP4; }
+// The code that stands for zero where blocks have no zero points.
+__host__ __device__ constexpr int code_zero(Code code) {
+  return is_int4(code) && !code_zeros(code) ? 8 : 0;
 }
 // Rows of a tile as their scales count them.
 __host__ __device__ constexpr int scaled_rows(int rows) {
   return (rows + facts::SCALED_ROWS - 1) / facts::SCALED_ROWS * facts::SCALED_ROWS;
 }
 
-// The number that a code of eight bits stands for, before its scale.
-__device__ inline float coded_value(Code code, u8 bits) {
-  if (code == Code::INT8) return float(int(static_cast<signed char>(bits)));
-  const u32 magnitude = bits & 127u;  // E4M3: its exponent is less by 120 than that of FP32
+__device__ inline float e4m3_value(u32 bits) {
+  const u32 magnitude = bits & 127u;  // its exponent is less by 120 than that of FP32
   const float value = bits_as<float>(magnitude << 20) * 0x1p120f;
   return (bits & 128u ? -1.0f : 1.0f) * (magnitude == 127u ? bits_as<float>(0x7FC00000u) : value);
 }
@@ -52,7 +90,8 @@ __device__ __forceinline__ Code code_of(const Stage& stage) {
 template <class Stage>
 __device__ __forceinline__ int coded_bytes(const Stage& stage, int rows, bool whole) {
   if constexpr (CODED) {
-    const int codes = rows * (whole ? stage.row_bytes : stage.last_bytes);
+    const int codes =
+        whole_rows(code_of(stage), rows) * (whole ? stage.row_bytes : stage.last_bytes);
     const int bytes = codes + scaled_rows(rows) * (whole ? stage.row_scales : stage.last_scales);
     return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
   }

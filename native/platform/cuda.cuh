@@ -322,11 +322,24 @@ __device__ __forceinline__ void load_four(u32 at, u32* to) {
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(at));
 }
+__device__ __forceinline__ void load_two(u32 at, u32* to) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at));
+}
 __device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {  // + the products of four signed bytes
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
   return sum;
 }
-// The bytes of b:a that the four digits of `chosen` number, the last digit's lowest.
+__device__ __forceinline__ int dot4_unsigned(u32 a, u32 b, int sum) {  // the same, those of a >= 0
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+__device__ __forceinline__ u32 thread_of_warp() {
+  u32 lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+// The bytes of b:a that the four digits of `chosen` number, the last digit's lowest. Of a digit
+// beyond 7: the sign of that byte, eight times.
 __device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 chosen) {
   u32 out;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(chosen));

@@ -1,14 +1,35 @@
 // Weights of few bits times a block's activations, in the registers of its consumer warps. A piece
-// is what a thread has of a tile at once: ROWS_AT_ONCE loads of 16 bytes, whatever the format.
+// is what a thread has of a tile at once: ROWS_AT_ONCE loads of 16 bytes, whatever the format. A
+// load of four bits is two rows of as many columns as one of eight bits has.
 #pragma once
 
 namespace twin {
 
+// FP4: twice the value of four codes, and 12, as bytes. A look-up takes the code's lower three bits
+// and gives nothing where the fourth, the sign, is set: what is then 12 less the magnitude, is else
+// twice as much more. The lower halves of the tables are registers that the compiler cannot know to
+// be constants; it moved constants from uniform registers for each look-up, 12 of 77 instructions
+// for 16 bytes.
+constexpr u32 LESS_LOW = 0x090A0B0Cu, LESS_HIGH = 0x00040608u, MORE_LOW = 0x06040200u,
+              MORE_HIGH = 0x18100C08u;
+constexpr int E2M1_ZERO = 12;
+
+struct Tables {
+  u32 less, more;
+
+  __device__ __forceinline__ void set() {
+    const u32 none = thread_of_warp() >> 5;
+    less = LESS_LOW | none, more = MORE_LOW | none;
+  }
+  __device__ __forceinline__ u32 four(u32 codes, u32 magnitudes) const {
+    return bytes_of(less, LESS_HIGH, magnitudes) + bytes_of(more, MORE_HIGH, codes);
+  }
+};
+
 // ---- a stage's input as whole numbers -----------------------------------------------------------
 
-// x as numbers of 16 bits times a scale: high and low signed bytes, four neighbours to a word. The
-// scale is the thread's own, by the largest element of each of its chunks, so no thread asks
-// others.
+// x as numbers of 16 bits times a scale: high and low signed bytes, four to a word. The scale is the
+// thread's own, by the largest element of each of its chunks, so no thread asks others.
 template <class Vector>
 struct Whole {
   static constexpr int WORDS = Vector::VECTOR / 4;
@@ -17,31 +38,79 @@ struct Whole {
 
   u32 high[Vector::PORTIONS][WORDS], low[Vector::PORTIONS][WORDS];
   float scale[Vector::PORTIONS];
+  int sum[Vector::PORTIONS];  // of the numbers
+  Tables tables;
 
+  // Eight bits: neighbours to a word. FP4 likewise, whose weights are doubled to be whole.
+  template <Element ELEMENT>
   __device__ __forceinline__ void set(const Vector& x) {
+    if constexpr (ELEMENT == Element::E2M1) tables.set();
+    if constexpr (ELEMENT == Element::INT4) {
+      set_paired(x);
+    } else {
 #pragma unroll
-    for (int c = 0; c < Vector::PORTIONS; ++c) {
-      float most = 0, strange = 0;  // NaN where an element is no number
+      for (int c = 0; c < Vector::PORTIONS; ++c) {
+        float most = 0, strange = 0;  // NaN where an element is no number
 #pragma unroll
-      for (int i = 0; i < Vector::VECTOR; ++i) {
-        most = fmaxf(most, fabsf(x.at[c][i]));
-        strange += x.at[c][i] * 0.0f;
-      }
-      const float by = most > LEAST ? MOST / most : 0.0f;
-      scale[c] = (most > LEAST ? most * (1.0f / MOST) : 0.0f) + strange;
-#pragma unroll
-      for (int w = 0; w < WORDS; ++w) {
-        u32 v[4], up[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          v[i] = u32(nearest(x.at[c][4 * w + i] * by));
-          up[i] = v[i] + 128u;  // the low byte is signed: what it lacks, the high one has
+        for (int i = 0; i < Vector::VECTOR; ++i) {
+          most = fmaxf(most, fabsf(x.at[c][i]));
+          strange += x.at[c][i] * 0.0f;
         }
-        low[c][w] = bytes_of(bytes_of(v[0], v[1], 0x0040), bytes_of(v[2], v[3], 0x0040), 0x5410);
-        high[c][w] =
-            bytes_of(bytes_of(up[0], up[1], 0x0051), bytes_of(up[2], up[3], 0x0051), 0x5410);
+        const float by = scaled(c, most, strange, ELEMENT == Element::E2M1 ? 0.5f : 1.0f);
+        sum[c] = 0;
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) {
+          u32 v[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) v[i] = u32(nearest(x.at[c][4 * w + i] * by));
+          sum[c] += int(v[0] + v[1] + v[2] + v[3]);
+          bytes(c, w, v);
+        }
       }
     }
+  }
+
+  // INT4: a byte of weights is low + 16 high, so low * a + high * b = byte * b / 16 + low *
+  // (a - b / 16): the byte needs no shift. The first half of the words is that of the latter
+  // factors, the second that of b, both in the same units: sums of 16 low * .. + byte * .. .
+  __device__ __forceinline__ void set_paired(const Vector& x) {
+    constexpr int HALF = WORDS / 2;
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
+      float most = 0, strange = 0;
+#pragma unroll
+      for (int i = 0; i < Vector::VECTOR; i += 2) {
+        const float a = x.at[c][i], b = x.at[c][i + 1];
+        most = fmaxf(most, fmaxf(fabsf(a - b * 0.0625f), fabsf(b)));
+        strange += a * 0.0f + b * 0.0f;
+      }
+      const float by = scaled(c, most, strange, 0.0625f);
+      sum[c] = 0;
+#pragma unroll
+      for (int w = 0; w < HALF; ++w) {
+        u32 v[4], u[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float a = x.at[c][8 * w + 2 * i], b = x.at[c][8 * w + 2 * i + 1];
+          v[i] = u32(nearest((a - b * 0.0625f) * by)), u[i] = u32(nearest(b * by));
+        }
+        sum[c] += 16 * int(v[0] + v[1] + v[2] + v[3]) + 17 * int(u[0] + u[1] + u[2] + u[3]);
+        bytes(c, w, v), bytes(c, HALF + w, u);
+      }
+    }
+  }
+
+  __device__ __forceinline__ float scaled(int c, float most, float strange, float unit) {
+    scale[c] = (most > LEAST ? most * (1.0f / MOST) : 0.0f) * unit + strange;
+    return most > LEAST ? MOST / most : 0.0f;
+  }
+  __device__ __forceinline__ void bytes(int c, int w, const u32 (&v)[4]) {
+    u32 up[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) up[i] = v[i] + 128u;  // the low byte is signed: what it lacks, the
+    low[c][w] = bytes_of(bytes_of(v[0], v[1], 0x0040), bytes_of(v[2], v[3], 0x0040), 0x5410);
+    high[c][w] =  // high one has
+        bytes_of(bytes_of(up[0], up[1], 0x0051), bytes_of(up[2], up[3], 0x0051), 0x5410);
   }
 };
 
@@ -50,16 +119,25 @@ struct Whole {
 template <Code C>
 struct Coding {  // how a piece of a vector's columns is divided into rows
   static constexpr Code CODE = C;
+  static constexpr Element ELEMENT = code_element(C);
   // multiplied as whole numbers
-  static constexpr bool SCALED = C != Code::PLAIN, WHOLE = C == Code::INT8;
-  static constexpr int LOADS = CODED_PACK * code_bits(C) / (8 * UNIT_BYTES);  // of a row
-  static constexpr int ROWS = LOADS ? ROWS_AT_ONCE / LOADS : ROWS_AT_ONCE;
-  static_assert(!CODED || ROWS * LOADS == ROWS_AT_ONCE, "whole loads, whole rows");
+  static constexpr bool SCALED = C != Code::PLAIN, WHOLE = SCALED && ELEMENT != Element::E4M3;
+  static constexpr int LOADED = 8 * UNIT_BYTES / code_bits(C);  // weights of a load
+  static constexpr int LOADS = CODED_PACK > LOADED ? CODED_PACK / LOADED : 1;  // of a row
+  static constexpr int PAIR = CODED_PACK && CODED_PACK < LOADED ? 2 : 1;       // rows of a load
+  static constexpr int ROWS = ROWS_AT_ONCE / LOADS * PAIR;
+  static_assert(!CODED || LOADED * LOADS == CODED_PACK * PAIR, "whole loads, whole rows");
+  static_assert(!SCALED || code_scale(C) == Scale::FP32 || ROWS == 2 * facts::SCALED_ROWS,
+                "scales of eight rows are loaded at once");
 };
 
 struct CodedPiece {
+  static constexpr int PAIRED_ROWS = 2 * ROWS_AT_ONCE;  // of four bits
+
   u32 word[ROWS_AT_ONCE][UNIT_BYTES / 4];  // by loads: those of a row follow each other
-  float scale[ROWS_AT_ONCE];
+  float scale[PAIRED_ROWS];                // of rows
+  u32 inner[PAIRED_ROWS / 2];              // scales of blocks as they are stored
+  u32 zero[PAIRED_ROWS / 4];               // zero points, a byte each
 
   // Of thread `me`, from row `first` on of a tile of `rows` rows of `apart` bytes at address
   // `from`. Beyond its rows: what the slot has there.
@@ -72,19 +150,49 @@ struct CodedPiece {
     const u32 at = from + u32(first) * apart + mine;
 #pragma unroll
     for (int i = 0; i < ROWS_AT_ONCE; ++i)
-      load_four(at + u32(i / LOADS) * apart + u32(i % LOADS) * plane, word[i]);
+      load_four(at + u32(i / LOADS * Coding::PAIR) * apart + u32(i % LOADS) * plane, word[i]);
     if constexpr (Coding::SCALED) {
       constexpr int WIDE = code_block(Coding::CODE);  // 0: a row has one scale
       const int block = WIDE && Vector::valid(me, c) ? Vector::local(me) / (WIDE ? WIDE : 1) : 0;
-      const u32 behind = from + u32(rows) * apart + 4u * u32(block * scaled_rows(rows) + first);
-#pragma unroll
-      for (int r = 0; r < Coding::ROWS; r += 4) {
-        u32 bits[4];
-        load_four(behind + 4u * u32(r), bits);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scale[r + i] = bits_as<float>(bits[i]);
+      const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
+      if constexpr (code_scale(Coding::CODE) == Scale::FP32) {
+        load_floats<Coding::ROWS>(behind + 4u * u32(block * scaled_rows(rows) + first));
+      } else {
+        const u32 blocks = WIDE ? (apart * 8 / code_bits(Coding::CODE) + WIDE - 1) / WIDE : 1;
+        load_scales<Coding::CODE>(behind, u32(scaled_rows(rows)), u32(first), u32(block), blocks);
       }
     }
+  }
+
+  template <int ROWS>
+  __device__ __forceinline__ void load_floats(u32 at) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r += 4) {
+      u32 bits[4];
+      load_four(at + 4u * u32(r), bits);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scale[r + i] = bits_as<float>(bits[i]);
+    }
+  }
+
+  // Of sixteen rows from `first` on, `high` as scales count them.
+  template <Code CODE>
+  __device__ __forceinline__ void load_scales(u32 behind, u32 high, u32 first, u32 block,
+                                              u32 blocks) {
+    const u32 at = block * high + first;
+    if constexpr (scale_bytes(code_scale(CODE)) == 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_four(behind + 2u * at + 16u * u32(i), inner + 4 * i);
+    } else {
+      const u32 skipped = code_outer(CODE) ? 4u * high : 0u;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_two(behind + skipped + at + 8u * u32(i), inner + 2 * i);
+    }
+    if constexpr (code_outer(CODE)) load_floats<PAIRED_ROWS>(behind + 4u * first);
+    if constexpr (code_zeros(CODE))
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        load_two(behind + 2u * blocks * high + at + 8u * u32(i), zero + 2 * i);
   }
 
   // sum[r] += this thread's part of row r.
@@ -92,40 +200,118 @@ struct CodedPiece {
   __device__ __forceinline__ void multiply(int c, const Vector& x, const Whole<Vector>& whole,
                                            float (&sum)[Coding::ROWS]) const {
     constexpr int WORDS = Coding::LOADS * UNIT_BYTES / 4;
+    if constexpr (Coding::PAIR == 2) {
+      multiply_paired<Coding::CODE>(c, whole, sum);
+    } else {
 #pragma unroll
-    for (int r = 0; r < Coding::ROWS; ++r) {
-      if constexpr (Coding::CODE == Code::INT8) {
-        int high = 0, low = 0;
+      for (int r = 0; r < Coding::ROWS; ++r) {
+        if constexpr (Coding::CODE == Code::INT8) {
+          int high = 0, low = 0;
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w) {
-          high = dot4(word_of<WORDS>(r, w), whole.high[c][w], high);
-          low = dot4(word_of<WORDS>(r, w), whole.low[c][w], low);
-        }
-        sum[r] += float(high * 256 + low) * (scale[r] * whole.scale[c]);
-      } else if constexpr (Coding::SCALED) {
-        float part = 0;
+          for (int w = 0; w < WORDS; ++w) {
+            high = dot4(word_of<WORDS>(r, w), whole.high[c][w], high);
+            low = dot4(word_of<WORDS>(r, w), whole.low[c][w], low);
+          }
+          sum[r] += float(high * 256 + low) * (scale[r] * whole.scale[c]);
+        } else if constexpr (Coding::SCALED) {
+          float part = 0;
 #pragma unroll
-        for (int i = 0; i < Vector::VECTOR; i += 4) {
-          float w[4];
-          four_e4m3(word_of<WORDS>(r, i / 4), w);
+          for (int i = 0; i < Vector::VECTOR; i += 4) {
+            float w[4];
+            four_e4m3(word_of<WORDS>(r, i / 4), w);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) part += w[j] * x.at[c][i + j];
-        }
-        sum[r] += part * scale[r];
-      } else if constexpr (WEIGHT == Type::FP32) {
+            for (int j = 0; j < 4; ++j) part += w[j] * x.at[c][i + j];
+          }
+          sum[r] += part * scale[r];
+        } else if constexpr (WEIGHT == Type::FP32) {
 #pragma unroll
-        for (int i = 0; i < Vector::VECTOR; ++i)
-          sum[r] += bits_as<float>(word_of<WORDS>(r, i)) * x.at[c][i];
-      } else {
+          for (int i = 0; i < Vector::VECTOR; ++i)
+            sum[r] += bits_as<float>(word_of<WORDS>(r, i)) * x.at[c][i];
+        } else {
 #pragma unroll
-        for (int i = 0; i < Vector::VECTOR; i += 2) {
-          float low, high;
-          unpack<WEIGHT>(word_of<WORDS>(r, i / 2), low, high);
-          sum[r] += low * x.at[c][i];
-          sum[r] += high * x.at[c][i + 1];
+          for (int i = 0; i < Vector::VECTOR; i += 2) {
+            float low, high;
+            unpack<WEIGHT>(word_of<WORDS>(r, i / 2), low, high);
+            sum[r] += low * x.at[c][i];
+            sum[r] += high * x.at[c][i + 1];
+          }
         }
       }
     }
+  }
+
+  // Four bits: 16 weights of a row, all of one block.
+  template <Code CODE, class Vector>
+  __device__ __forceinline__ void multiply_paired(int c, const Whole<Vector>& whole,
+                                                  float (&sum)[PAIRED_ROWS]) const {
+#pragma unroll
+    for (int r = 0; r < PAIRED_ROWS; r += 4) {
+      float by[4];
+      four_scales<CODE>(r, by);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32(&words)[4] = word[(r + i) / 2];
+        const u32 two[2] = {words[(r + i) % 2 * 2], words[(r + i) % 2 * 2 + 1]};
+        int total;
+        if constexpr (code_element(CODE) == Element::INT4)
+          total = int4_total(c, two, whole,
+                             code_zeros(CODE) ? int(zero[r / 4] >> 8 * i & 255u) : code_zero(CODE));
+        else total = e2m1_total(c, two, whole);
+        sum[r + i] += float(total) * (by[i] * whole.scale[c]);
+      }
+    }
+  }
+
+  // Of rows r to r + 3.
+  template <Code CODE>
+  __device__ __forceinline__ void four_scales(int r, float (&by)[4]) const {
+    if constexpr (code_scale(CODE) == Scale::E8M0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)  // 2^-127 is taken for zero
+        by[i] = bits_as<float>(inner[r / 4] >> 8 * i << 24 >> 1);
+    } else if constexpr (code_outer(CODE)) {
+      four_e4m3(inner[r / 4], by);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) by[i] *= scale[r + i];
+    } else {
+      constexpr Type TYPE = code_scale(CODE) == Scale::FP16 ? Type::FP16 : Type::BF16;
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) unpack<TYPE>(inner[(r + i) / 2], by[i], by[i + 1]);
+    }
+  }
+
+  // 256 * (16 * lower . high + bytes . high) + 16 * lower . low + bytes . low, in one chain of
+  // sums, from which a zero point for each weight is taken off.
+  template <class Vector>
+  __device__ __forceinline__ static int int4_total(int c, const u32 (&bytes)[2],
+                                                   const Whole<Vector>& whole, int zero) {
+    const auto& high = whole.high[c];
+    const auto& low = whole.low[c];
+    const u32 lower[2] = {bytes[0] & 0x0F0F0F0Fu, bytes[1] & 0x0F0F0F0Fu};
+    int total = dot4_unsigned(lower[1], high[1], dot4_unsigned(lower[0], high[0], 0));
+    total = dot4_unsigned(bytes[1], high[3], dot4_unsigned(bytes[0], high[2], total * 16));
+    total = dot4_unsigned(lower[1], low[1], dot4_unsigned(lower[0], low[0], total * 16));
+    total = total * 16 - zero * whole.sum[c];
+    return dot4_unsigned(bytes[1], low[3], dot4_unsigned(bytes[0], low[2], total));
+  }
+
+  template <class Vector>
+  __device__ __forceinline__ static int e2m1_total(int c, const u32 (&codes)[2],
+                                                   const Whole<Vector>& whole) {
+    u32 four[4];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const u32 magnitudes = codes[w] & 0x77777777u;
+      four[2 * w] = whole.tables.four(codes[w], magnitudes);
+      four[2 * w + 1] = whole.tables.four(codes[w] >> 16, magnitudes >> 16);
+    }
+    int total = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) total = dot4_unsigned(four[w], whole.high[c][w], total);
+    total = total * 256 - E2M1_ZERO * whole.sum[c];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) total = dot4_unsigned(four[w], whole.low[c][w], total);
+    return total;
   }
 
   template <int WORDS>  // of a row
@@ -135,16 +321,20 @@ struct CodedPiece {
   }
 };
 
-// Calls use(Coding<code>{}) with that of the stage, one of those that the plan's matrices have.
-template <class Stage, class Use>
+// Calls use(Coding<code>{}) with that of the stage, one of those that AMONG has a bit for. Where it
+// has a single one, nothing is asked: a vector's elements may then leave their registers once they
+// are whole numbers.
+template <u32 AMONG, int NUMBER = facts::CODE_KINDS, class Stage, class Use>
 __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
-  if constexpr (uses(Code::INT8))
-    if (code_of(stage) == Code::INT8) return use(Coding<Code::INT8>{});
-  if constexpr (uses(Code::FP8))
-    if (code_of(stage) == Code::FP8) return use(Coding<Code::FP8>{});
-  if constexpr (uses(Code::FP8_BLOCKS))
-    if (code_of(stage) == Code::FP8_BLOCKS) return use(Coding<Code::FP8_BLOCKS>{});
-  use(Coding<Code::PLAIN>{});
+  constexpr u32 OTHERS = AMONG & ((1u << NUMBER) - 1u);
+  if constexpr ((AMONG >> NUMBER & 1u) == 0) {
+    with_coding<AMONG, NUMBER - 1>(stage, use);
+  } else if constexpr (OTHERS == 0) {
+    use(Coding<Code(NUMBER)>{});
+  } else {
+    if (code_of(stage) == Code(NUMBER)) return use(Coding<Code(NUMBER)>{});
+    with_coding<OTHERS, NUMBER - 1>(stage, use);
+  }
 }
 
 // What a stage's batches have in common: the weights that were taken ahead, in the order in which

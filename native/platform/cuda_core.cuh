@@ -26,6 +26,11 @@ struct Signals {
   u32 scanned;    // consumers -> loaders: stages of attention that have appended
 };
 
+template <class A, class B>
+constexpr bool SAME = false;
+template <class A>
+constexpr bool SAME<A, A> = true;
+
 struct Core {
   using Hidden =
       TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
@@ -216,7 +221,8 @@ struct Core {
   __device__ __forceinline__ auto take_ahead(const Stage& stage, Span own, bool wanted) {
     if constexpr (CODED) {
       Begun<Vector> begun = {};
-      with_coding(stage, [&](auto coding) { take_coded(coding, stage, own, wanted, begun); });
+      with_coding<codes_by<Vector>()>(
+          stage, [&](auto coding) { take_coded(coding, stage, own, wanted, begun); });
       return begun;
     } else {
       return take_plain<Vector>(stage, own, wanted);
@@ -310,6 +316,13 @@ struct Core {
 
   // ---- tiles of few-bit weights, and of the plan's weight type beside them: each step as above
 
+  // The codes of matrices that multiply such a vector; inputs of the same shape are of one type.
+  template <class Vector>
+  __device__ static constexpr u32 codes_by() {
+    return (SAME<Vector, Hidden> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
+           (SAME<Vector, Ffn> ? FFN_CODES : 0u);
+  }
+
   template <class Coding, class Vector>
   __device__ __forceinline__ void take_coded(Coding, const Stage& stage, Span own, bool wanted,
                                              Begun<Vector>& begun) {
@@ -371,7 +384,7 @@ struct Core {
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
                                             float* sums, int batch, Begun<Vector>& begun) {
-    with_coding(stage, [&](auto coding) {
+    with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
       dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
@@ -380,7 +393,7 @@ struct Core {
                                                   int rows, float* sums, int batch,
                                                   Begun<Vector>& begun) {
     using At = Walk<Vector, Coding::ROWS>;
-    if (Coding::WHOLE && !begun.made) begun.whole.set(x);
+    if (Coding::WHOLE && !begun.made) begun.whole.template set<Coding::ELEMENT>(x);
     begun.made = true;
     At at(stage, rows, me);
     const u32 base = ring.tile;
@@ -406,14 +419,24 @@ struct Core {
   }
 
   // The threads' sums of eight rows, each row's in one thread: halves are exchanged, so that 9
-  // shuffles do for 8 rows.
+  // shuffles do for 8 rows, 16 for 16.
   template <int ROWS>
   __device__ __forceinline__ void store_sums(float (&sum)[ROWS], int rows, float* to) {
     constexpr int THREADS = 32 / ROWS;  // that hold the same row's sum
     static_assert(ROWS * THREADS == 32, "halvings");
     const int number = warp_thread();
+    // The compiler unrolls three of these and no more.
+    if constexpr (ROWS == 16) {
+      const bool upper = number & 16;
 #pragma unroll
-    for (int half = ROWS / 2, apart = 16; half; half /= 2, apart /= 2) {
+      for (int i = 0; i < 8; ++i) {
+        const float keep = upper ? sum[i + 8] : sum[i], give = upper ? sum[i] : sum[i + 8];
+        sum[i] = keep + thread_apart(give, 16);
+      }
+    }
+    constexpr int LEFT = ROWS == 16 ? 8 : ROWS, FROM = ROWS == 16 ? 8 : 16;
+#pragma unroll
+    for (int half = LEFT / 2, apart = FROM; half; half /= 2, apart /= 2) {
       const bool upper = number & apart;
 #pragma unroll
       // of two rows the lower thread gets the first one's sum, the upper the second one's

@@ -178,6 +178,7 @@ __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() *
 }  // namespace twin
 
 #include "coded.h"
+#include "coded_values.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"
 
@@ -443,13 +444,17 @@ struct Core {
   __device__ void dot_coded(Code code, const u8* w, int rows, int cols, const float* x,
                             float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
-    const float* const scales = reinterpret_cast<const float*>(w + long(rows) * cols);
-    const int block = code_block(code) ? code_block(code) : cols;
+    const Element element = code_element(code);
+    const int bits = code_bits(code), block = code_block(code) ? code_block(code) : cols;
+    const long apart = long(cols) * bits / 8;
+    const Scales scales = {code, w + whole_rows(code, rows) * apart, scaled_rows(rows),
+                           (cols + block - 1) / block};
     for (int r = 0; r < rows; ++r) {
       float sum = 0;
       for (int c = warp_thread(); c < cols; c += WAVE)
-        sum += coded_value(code, w[long(r) * cols + c]) *
-               scales[c / block * scaled_rows(rows) + r] * x[c];
+        sum += (coded_value(element, code_at(element, w + r * apart, c)) -
+                scales.zero(r, c / block)) *
+               scales.of(r, c / block) * x[c];
       const float total = warp_sum(sum);
       if (warp_thread() == 0) sums[r] = total;
     }

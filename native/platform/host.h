@@ -233,6 +233,7 @@ inline void pause_core() {
 
 #include "host_waiting.h"
 #include "coded.h"
+#include "coded_values.h"
 #include "one_scope.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"

@@ -126,17 +126,20 @@ struct Core {
   // The same of a tile of few-bit weights, whose scales lie behind it.
   void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
-    const int block = code_block(code) ? code_block(code) : cols;
-    const u8* scales = w + long(rows) * cols * code_bits(code) / 8;
+    const int bits = code_bits(code), block = code_block(code) ? code_block(code) : cols;
+    const long apart = long(cols) * bits / 8;
+    const Scales scales = {code, w + whole_rows(code, rows) * apart, scaled_rows(rows),
+                           (cols + block - 1) / block};
     for (int r = 0; r < rows; ++r) sums[r] = 0;
-    for (int c = 0; c < cols; c += block, scales += 4 * scaled_rows(rows))
+    for (int c = 0, at = 0; c < cols; c += block, ++at)
       for (int r = 0; r < rows; r += CODED_ROWS) {
-        float part[CODED_ROWS] = {};
+        float part[CODED_ROWS] = {}, zero[CODED_ROWS] = {};
         const int count = rows - r < CODED_ROWS ? rows - r : CODED_ROWS,
                   wide = cols - c < block ? cols - c : block;
-        dot_codes(code, w + long(r) * cols + c, cols, count, wide, x + c, part, ring.ahead);
-        for (int i = 0; i < count; ++i)
-          sums[r + i] += part[i] * load_element<Type::FP32>(scales + 4 * (r + i));
+        for (int i = 0; i < count; ++i) zero[i] = scales.zero(r + i, at);
+        dot_codes(code_element(code), w + r * apart + long(c) * bits / 8, apart, count, wide, x + c,
+                  zero, part, ring.ahead);
+        for (int i = 0; i < count; ++i) sums[r + i] += part[i] * scales.of(r + i, at);
       }
   }
 

@@ -54,25 +54,38 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
 
 typedef signed char vbytes __attribute__((vector_size(VECTOR), aligned(1), may_alias));
 
-// Numbers of codes, a byte each, as FP32.
-template <Code CODE>
-__forceinline__ vfloat coded_vector(const u8* at) {
-  const vint wide = __builtin_convertvector(*reinterpret_cast<const vbytes*>(at), vint);
-  if constexpr (CODE == Code::INT8) {
-    return __builtin_convertvector(wide, vfloat);
-  } else {  // E4M3: sign, and exponent and mantissa, in FP32's places
+// Numbers of VECTOR neighbours' codes from column `c` of a row on, as FP32.
+template <Element ELEMENT>
+__forceinline__ vfloat coded_vector(const u8* row, int c) {
+  if constexpr (ELEMENT == Element::INT4 || ELEMENT == Element::E2M1) {
+    vint wide;  // two codes a byte, the first in the lower half
+    for (int i = 0; i < VECTOR; i += 2) {
+      const int two = row[(c + i) / 2];
+      wide[i] = two & 15, wide[i + 1] = two >> 4;
+    }
+    if constexpr (ELEMENT == Element::INT4) return __builtin_convertvector(wide, vfloat);
+    return bits_as<vfloat>(((wide & 8) << 28) | (wide & 7) << 22) * 0x1p126f;
+  } else {
+    const vint wide = __builtin_convertvector(*reinterpret_cast<const vbytes*>(row + c), vint);
+    if constexpr (ELEMENT == Element::INT8) return __builtin_convertvector(wide, vfloat);
+    // E4M3: sign, and exponent and mantissa, in FP32's places
     return bits_as<vfloat>((wide & int(0x80000000u)) | (wide & 127) << 20) * 0x1p120f;
   }
 }
 
-// R rows of codes, `apart` bytes from each other, times x; `cols` is a multiple of 16.
-template <Code CODE, int R>
-__forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const float* x, float* sums,
-                                   u64 ahead) {
+// R rows of codes, `apart` bytes from each other, less their zeros, times x; `cols` is a multiple
+// of 16.
+template <Element ELEMENT, int R>
+__forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const float* x,
+                                   const float* zero, float* sums, u64 ahead) {
+  constexpr bool ZEROS = ELEMENT == Element::INT4;
   vfloat sum[R] = {};
   for (int c = 0; c < cols; c += VECTOR) {
     const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
-    for (int r = 0; r < R; ++r) sum[r] += coded_vector<CODE>(w + r * apart + c) * xs;
+    for (int r = 0; r < R; ++r) {
+      const vfloat value = coded_vector<ELEMENT>(w + r * apart, c);
+      sum[r] += (ZEROS ? value - zero[r] : value) * xs;
+    }
     if (c % LINE == 0)
       for (int r = 0; r < R; ++r) __builtin_prefetch(w + r * apart + c + ahead, 0, 3);
   }
@@ -81,19 +94,28 @@ __forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const floa
 
 constexpr int CODED_ROWS = 4;  // at once
 
-template <Code CODE>
+template <Element ELEMENT>
 __forceinline__ void dot_code(const u8* w, long apart, int rows, int cols, const float* x,
-                              float* sums, u64 ahead) {
-  if (rows == CODED_ROWS) return dot_code_rows<CODE, CODED_ROWS>(w, apart, cols, x, sums, ahead);
+                              const float* zero, float* sums, u64 ahead) {
+  if (rows == CODED_ROWS)
+    return dot_code_rows<ELEMENT, CODED_ROWS>(w, apart, cols, x, zero, sums, ahead);
   for (int r = 0; r < rows; ++r)
-    dot_code_rows<CODE, 1>(w + r * apart, apart, cols, x, sums + r, ahead);
+    dot_code_rows<ELEMENT, 1>(w + r * apart, apart, cols, x, zero + r, sums + r, ahead);
 }
 
 // Up to CODED_ROWS rows, before their scales.
-__forceinline__ void dot_codes(Code code, const u8* w, long apart, int rows, int cols,
-                               const float* x, float* sums, u64 ahead) {
-  if (code == Code::INT8) return dot_code<Code::INT8>(w, apart, rows, cols, x, sums, ahead);
-  dot_code<Code::FP8>(w, apart, rows, cols, x, sums, ahead);
+__forceinline__ void dot_codes(Element element, const u8* w, long apart, int rows, int cols,
+                               const float* x, const float* zero, float* sums, u64 ahead) {
+  switch (element) {
+    case Element::INT8:
+      return dot_code<Element::INT8>(w, apart, rows, cols, x, zero, sums, ahead);
+    case Element::E4M3:
+      return dot_code<Element::E4M3>(w, apart, rows, cols, x, zero, sums, ahead);
+    case Element::INT4:
+      return dot_code<Element::INT4>(w, apart, rows, cols, x, zero, sums, ahead);
+    case Element::E2M1:
+      return dot_code<Element::E2M1>(w, apart, rows, cols, x, zero, sums, ahead);
+  }
 }
 
 }  // namespace twin

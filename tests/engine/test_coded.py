@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, SEED, TOKENS, error, expected, planned
+from tests.models.codes.names import coded_names
 from twin.engine.weights import random_weights
-from twin.models.codes import CODES
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
@@ -22,6 +22,7 @@ from twin.reference.step import Reference
 
 ODD: dict[str, Any] = {"gpus": 2, "blocks": 3, "attention_splits": 2, "sampling": Sampling.FULL}
 NARROW: dict[str, Any] = {"slot_bytes": 1168}  # several column slices
+FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 
 
 # ranks share whole blocks of 128 columns
@@ -34,7 +35,7 @@ def coded(name: str, spec: ModelSpec = WIDE, **chosen: Any) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", coded_names(()))
 @pytest.mark.parametrize(
     "chosen",
     [{}, ODD, NARROW, {"execution": Execution.GRAPH}, {"handoff": HandOffKind.COUNTER}],
@@ -44,13 +45,18 @@ def test_coded_plans_match_the_reference(name: str, chosen: dict[str, Any]) -> N
     assert error(coded(name, **chosen)) < 1e-5
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
+    assert error(coded(name, **NARROW)) < 1e-5
+
+
 @pytest.mark.parametrize("spec", [QWEN2, replace(LANED, ffn=128)], ids=lambda s: s.name)
 def test_families_match_the_reference(spec: ModelSpec) -> None:
     blocks = {"blocks": 4} if spec.lanes else {}
     assert error(coded("int8", spec, **blocks)) < 1e-5
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", coded_names(FEW))
 def test_the_reference_multiplies_the_weights_that_the_parts_mean(name: str) -> None:
     """The same plan without formats, on the decoded weights, gives the same numbers to rounding."""
     plan = coded(name)

@@ -179,12 +179,17 @@ def test_deepseek_v4_weighs_what_its_files_weigh() -> None:
     assert spec.stored_bytes + draft == pytest.approx(148.66 * 2**30, rel=0.003)
 
 
-def test_a_dense_model_in_another_format_is_only_simulated() -> None:
+def test_a_dense_model_in_a_format_without_code_is_only_simulated() -> None:
+    assert load_model("llama-3.1-8b@fp8-128x128-e8m0").runnable_reason() is not None
+
+
+def test_a_dense_model_is_named_in_another_format() -> None:
     spec = load_model("llama-3.1-8b@mxfp4")
     assert spec.name == "llama-3.1-8b@mxfp4"
     assert spec.parameters == load_model("llama-3.1-8b").parameters
     assert spec.streamed_bytes < load_model("llama-3.1-8b").streamed_bytes / 3
-    assert spec.runnable_reason() is not None
+    assert spec.runnable_reason() is None
+    assert load_model("llama-3.1-8b@int4").name == "llama-3.1-8b@int4-g128"
 
 
 def test_dense_shape_as_layers() -> None:

@@ -46,18 +46,35 @@ int dot4(u32 a, u32 b, int sum) {
     sum += int((signed char)(a >> 8 * i)) * int((signed char)(b >> 8 * i));
   return sum;
 }
+void load_two(u32 at, u32* to) {
+  if (at % 8) fprintf(stderr, "a load of 8 bytes at %u\n", at), exit(1);
+  memcpy(to, chip + at, 8);
+}
+int dot4_unsigned(u32 a, u32 b, int sum) {
+  for (int i = 0; i < 4; ++i) sum += int(a >> 8 * i & 255u) * int((signed char)(b >> 8 * i));
+  return sum;
+}
 u32 bytes_of(u32 a, u32 b, u32 chosen) {
   u32 out = 0;
   for (int i = 0; i < 4; ++i) {
-    const u32 digit = chosen >> 4 * i & 7u;
-    out |= ((digit < 4 ? a : b) >> 8 * (digit % 4) & 255u) << 8 * i;
+    const u32 digit = chosen >> 4 * i & 7u, byte = (digit < 4 ? a : b) >> 8 * (digit % 4) & 255u;
+    out |= (chosen >> 4 * i & 8u ? (byte & 128u ? 255u : 0u) : byte) << 8 * i;
   }
   return out;
 }
+u32 thread_of_warp() { return 0; }
 int nearest(float x) { return int(lrintf(x)); }
 template <Type T>
 void unpack(u32 word, float& low, float& high) {
-  low = bits_as<float>(word << 16), high = bits_as<float>(word & 0xFFFF0000u);
+  if (T == Type::FP16) {
+    const auto value = [](u32 half) {
+      const float magnitude = bits_as<float>((half & 0x7FFFu) << 13) * 0x1p112f;
+      return half & 0x8000u ? -magnitude : magnitude;
+    };
+    low = value(word & 0xFFFFu), high = value(word >> 16);
+  } else {
+    low = bits_as<float>(word << 16), high = bits_as<float>(word & 0xFFFF0000u);
+  }
 }
 void four_e4m3(u32 word, float (&out)[4]);
 float fmaxf(float a, float b) { return std::fmax(a, b); }
@@ -69,7 +86,7 @@ float fabsf(float a) { return std::fabs(a); }
 
 namespace twin {
 void four_e4m3(u32 word, float (&out)[4]) {
-  for (int i = 0; i < 4; ++i) out[i] = coded_value(Code::FP8, u8(word >> 8 * i));
+  for (int i = 0; i < 4; ++i) out[i] = e4m3_value(word >> 8 * i & 255u);
 }
 struct Vector {
   static constexpr int VECTOR = CODED_PACK, PORTIONS = 1;
@@ -91,7 +108,7 @@ int main(int, char** words) {
     Vector mine;
     memcpy(mine.at[0], x + me * CODED_PACK, sizeof mine.at[0]);
     Whole<Vector> whole;
-    whole.set(mine);
+    whole.set<As::ELEMENT>(mine);
     for (int first = 0; first < rows; first += As::ROWS) {
       CodedPiece piece;
       piece.load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);

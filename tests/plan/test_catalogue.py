@@ -11,7 +11,7 @@ from tests.plan.family_models import DENSE, FEEDS, GROUPED, MIXERS, PACKED, fami
 from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.data import data_dir
 from twin.models.feeds import DenseFeed, Feed
-from twin.models.formats import MXFP4, Role
+from twin.models.formats import FP8_BLOCK_E8M0, Role
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.plan.catalogue import ROWS, Input, Spent
@@ -59,7 +59,7 @@ def test_a_dense_layer_that_is_described_by_itself_is_refused_for_its_cache() ->
 
 
 def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
-    packed = replace(tiny(2), hidden=32, stored=PACKED.with_role(Role.ATTENTION, MXFP4))
+    packed = replace(tiny(2), hidden=32, stored=PACKED.with_role(Role.ATTENTION, FP8_BLOCK_E8M0))
     refused = [
         stage
         for stage in plan_of(packed, blocks=2).stages

@@ -20,7 +20,7 @@ from twin.batching.kernels import (
 from twin.batching.tables import KernelTables
 from twin.errors import HardwareError
 from twin.hardware.types import Node, Number
-from twin.models.formats import BF16, Format
+from twin.models.formats import BF16, INT4, Format
 
 TABLE = {
     "bf16": "bf16",
@@ -30,7 +30,7 @@ TABLE = {
     "fp8-128x128-e8m0": "fp8-block",
     "mxfp4": "mxfp4",
 }
-TABLE |= {"int4-g32": "int4"}  # a format's name -> the tables' type
+TABLE |= {form.name: "int4" for form in INT4}  # a format's name -> the tables' type
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
 

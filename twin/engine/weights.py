@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 LARGEST_SEED = 2**64 - 1
-CODED_PARTS = ("codes", "scales")  # of a coded matrix, behind its name
+CODED_PARTS = ("codes", "scales", "zeros", "outer")  # of a coded matrix, behind its name
 _ROLES = {
     Role.ATTENTION: ("q", "k", "v", "o"),
     Role.DENSE: ("gate", "up", "down"),
@@ -91,8 +91,7 @@ class StoredWeights:
     def __getitem__(self, name: str) -> Array:
         matrix, _, part = name.rpartition(".")
         if part in CODED_PARTS and matrix in self.coded:
-            stored = self.coded[matrix].matrix(self.files)
-            return stored.codes if part == "codes" else stored.scales
+            return self.coded[matrix].part(part, self.files)
         if name in self.coded:
             return self.coded[name].matrix(self.files).astype(np.float32)
         if name not in self.entries:
@@ -344,8 +343,8 @@ class RandomWeights:
     def _make(self, name: str) -> Array:
         matrix, _, part = name.rpartition(".")
         if part in CODED_PARTS:
-            stored = self._coded(matrix)
-            return stored.codes if part == "codes" else stored.scales
+            made: Array = getattr(self._coded(matrix), part)
+            return made
         if format_of(self.spec, name).name in CODES:
             return self._coded(name).astype(np.float32)
         return self._plain(name)

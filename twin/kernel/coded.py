@@ -1,8 +1,11 @@
 """Coded weights as the kernel finds them: the bytes of a tile, and what the table of stages says of
 them.
 
-A tile of few-bit weights holds the codes of its rows, one row after the other, and behind them its
-scales, [blocks of a row][rows, filled up to SCALED_ROWS]; its end is filled up to UNIT_BYTES. A
+A tile of few-bit weights holds the codes of its rows, one row after the other: a byte each, or two
+of four bits, the first in the lower half. For a GPU, two rows of four bits share each load of 16
+bytes, PACK columns of both; rows of four bits are filled up to an even number. Behind them lie scales, each kind as [blocks of a row]
+[rows, filled up to SCALED_ROWS]: where a row has one beside those of its blocks (FP32), that comes
+first; then the blocks', then their zero points, a byte each. The end is filled up to UNIT_BYTES. A
 GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as those
 of the plan's weight type do beside few-bit weights, the first loads of all threads come first, then
 the second ones: neighbouring threads then load neighbouring bytes.
@@ -16,9 +19,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.kernel.teams import KINDS
 from twin.models.codes import CODES, Coded
-from twin.models.formats import SCALED_ROWS, UNIT_BYTES
+from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
+from twin.plan.partition import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
 
 STORAGE: dict[DType, Any] = {
@@ -39,9 +44,22 @@ def stored_bytes(plan: Plan, matrix: Matrix, rows: int, cols: int) -> int:
 def codes_of(plan: Plan) -> tuple[int, int]:
     """(a bit for each code of the plan's matrices, elements of a thread's row)."""
     matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
-    return sum({1 << _number(matrix) for matrix in matrices}), max(
-        matrix.pack for matrix in matrices
-    )
+    return _bits_of(matrices), max(matrix.pack for matrix in matrices)
+
+
+def codes_by_input(plan: Plan) -> dict[str, int]:
+    """The same of the matrices that multiply one kind of input; PLAIN where there are none."""
+    return {
+        name: _bits_of(
+            [stage.matrix for stage in plan.stages if stage.matrix and stage.kind in kinds]
+        )
+        or 1
+        for name, kinds in KINDS.items()
+    }
+
+
+def _bits_of(matrices: list[Matrix]) -> int:
+    return sum({1 << _number(matrix) for matrix in matrices})
 
 
 def coded_fields(plan: Plan, matrix: Matrix | None) -> dict[str, int]:
@@ -55,9 +73,7 @@ def coded_fields(plan: Plan, matrix: Matrix | None) -> dict[str, int]:
         matrix.format.bits if matrix.format else 8 * plan.options.weight_dtype.bytes,
         matrix.format,
     )
-    scales = [
-        form.scales(1, cols) * form.scale_bytes if form else 0 for cols in (matrix.tile_cols, last)
-    ]
+    scales = [form.scaling(cols) if form else 0 for cols in (matrix.tile_cols, last)]
     return {
         "code": _number(matrix),
         "row_bytes": matrix.tile_cols * bits // 8,
@@ -99,13 +115,13 @@ def tile(
     """A tile's bytes, without what fills it up."""
     if isinstance(source, Coded):
         part = source.rows(slice(*rows)).columns(*cols)
-        scales = np.zeros(
-            (part.scales.shape[1], -(-len(part.codes) // SCALED_ROWS) * SCALED_ROWS),
-            part.code.scale_type,
+        kinds = (
+            (part.outer, np.float32),
+            (part.scales, part.code.scale_type),
+            (part.zeros, np.uint8),
         )
-        scales[:, : len(part.codes)] = part.scales.T
         return np.concatenate(
-            [np.ascontiguousarray(part.codes).reshape(-1), scales.view(np.uint8).reshape(-1)]
+            [_bits(plan, part), *(_scaling(of, kind) for of, kind in kinds if of is not None)]
         )
     plain = np.ascontiguousarray(source[slice(*rows), slice(*cols)]).astype(
         STORAGE[plan.options.weight_dtype]
@@ -115,6 +131,26 @@ def tile(
     return (
         np.ascontiguousarray(bytes_.swapaxes(1, 2)).reshape(-1) if loads > 1 else bytes_.reshape(-1)
     )
+
+
+def _bits(plan: Plan, part: Coded) -> NDArray[np.uint8]:
+    """The codes of a tile's rows."""
+    form, (rows, cols) = part.code.format, part.shape
+    filled = np.zeros((form.whole_rows(rows), cols), np.uint8)
+    filled[:rows] = part.codes
+    if form.bits == BYTE_BITS:
+        return filled.reshape(-1)
+    if plan.limits.teams:
+        filled = filled.reshape(len(filled) // 2, 2, -1, PACK).swapaxes(1, 2)
+    codes = np.ascontiguousarray(filled).reshape(-1)
+    return codes[0::2] | codes[1::2] << np.uint8(form.bits)
+
+
+def _scaling(of_rows: NDArray[Any], kind: Any) -> NDArray[np.uint8]:
+    """Scales or zero points [rows, blocks] as a tile holds them."""
+    filled = np.zeros((of_rows.shape[1], -(-len(of_rows) // SCALED_ROWS) * SCALED_ROWS), kind)
+    filled[:, : len(of_rows)] = of_rows.T
+    return filled.view(np.uint8).reshape(-1)
 
 
 def _number(matrix: Matrix) -> int:

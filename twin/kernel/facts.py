@@ -20,7 +20,7 @@ from twin.kernel.layout import (
     UNIT_BYTES,
 )
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE
-from twin.models.formats import SCALED_ROWS
+from twin.models.formats import INT4, SCALED_ROWS
 from twin.plan.splits import SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 
@@ -37,6 +37,11 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),
     "CODE_FP8_BLOCKS": (NUMBERS["fp8-128x128"], "for each 128 columns of a row"),
+    "CODE_INT4": (NUMBERS[INT4[0].name], "by group width, zero points and scales: coded.h"),
+    "INT4_CODES": (len(INT4), "from there on"),
+    "CODE_MXFP4": (NUMBERS["mxfp4"], "E2M1 with a power of two for each 32 columns of a row"),
+    "CODE_NVFP4": (NUMBERS["nvfp4"], "with E4M3 scales for each 16, and one for the row"),
+    "CODE_KINDS": (len(NUMBERS), "the last of these numbers"),
     "SCALED_ROWS": (SCALED_ROWS, "of a tile of codes: their scales are filled up to so many"),
     "LATE_AT_ONCE": (LATE_AT_ONCE, "elements of a thread whose late parts are loaded together"),
     "SPLITS_AT_ONCE": (SPLITS_AT_ONCE, "of a head, looked at together"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from twin.kernel import experts
-from twin.kernel.coded import codes_of
+from twin.kernel.coded import codes_by_input, codes_of
 from twin.kernel.layout import FIELDS, FLOATS, Layout, layout
 from twin.models.codes import CODES
 from twin.models.spec import DType
@@ -182,11 +182,20 @@ def _codes(plan: Plan, embedded: bool) -> list[str]:
     if not plan.coded:
         return []
     used, pack = codes_of(plan)
-    used = used if embedded else (2 << len(CODES)) - 1
+    if not embedded:  # where nothing depends on it
+        used, pack = (2 << len(CODES)) - 1, 0
     return [
         f"#define TWIN_CODED\nconstexpr u32 CODES = {used}u;  // a bit for each code of the "
         "plan's matrices",
         f"constexpr int CODED_PACK = {pack};  // elements of a row that a GPU's thread holds\n",
+        *(_codes_by_input(plan) if embedded else ()),
+    ]
+
+
+def _codes_by_input(plan: Plan) -> list[str]:
+    return [
+        f"constexpr u32 {name.upper()}_CODES = {bits}u;  // of matrices that multiply this input\n"
+        for name, bits in codes_by_input(plan).items()
     ]
 
 

@@ -189,11 +189,11 @@ def teams_of(plan: Plan) -> Teams:
             "use a smaller slot_bytes"
         )
     for name, matrix in shapes.items():
-        team = division(warps)[name]
-        if team and team.slices > team.teams and matrix.tile_rows > ROWS_AT_ONCE:
+        team, most = division(warps)[name], rows_at_once(matrix, plan.options.weight_dtype)
+        if team and team.slices > team.teams and matrix.tile_rows > most:
             raise PlanError(
-                f"tile_rows={matrix.tile_rows}: a block takes {ROWS_AT_ONCE} rows of a matrix of "
-                f"{matrix.cols} columns at once; use tile_rows={ROWS_AT_ONCE}"
+                f"tile_rows={matrix.tile_rows}: a block takes {most} rows of a matrix of "
+                f"{matrix.cols} columns at once; use tile_rows={most}"
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)

@@ -4,7 +4,7 @@ beside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from twin.errors import ConfigError
@@ -44,6 +44,8 @@ class Format:
     block: tuple[int, int] = (0, 0)  # (0, 0): no scales
     scale_bytes: int = 0  # of one block
     matrix_bytes: int = 0  # of one matrix: NVFP4's second scale
+    zero_bytes: int = 0  # of one block: the code that stands for zero
+    row_bytes: int = 0  # of one row of a coded tile: NVFP4's second scale
     # the engine decodes it (twin/models/codes), and [rows, cols] is a tile of its stream
     coded: bool = False
 
@@ -54,16 +56,25 @@ class Format:
         units.
         """
         if self.coded:
-            size = (
-                rows * cols * self.bits // 8
-                + self.scales(-(-rows // SCALED_ROWS) * SCALED_ROWS, cols) * self.scale_bytes
-            )
+            filled = -(-rows // SCALED_ROWS) * SCALED_ROWS
+            size = self.whole_rows(rows) * cols * self.bits // 8 + filled * self.scaling(cols)
             return -(-size // UNIT_BYTES) * UNIT_BYTES
         return (
             -(-rows * cols * self.bits // 8)
-            + self.scales(rows, cols) * self.scale_bytes
+            + self.scales(rows, cols) * (self.scale_bytes + self.zero_bytes)
             + self.matrix_bytes
         )
+
+    def whole_rows(self, rows: int) -> int:
+        """Rows of a coded tile with those that fill its last loads: a load has PACK columns of as
+        many rows as it then holds.
+        """
+        at_once = max(1, LOAD_BITS // (PACK * self.bits))
+        return -(-rows // at_once) * at_once
+
+    def scaling(self, cols: int) -> int:
+        """Bytes of a row's scales and zero points in a coded tile of so many columns."""
+        return self.scales(1, cols) * (self.scale_bytes + self.zero_bytes) + self.row_bytes
 
     def scales(self, rows: int, cols: int) -> int:
         """Block scales of a matrix [rows, cols]."""
@@ -73,12 +84,17 @@ class Format:
     @property
     def grain(self) -> int:
         """Columns that no tile divides: a whole load, and a whole block unless it is the row."""
-        return max(LOAD_BITS // self.bits, self.block[1] if self.block[1] != WHOLE_ROW else 1)
+        return max(PACK, self.block[1] if self.block[1] != WHOLE_ROW else 1)
 
 
 UNIT_BYTES = 16  # a lane's load, and the grain of bulk copies
 SCALED_ROWS = 8  # of a tile, whose scales of a block column a lane loads at once
 LOAD_BITS = 8 * UNIT_BYTES
+# Elements of a row that a GPU's thread holds at once beside few-bit weights, whatever a matrix's
+# format: a load of 8-bit weights, or of those of two rows in four bits. Of 32 elements in four bits
+# and one row, thread and load, the residual of 4,096 columns alone took 32 registers more: the
+# kernels of Qwen3-8B and Llama-3.1-8B spilled 57 and 270 words.
+PACK = 16
 WHOLE_ROW = 1 << 30  # columns of a block that is as wide as any row
 
 FP32 = Format("fp32", 32)
@@ -88,17 +104,38 @@ FP8_BLOCK = Format("fp8-128x128", 8, (128, 128), 4)  # DeepSeek-V3: E4M3, FP32 w
 FP8_BLOCK_E8M0 = Format("fp8-128x128-e8m0", 8, (128, 128), 1)  # DeepSeek-V4: scale_fmt ue8m0
 MXFP4 = Format("mxfp4", 4, (1, 32), 1)  # OCP microscaling: E2M1, E8M0 scales
 NVFP4 = Format("nvfp4", 4, (1, 16), 1, 4)  # E2M1, E4M3 scales, one FP32 a matrix
-INT4_G32 = Format("int4-g32", 4, (1, 32), 2)  # compressed-tensors pack-quantized, BF16 scales
 # -127..127 and one FP32 scale for each output
 INT8 = Format("int8", 8, (1, WHOLE_ROW), 4, coded=True)
 FP8 = Format("fp8", 8, (1, WHOLE_ROW), 4, coded=True)  # E4M3 and one FP32 scale for each output
+# Whole numbers in groups of a row's neighbours with 16-bit scales: symmetric, or with a zero point
+# (-zp) for each group, which takes a byte in a tile; scales in BF16, or as AWQ and GPTQ have them
+# (-fp16).
+INT4 = tuple(
+    Format(f"int4-g{wide}{zero}{scale}", 4, (1, wide), 2, zero_bytes=int(bool(zero)))
+    for wide in (32, 64, 128)
+    for zero in ("", "-zp")
+    for scale in ("", "-fp16")
+)
 STORED = {
     f.name: f
-    for f in (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, INT4_G32)
+    for f in (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
 }
+INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
+SHORT = {"int4": "int4-g128"}  # names for those that most people mean
 # What the engine streams of a dense model's matrices, by the name of what the model stores: there
-# each row of a tile has its own scales, also where a checkpoint gives several rows the same ones.
-DECODED = {f.name: f for f in (INT8, FP8, Format("fp8-128x128", 8, (1, 128), 4, coded=True))}
+# each row of a tile has its own scales, also where a checkpoint gives several rows, or all of a
+# matrix, the same ones.
+DECODED = {
+    f.name: f
+    for f in (
+        INT8,
+        FP8,
+        Format("fp8-128x128", 8, (1, 128), 4, coded=True),
+        *(replace(form, coded=True) for form in INT4),
+        replace(MXFP4, coded=True),
+        replace(NVFP4, matrix_bytes=0, row_bytes=4, coded=True),
+    )
+}
 # names of those without scales, which are the engine's weight types
 PLAIN = ("fp32", "bf16", "fp16")
 
@@ -121,6 +158,7 @@ class Formats:
 
 def format_named(name: str) -> Format:
     """The format of that name. Raises ConfigError."""
+    name = SHORT.get(name, name)
     if name not in STORED:
         raise ConfigError(f"weight format {shown(name)} is not known; allowed: {', '.join(STORED)}")
     return STORED[name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.models.formats import LOAD_BITS, Format
+from twin.models.formats import PACK, Format
 from twin.models.spec import ModelSpec
 from twin.plan.types import Matrix, Options, Span
 
@@ -16,6 +16,7 @@ WIDEST_TILE = 2048
 TEAM_COLUMNS = 1024  # of which all eight warps hold neighbours, by fours or, four warps, by eights
 COVERED_THREADS = 256  # of a GPU's block, which share the columns of a coded tile
 LINE_BYTES = 128
+BYTE_BITS = 8
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -142,9 +143,8 @@ def cut(
 class Coding:
     """What all matrices of a plan with coded weights have in common, those of its weight type too.
 
-    A thread of a GPU holds `pack` elements of a stage's input in a row, whatever the matrix's
-    format: as many weights of the narrowest format as one load brings. So a stage's input is laid
-    out once for all matrices that multiply it.
+    A thread of a GPU holds PACK elements of a stage's input in a row, whatever the matrix's
+    format. So a stage's input is laid out once for all matrices that multiply it.
     """
 
     narrowest: Format
@@ -152,15 +152,11 @@ class Coding:
     ranks: int
 
     @property
-    def pack(self) -> int:
-        return LOAD_BITS // self.narrowest.bits
-
-    @property
     def share(self) -> int:
         """Columns of a matrix are a multiple of it: whole loads; of a rank's part of a larger one,
         whole blocks.
         """
-        return self.grain if self.ranks > 1 else self.pack
+        return self.grain if self.ranks > 1 else PACK
 
 
 def coding_of(spec: ModelSpec, ranks: int) -> Coding | None:
@@ -175,7 +171,8 @@ def coded_slot_bytes(spec: ModelSpec, least: int) -> int:
     """A slot that holds tiles with `least` bytes of codes and the scales behind them, in whole
     lines.
     """
-    sizes = [form.bytes(COLUMN_STEP, least // form.bits) for form in spec.coded]
+    loads = COLUMN_STEP * BYTE_BITS  # bits of a column's rows that are loaded at once
+    sizes = [form.bytes(loads // form.bits, least // COLUMN_STEP) for form in spec.coded]
     return max([least, *(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)])
 
 
@@ -189,12 +186,13 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
             f"a matrix has {matrix.cols} columns per rank; {coding.narrowest.name} weights take "
             f"multiples of {coding.share}: use fewer GPUs or lanes"
         )
-    at_once = options.tile_rows * coding.narrowest.bits // bits
+    at_once = options.tile_rows * BYTE_BITS // bits
     if at_once % 2:
         raise PlanError(
             f"weight_dtype={options.weight_dtype.value} beside {coding.narrowest.name}: use bf16 "
             "or fp16"
         )
+    narrow = options.tile_rows * BYTE_BITS // coding.narrowest.bits
 
     def size(high: int, wide: int) -> int:
         return matrix.format.bytes(high, wide) if matrix.format else high * wide * bits // 8
@@ -202,10 +200,10 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
     for slices in range(1, -(-matrix.cols // coding.grain) + 1):
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
         fits = (
-            max(size(at_once, wide), coding.narrowest.bytes(options.tile_rows, wide))
+            max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
             <= options.slot_bytes
         )
-        if fits and wide <= coding.pack * COVERED_THREADS:
+        if fits and wide <= PACK * COVERED_THREADS:
             high = at_once
             while (
                 slices == 1
@@ -213,7 +211,7 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
                 and size(high + at_once, wide) <= options.slot_bytes
             ):
                 high += at_once
-            return replace(matrix, tile_rows=high, tile_cols=wide, pack=coding.pack)
+            return replace(matrix, tile_rows=high, tile_cols=wide, pack=PACK)
     need = size(at_once, coding.grain)
     raise PlanError(
         f"slot_bytes={options.slot_bytes} holds no tile of {at_once} rows: use at least {need}"

@@ -25,7 +25,8 @@ class Weights(Protocol):
     """Tensors by canonical name ("layers.3.q", "embed", ...), matrices as [out, in], in their
     stored type.
 
-    A coded matrix has two: "layers.3.q.codes", a byte each, and "layers.3.q.scales".
+    A coded matrix has its parts: "layers.3.q.codes", a byte each, "layers.3.q.scales", and what else
+    its code has (`Code.parts`).
     """
 
     @property
@@ -83,7 +84,8 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
 
     def named(leaf: str) -> Coded:
         name = leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}"
-        return Coded(code, weights[f"{name}.codes"], weights[f"{name}.scales"].astype(np.float32))
+        parts = {part: weights[f"{name}.{part}"] for part in code.parts}
+        return Coded(code, **parts)
 
     def turned(name: str) -> Coded:
         rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]

@@ -204,9 +204,9 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
 
 def _lanes(plan: Plan) -> Iterator[Violation]:
     """Beside few-bit weights all matrices of an input share its layout: a thread has as many
-    elements of it in a row as one load brings of the narrowest weights."""
-    bits = [m.format.bits for stage in plan.stages for m in stage.matrices if m.format is not None]
-    pack = 8 * UNIT_BYTES // min(bits) if bits else 0
+    elements of it in a row as one load brings of 8-bit weights."""
+    coded = any(m.format is not None for stage in plan.stages for m in stage.matrices)
+    pack = UNIT_BYTES if coded else 0
     shapes: dict[object, tuple[str, int, int]] = {}
     for stage in plan.stages:
         if stage.matrix is None:
@@ -215,7 +215,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         if stage.matrix.pack != pack:
             held = f"{stage.matrix.pack} elements of a row to a thread"
             yield Violation(
-                "kernel", stage.name, f"{held}; a load of the narrowest weights has {pack}"
+                "kernel", stage.name, f"{held}; a load of 8-bit weights has {pack}"
             )
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"

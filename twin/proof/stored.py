@@ -7,10 +7,18 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import Matrix
 
 PLAIN = ("fp32", "bf16", "fp16")  # in a plan that the engine runs: its weight type
-DECODED = {  # name -> bits, columns of a row's scale, bytes of it
-    "int8": (8, None, 4),
-    "fp8": (8, None, 4),
-    "fp8-128x128": (8, 128, 4),
+DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero point, a row's scale
+    "int8": (8, None, 4, 0, 0),
+    "fp8": (8, None, 4, 0, 0),
+    "fp8-128x128": (8, 128, 4, 0, 0),
+    "mxfp4": (4, 32, 1, 0, 0),
+    "nvfp4": (4, 16, 1, 0, 4),
+    **{
+        f"int4-g{wide}{zero}{scale}": (4, wide, 2, int(zero != ""), 0)
+        for wide in (32, 64, 128)
+        for zero in ("", "-zp")
+        for scale in ("", "-fp16")
+    },
 }
 
 
@@ -21,12 +29,12 @@ def streams(matrix: Matrix, stored: Format | None) -> bool:
     has = matrix.format
     if has is None or stored is None:
         return has is stored
-    bits, wide, size = DECODED[stored.name]
-    shape = (1, wide or WHOLE_ROW)
+    bits, wide, *sizes = DECODED[stored.name]
     return (
         has.name == stored.name
         and has.coded
-        and (has.bits, has.block, has.scale_bytes) == (bits, shape, size)
+        and (has.bits, has.block) == (bits, (1, wide or WHOLE_ROW))
+        and [has.scale_bytes, has.zero_bytes, has.row_bytes] == sizes
     )
 
 

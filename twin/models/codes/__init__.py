@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from twin.models.codes import fp8, int8
+from twin.models.codes import fp4, fp8, int4, int8
 from twin.models.codes.coded import Code, Coded, joined, paired
 from twin.models.formats import Format
 
 __all__ = ["CODES", "Code", "Coded", "code_of", "joined", "paired"]
 
 CODES: dict[str, Code] = {
-    code.format.name: code for code in (int8.INT8_CODE, fp8.ROWS, fp8.BLOCKS)
+    code.format.name: code
+    for code in (int8.INT8_CODE, fp8.ROWS, fp8.BLOCKS, *int4.GROUPS, fp4.MX, fp4.NV)
 }  # the kernel's numbers: places, from 1 on
 
 

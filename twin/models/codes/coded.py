@@ -1,4 +1,4 @@
-"""A matrix of few-bit weights: one code a byte, and the scales of its blocks."""
+"""A matrix of few-bit weights: one code a byte, and the scales and zero points of its blocks."""
 
 from __future__ import annotations
 
@@ -20,50 +20,71 @@ class Code:
     """What a format's codes and scales mean, and how a tile holds them."""
 
     format: Format  # as the engine streams it
-    values: Floats  # [codes] before the scale
-    scale_type: Any  # of a scale in a tile
+    values: Floats  # [codes] before the scale; with zero points before these are taken off
+    scale_type: Any  # of a block's scale in a tile
     quantise: Callable[[Floats], Coded]  # the nearest weights, for models without a checkpoint
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a matrix of it consists of: fields of `Coded`."""
+        form = self.format
+        return (
+            "codes",
+            "scales",
+            *(("zeros",) if form.zero_bytes else ()),
+            *(("outer",) if form.row_bytes else ()),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coded:
-    """Weights [rows, cols]: the value of each code times the scale of its block."""
+    """Weights [rows, cols]: the value of each code, less its block's zero point, times the scale of
+    its block, times that of its row.
+    """
 
     code: Code
     codes: Codes  # [rows, cols]
     scales: Floats  # [rows, blocks of a row]
+    zeros: Codes | None = None  # [rows, blocks of a row]
+    outer: Floats | None = None  # [rows, 1]
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
     def rows(self, chosen: slice | NDArray[np.intp]) -> Coded:
-        return Coded(self.code, self.codes[chosen], self.scales[chosen])
+        return Coded(self.code, *(None if p is None else p[chosen] for p in self._parts()))
 
     def columns(self, lo: int, hi: int) -> Coded:
         """Columns of whole blocks, but for the last one."""
         wide = self.code.format.block[1]
-        scales = self.scales if wide == WHOLE_ROW else self.scales[:, lo // wide : -(-hi // wide)]
-        return Coded(self.code, self.codes[:, lo:hi], scales)
+        blocks = slice(None) if wide == WHOLE_ROW else slice(lo // wide, -(-hi // wide))
+        zeros = None if self.zeros is None else self.zeros[:, blocks]
+        return Coded(self.code, self.codes[:, lo:hi], self.scales[:, blocks], zeros, self.outer)
 
     def astype(self, dtype: DTypeLike) -> NDArray[Any]:
         """The weights themselves, rounded once."""
+        values = self.code.values[self.codes].astype(np.float64)
+        if self.zeros is not None:
+            values -= self._wide(self.zeros)
+        values *= self._wide(self.scales)
+        return (values if self.outer is None else values * self.outer).astype(dtype)
+
+    def _wide(self, of_blocks: NDArray[Any]) -> NDArray[Any]:
+        """For each column that of its block."""
         wide = self.code.format.block[1]
-        scales = (
-            self.scales
-            if wide == WHOLE_ROW
-            else np.repeat(self.scales, wide, axis=1)[:, : self.codes.shape[1]]
-        )
-        return (self.code.values[self.codes].astype(np.float64) * scales).astype(dtype)
+        if wide == WHOLE_ROW:
+            return of_blocks
+        return np.repeat(of_blocks, wide, axis=1)[:, : self.codes.shape[1]]
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.codes, self.scales, self.zeros, self.outer
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
     """Matrices of the same columns, one below the other."""
-    return Coded(
-        parts[0].code,
-        np.concatenate([p.codes for p in parts]),
-        np.concatenate([p.scales for p in parts]),
-    )
+    fields = zip(*(p._parts() for p in parts), strict=True)
+    return Coded(parts[0].code, *(None if f[0] is None else np.concatenate(f) for f in fields))
 
 
 def paired(first: Coded, second: Coded) -> Coded:
