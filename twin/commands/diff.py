@@ -54,8 +54,8 @@ def add(commands: Subparsers) -> None:
         "takes\nlonger or shorter than A: causes, kinds of stages, the stages that differ most.",
         examples=EXAMPLES,
     )
-    parser.add_argument("before", metavar="A.json", type=Path)
-    parser.add_argument("after", metavar="B.json", type=Path)
+    parser.add_argument("before", metavar="A.json", type=Path, help="a result")
+    parser.add_argument("after", metavar="B.json", type=Path, help="another one")
     parser.add_argument("--all", action="store_true", help="all stages, in their order")
 
 

@@ -287,7 +287,6 @@ def heat(chart: Heat) -> Figure:
         "height": EDGES_PX + LEVEL_PX * len(chart.down),
         "xaxis": {"title": {"text": chart.across_axis}, "type": "category"},
         "yaxis": {
-            "title": {"text": chart.down_axis},
             "autorange": "reversed",
             "automargin": True,
             "type": "category",

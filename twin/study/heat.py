@@ -24,4 +24,5 @@ def part(grid: Grid, rows: Sequence[Row]) -> Part | None:
         across.name,
         "tokens/s, predicted",
     )
-    return Part("As a map", "Darker is faster; an empty cell cannot be planned.", (chart,))
+    said = f"Down {down.name}, across {across.name}. Darker is faster; an empty cell has no plan."
+    return Part("As a map", said, (chart,))
