@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
@@ -20,6 +19,8 @@ from twin.text import shown
 MOST_BYTES = 64 << 20  # of a result; the longest model's has 2 MB
 MOST_SHOWN = 20  # stages, where nobody asks for all
 PS_PER_US = 1e6
+# name, mostly A, mostly B, microseconds of A, of B
+Line = tuple[str, str, str, float | None, float | None]
 ALIKE = 1e-9  # of a microsecond: below it nothing differs
 EXAMPLES = """\
   twin diff a.json b.json
@@ -105,9 +106,7 @@ def read(path: Path) -> Kept:
 ASK = "give what `twin simulate MODEL NODE --json` printed"
 
 
-def text(
-    before: Kept, after: Kept, stages: Iterable[tuple[str, str, str, Any, Any]], *, every: bool
-) -> str:
+def text(before: Kept, after: Kept, stages: Iterable[Line], *, every: bool) -> str:
     speed = [
         (f"A: {before.name}", f"{before.tokens_per_s:,.1f}", f"{before.step_us:,.1f}"),
         (f"B: {after.name}", f"{after.tokens_per_s:,.1f}", f"{after.step_us:,.1f}"),
@@ -130,9 +129,7 @@ def text(
     )
 
 
-def _stages(
-    before: Kept, after: Kept
-) -> Iterator[tuple[str, str, str, float | None, float | None]]:
+def _stages(before: Kept, after: Kept) -> Iterator[Line]:
     """In A's order, then those that only B has."""
     for name in dict.fromkeys((*before.stages, *after.stages)):
         a, b = before.stages.get(name), after.stages.get(name)
@@ -158,5 +155,5 @@ def _change(a: float | None, b: float | None) -> tuple[str, str, str, str]:
     return ends[0], ends[1], f"{by:+,.2f}", "" if abs(by) < ALIKE else change
 
 
-def _far(one: tuple[str, str, str, Any, Any]) -> float:
+def _far(one: Line) -> float:
     return abs((one[4] or 0.0) - (one[3] or 0.0))
