@@ -34,7 +34,16 @@ CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml|meta\.yaml")
 # a GPU, 2.5 GB of random weights, or minutes of simulation
 GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")
 # Parsed here, run by their own tests or by hand; a server and a chat end when they are told to.
-MINUTES = ("twin calibrate", "twin validate", "twin demo", "twin serve", "twin chat")
+MINUTES = (
+    "twin calibrate",
+    "twin validate",
+    "twin demo",
+    "twin serve",
+    "twin chat",
+    "twin explore",
+    "twin fit-for",
+    "twin diff",  # of files that other commands write: tests/commands/test_diff.py
+)
 
 
 def shell_lines(document: str) -> list[str]:

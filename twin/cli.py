@@ -30,6 +30,7 @@ COMMANDS = (
     "validate",
     "trace",
     "whatif",
+    "diff",
     "fit-for",
     "explore",
     "project",

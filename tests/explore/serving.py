@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from twin.explore.app import App
+from twin.explore.aside import Aside
 from twin.explore.desk import Desk, Work
 from twin.explore.rows import Rows
 from twin.server.guard import make_guard
@@ -42,12 +43,15 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, work: Work | None = None, own: dict[str, str] | None = None
+    folder: Path,
+    work: Work | None = None,
+    own: dict[str, str] | None = None,
+    aside: Aside | None = None,
 ) -> Iterator[Running]:
     listening = bound("127.0.0.1", 0)
-    rows = Rows(Store(folder / "points"))
+    rows = Rows(Store(folder / "points"), aside)
     guard = make_guard("127.0.0.1", None, [], [])
-    app = App(Desk(work or Work()), rows, guard, Limits(), own or {}, folder / "out")
+    app = App(Desk(work or Work(), rows), guard, Limits(), own or {}, folder / "out")
     with listening:
         uvicorn = server(app)
         thread = threading.Thread(target=uvicorn.run, args=[[listening]], daemon=True)

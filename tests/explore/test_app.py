@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import httpx
 import pytest
 
 from tests.explore.serving import SHORT, Running, running
+from twin.explore.aside import Aside
 from twin.explore.desk import Work
 from twin.explore.tables import TABLES
+
+LONG = "llama-3.1-70b 8xmi300x"
 
 
 @pytest.fixture(scope="module")
@@ -148,4 +153,31 @@ def test_one_client_may_ask_for_so_much_and_no_more(tmp_path: Path) -> None:
         answer = server.get("answer", case=SHORT)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     with running(tmp_path, Work(seconds=0)) as server:
-        assert "0 s of simulation" in server.get("answer", case=SHORT).text
+        assert "not done after 0 s" in server.get("answer", case=SHORT).text
+
+
+@pytest.mark.slow
+def test_a_long_question_holds_up_no_first_answer_and_lost_processes_nothing(
+    tmp_path: Path,
+) -> None:
+    """The ladder and the draws are simulated aside, and give what they give here."""
+    aside = Aside()
+    with running(tmp_path, aside=aside) as server:
+        speeds = server.parts("sweep", case=SHORT, sweep="clock=x0.5,x1,x2")[-1]["cells"]
+        with running(tmp_path / "other") as alone:
+            again = alone.parts("sweep", case=SHORT, sweep="clock=x0.5,x1,x2")[-1]["cells"]
+        assert speeds == again
+        long = threading.Thread(
+            target=server.get, args=["sweep"], kwargs={"case": LONG, "sweep": "clock=x0.5,x1,x2"}
+        )
+        long.start()
+        time.sleep(0.5)
+        query = {"case": f"{SHORT} context=64"}
+        with httpx.stream("GET", f"{server.url}/answer", params=query, verify=False) as answer:
+            assert any('"speed"' in line for line in answer.iter_lines())
+            assert long.is_alive()
+        assert aside._pool is not None
+        for worker in aside._pool._processes.values():
+            worker.kill()
+        long.join(120)
+        assert server.parts("sweep", case=SHORT, sweep="clock=x3,x4")[-1]["part"] == "sweep"

@@ -6,6 +6,7 @@ import argparse
 
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import known_error
+from twin.commands.output import one_line
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.plan.types import Plan
@@ -16,6 +17,7 @@ from twin.study.beside import Comparison, beside, checked
 from twin.study.case import Case
 from twin.units import format_quantity
 
+SHORT = 160  # characters of why an engine is not in the table
 PROMPT = 512  # tokens of the prompt whose time is shown where nobody asks for another
 
 
@@ -103,4 +105,4 @@ def rests_on(found: Comparison) -> list[str]:
     ]
     if len(found.rows) > 1:
         lines.append(checked())
-    return [*lines, *found.missing]
+    return [*lines, *(one_line(reason, SHORT) for reason in found.missing)]

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= MOST_PORT:
         raise ConfigError(f"--port {shown(args.port)}: must lie between 0 (any) and {MOST_PORT}")
     from twin.explore.app import App
+    from twin.explore.aside import Aside
     from twin.explore.desk import Desk, Work
     from twin.explore.rows import Rows
     from twin.server.guard import make_guard
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     from twin.server.listen import bound, server
 
     own = own_nodes(args.node)
-    rows = Rows(Store(args.store or default_folder()))
+    rows = Rows(Store(args.store or default_folder()), Aside())
     socket = bound(HOST, args.port)
-    app = App(Desk(Work()), rows, make_guard(HOST, None, [], []), Limits(), own, args.reports)
+    app = App(Desk(Work(), rows), make_guard(HOST, None, [], []), Limits(), own, args.reports)
     threading.Thread(target=_load, name="load", daemon=True).start()
     with socket:
         socket.listen()

@@ -151,13 +151,12 @@ def run(args: argparse.Namespace) -> int:
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
-    data, printed = to_json(plan, case.node, result), text(plan, case.node, result)
+    shown_prompt = prompt or beside.usual_prompt(plan, case.node)
+    others = beside.comparison(case, plan, result, rates, shown_prompt)
+    data = to_json(plan, case.node, result) | {"beside": others.json()}
+    told = beside.text(others, shown_prompt, result.sequences)
+    printed = text(plan, case.node, result, told)
     extra = []
-    if plan.spec is not None:
-        shown_prompt = prompt or beside.usual_prompt(plan, case.node)
-        others = beside.comparison(case, plan, result, rates, shown_prompt)
-        data["beside"] = others.json()
-        printed += "\n\n" + beside.text(others, shown_prompt, result.sequences)
     if prompt:
         data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s}
         printed += "\n\n" + prompt_text(prompt)
@@ -233,7 +232,8 @@ def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
     )
 
 
-def text(plan: Plan, node: Node, result: Result) -> str:
+def text(plan: Plan, node: Node, result: Result, others: str) -> str:
+    """`others`: the paragraph about other engines and costs."""
     head = (
         f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at "
         f"{plan.options.context} positions"
@@ -277,6 +277,7 @@ def text(plan: Plan, node: Node, result: Result) -> str:
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
+            others,
             f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\n"
             f"simulated by {by}",
         ]

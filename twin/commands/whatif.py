@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from twin.report import pages
 from twin.report.figures import spoken
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result
-from twin.study import interval
+from twin.study import heat, interval
 from twin.study.grid import NODE
 from twin.study.interval import Draws
 from twin.study.kinds import Study
@@ -167,6 +167,9 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     )
     with running(args, progress()) as runner:
         answer = question.run(runner)
+        mapped = heat.part(grid, runner.rows([cell.point for cell in grid.cells()]))
+    if mapped is not None:
+        answer = replace(answer, parts=(answer.parts[0], mapped, *answer.parts[1:]))
     if args.report:
         say(f"report: {report.page(study, answer).write(args.report)}")
     emit(args, report.to_json(study, answer), report.text(study, answer))

@@ -13,6 +13,7 @@ from numpy import quantile
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import known_error
 from twin.errors import TwinError
+from twin.explore.aside import Waiting
 from twin.explore.rows import Progress, Rows, Steps
 from twin.explore.view import Asked, View
 from twin.hardware.override import interval as range_of
@@ -33,7 +34,7 @@ from twin.study.whatif import sweep
 from twin.units import format_quantity, unit_of
 
 Part = dict[str, Any]
-Answer = Generator[Part | Progress, None, None]
+Answer = Generator[Part | Progress | Waiting, None, None]
 DRAWS = 8
 PROMPT = 512  # tokens
 US = 1e6
@@ -43,7 +44,7 @@ def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
     """Speed and its causes; other engines and cost; what it rests on; the ladder; an interval."""
     point = asked.point()
     node = point.on_node()
-    row = (yield from rows.of([point], "the step"))[0]
+    row = (yield from rows.of([point], "the step", aside=False))[0]
     if row.problem:
         yield {"part": "problem", "message": row.problem}
         return

@@ -52,11 +52,14 @@ class App:
     """All that a running explorer is made of. The caller owns the desk and closes it."""
 
     worker: Desk
-    rows: Rows
     guard: Guard
     limits: Limits
     own: Mapping[str, str]  # nodes of the user's files, by the name that pages give them
     folder: Path  # of reports
+
+    @property
+    def rows(self) -> Rows:
+        return self.worker.rows
 
     @cached_property
     def _routes(self) -> dict[str, Route]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from twin.errors import TwinError
 from twin.explore.answers import Answer, Part
-from twin.explore.rows import Progress
+from twin.explore.aside import Waiting
+from twin.explore.rows import Progress, Rows
 from twin.server.problem import Problem
 
 LOG = logging.getLogger("twin.explore")
@@ -25,7 +26,7 @@ class Work:
 
     at_once: int = 8  # questions of one client: four cases, a sweep, stages, and two that end
     waiting: int = 64  # of all clients
-    seconds: float = 300.0  # of simulation for one question
+    seconds: float = 600.0  # from a question's first step to its last
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Job:
     loop: asyncio.AbstractEventLoop
     said: asyncio.Queue[Part | Problem | None] = field(default_factory=asyncio.Queue)
     answer: Answer | None = None
-    spent_s: float = 0.0
+    begun_s: float = 0.0  # by the monotonic clock
     gone: bool = False
 
     def tell(self, part: Part | Problem | None) -> None:
@@ -48,7 +49,8 @@ class Job:
 class Desk:
     """Questions are generators: between two of their steps another one gets its turn."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, rows: Rows) -> None:
+        self.rows = rows
         self._work = work
         self._new: deque[Job] = deque()
         self._begun: deque[Job] = deque()
@@ -86,19 +88,27 @@ class Desk:
             self._closed = True
             self._change.notify()
         self._thread.join(5)
+        self.rows.close()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            if not self._step(job):
+            said = self._step(job)
+            if isinstance(said, Waiting):
+                said.then(lambda job=job: self._again(job))  # type: ignore[misc]
+            elif said:
+                self._again(job)
+            else:
                 job.tell(None)
                 if job.answer is not None:
                     job.answer.close()
                 with self._change:
                     self._clients[job.client] -= 1
                     self._clients += Counter()  # without zeros
-            else:
-                with self._change:
-                    self._begun.append(job)
+
+    def _again(self, job: Job) -> None:
+        with self._change:
+            self._begun.append(job)
+            self._change.notify()
 
     def _next(self) -> Job | None:
         with self._change:
@@ -110,19 +120,25 @@ class Desk:
                 return None
             return (self._new or self._begun).popleft()
 
-    def _step(self, job: Job) -> bool:
-        """Until the next part or progress; False at the end."""
+    def _step(self, job: Job) -> bool | Waiting:
+        """Until the next part, or something to wait for; False at the end."""
         if job.gone:
             return False
         began = time.monotonic()
+        job.begun_s = job.begun_s or began
+        if began - job.begun_s >= self._work.seconds and job.answer is not None:
+            job.tell(Problem(f"not done after {self._work.seconds:g} s; ask for less"))
+            return False
         try:
             if job.answer is None:
                 job.answer = job.begin()
             said = next(job.answer)
-            if isinstance(said, Progress) and not said.done:
+            while isinstance(said, Progress):
                 job.tell(_told(said))
-                said = next(job.answer)  # a first step is not split: it is what people wait for
-            job.tell(_told(said))
+                said = next(job.answer)
+            if isinstance(said, Waiting):
+                return said
+            job.tell(said)
         except StopIteration:
             return False
         except TwinError as error:
@@ -132,14 +148,8 @@ class Desk:
             LOG.exception("a question of %s", job.client)
             job.tell(Problem("an error of the server; see its log", status=500))
             return False
-        job.spent_s += time.monotonic() - began
-        if job.spent_s > self._work.seconds:
-            job.tell(Problem(f"more than {self._work.seconds:g} s of simulation; ask for less"))
-            return False
         return True
 
 
-def _told(said: Part | Progress) -> Part:
-    if isinstance(said, Progress):
-        return {"part": "progress", "what": said.what, "done": said.done, "of": said.of}
-    return said
+def _told(said: Progress) -> Part:
+    return {"part": "progress", "what": said.what, "done": said.done, "of": said.of}

@@ -1,13 +1,16 @@
-"""Results of points, from memory, from the shared store, or computed one after the other."""
+"""Results of points, from memory, from the shared store, or simulated here or aside."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TypeVar
 
 from twin.errors import ConfigError
+from twin.explore.aside import Aside, Waiting
 from twin.study.point import Point, Row, compute, key_of
 from twin.study.store import Store
 
@@ -25,19 +28,26 @@ class Progress:
     of: int
 
 
-Steps = Generator[Progress, None, T]
+Steps = Generator[Progress | Waiting, None, T]
 
 
 class Rows:
-    """Owned by the one thread that computes."""
+    """Owned by the one thread that answers. Without `aside` it simulates everything itself."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, aside: Aside | None = None) -> None:
         self._store = store
+        self._aside = aside
         self._kept: OrderedDict[str, Row] = OrderedDict()
         self.computed = self.found = 0
 
-    def of(self, points: Sequence[Point], what: str) -> Steps[list[Row]]:
-        """In order. What is computed is kept in the store, also by a question that is given up."""
+    def close(self) -> None:
+        if self._aside is not None:
+            self._aside.close()
+
+    def of(self, points: Sequence[Point], what: str, *, aside: bool = True) -> Steps[list[Row]]:
+        """In order. What is computed is kept in the store, also by a question that is given up.
+        Not `aside`: here and now, for what somebody waits to see.
+        """
         keys = [key_of(point) for point in points]
         asked = dict(zip(keys, points, strict=True))
         missing = {key: point for key, point in asked.items() if key not in self._kept}
@@ -49,16 +59,27 @@ class Rows:
         if len(missing) > MOST_POINTS:
             raise ConfigError(f"{len(missing)} simulations in one question; at most {MOST_POINTS}")
         rows = {key: self._kept[key] for key in keys if key in self._kept}
+        helper, left = self._aside if aside else None, deque(missing.values())
+        under_way: deque[Future[Row]] = deque()
         try:
             for at, (key, point) in enumerate(missing.items()):
                 yield Progress(what, at, len(missing))
-                row = compute([point])[0]
+                if helper is None:
+                    row = compute([point])[0]
+                else:
+                    while left and len(under_way) < helper.workers:
+                        under_way.append(helper.submit(left.popleft()))
+                    future = under_way.popleft()
+                    yield Waiting(future)
+                    row = _result(future, point)
                 rows[key] = row
                 self._keep(row)
                 self.computed += 1
                 if self._store:
                     self._store.add(point, row)
         finally:
+            for future in under_way:
+                future.cancel()
             if self._store:
                 self._store.flush()
         return [rows[key] for key in keys]
@@ -68,3 +89,11 @@ class Rows:
         self._kept.move_to_end(row.key)
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
+
+
+def _result(future: Future[Row], point: Point) -> Row:
+    """What a process that was killed has not done is done here."""
+    try:
+        return future.result()
+    except (BrokenProcessPool, CancelledError):
+        return compute([point])[0]

@@ -7,7 +7,7 @@ from itertools import chain
 
 from twin.explore import answers
 from twin.explore.answers import Answer, Part
-from twin.explore.rows import Progress, Rows
+from twin.explore.rows import Rows
 from twin.explore.view import View
 from twin.server.problem import Problem
 
@@ -35,7 +35,7 @@ def chain_of(view: View, rows: Rows) -> Answer:
     """All cases, each part with its case."""
     for at, asked in enumerate(view.cases):
         for part in answers.case(asked, view.usd, rows):
-            yield part if isinstance(part, Progress) else part | {"case": at}
+            yield part | {"case": at} if isinstance(part, dict) else part
 
 
 def csv_of(view: View, name: str, parts: Sequence[Part]) -> tuple[Line, Iterable[Line]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twin.report.figures import COLOURS, EDGES_PX, MARGIN, log_ticks, spoken
 from twin.report.html import Figure
-from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
+from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
 PALETTE = (
     "#2b6cb0",
@@ -54,6 +54,8 @@ TEXT_ROOM = 1.18  # of an axis whose bars have their numbers behind them
 def figure(chart: Chart) -> Figure:
     if isinstance(chart, Bars):
         return bars(chart)
+    if isinstance(chart, Heat):
+        return heat(chart)
     return lines(chart) if isinstance(chart, Lines) else waterfall(chart)
 
 
@@ -259,6 +261,36 @@ def waterfall(chart: Waterfall) -> Figure:
             "tickformat": ",~r",
         },
         "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+        "margin": MARGIN,
+    }
+    return {"data": data, "layout": layout}
+
+
+def heat(chart: Heat) -> Figure:
+    """A map with the number in each cell, the darker the more."""
+    data = [
+        {
+            "type": "heatmap",
+            "x": list(chart.across),
+            "y": list(chart.down),
+            "z": [list(row) for row in chart.values],
+            "colorscale": [[0, "#deebf7"], [1, "#0b62c4"]],
+            "showscale": False,
+            "xgap": 2,
+            "ygap": 2,
+            "texttemplate": "%{z:,.0f}",
+            "hovertemplate": f"{chart.down_axis} %{{y}}, {chart.across_axis} %{{x}}: "
+            "%{z:,.4~g}<extra></extra>",
+        }
+    ]
+    layout = {
+        "height": EDGES_PX + LEVEL_PX * len(chart.down),
+        "xaxis": {"title": {"text": chart.across_axis}, "type": "category"},
+        "yaxis": {
+            "autorange": "reversed",
+            "automargin": True,
+            "type": "category",
+        },
         "margin": MARGIN,
     }
     return {"data": data, "layout": layout}

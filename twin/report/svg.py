@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from twin.report.figures import log_ticks, spoken
-from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
+from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
 WIDTH, RIGHT, TOP = 720, 20, 12  # pixels
 ROW, GAP, LETTER, LEGEND_ROW, AXIS = 11, 8, 5.6, 16, 38
@@ -22,6 +22,8 @@ INK, GRID = "#222", "#ddd"
 
 def figure(chart: Chart) -> str:
     """The chart, with units on both axes."""
+    if isinstance(chart, Heat):
+        return heat(chart)
     if isinstance(chart, Waterfall):
         levels = Series("level", chart.values)
         return bars(Bars(chart.names, (levels,), chart.axis))
@@ -78,6 +80,34 @@ def _beside(plain: Sequence[Series], marks: Series) -> float:
     """
     labels = [series.label for series in plain]
     return ROW * (labels.index(marks.beside) if marks.beside in labels else 0)
+
+
+def heat(chart: Heat) -> str:
+    """A cell for each pair, the darker the more, with its number."""
+    left = 12 + LETTER * max(len(chart.down_axis), *map(len, chart.down))
+    wide, tall = (WIDTH - RIGHT - left) / len(chart.across), 24
+    known = [value for row in chart.values for value in row if value is not None] or [0.0]
+    low, span = min(known), max(known) - min(known) or 1.0
+    parts = [_text(left - 6, TOP + 4, chart.down_axis, "end")]
+    for at, name in enumerate(chart.across):
+        parts.append(_text(left + wide * (at + 0.5), TOP + 4, name, "middle"))
+    for line, (name, row) in enumerate(zip(chart.down, chart.values, strict=True)):
+        y = TOP + 12 + tall * line
+        parts.append(_text(left - 6, y + 15, name, "end"))
+        for at, value in enumerate(row):
+            x, share = left + wide * at, 0.0 if value is None else (value - low) / span
+            grey = round(235 - 165 * share)
+            said = "" if value is None else f"{value:,.4g}"
+            ink = "white" if share > 0.5 else INK
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{wide - 2:.1f}" height="{tall - 2}" '
+                f'fill="{"none" if value is None else f"rgb({grey},{grey},{grey})"}" '
+                f'stroke="{GRID}"/><text x="{x + wide / 2:.1f}" y="{y + 15}" '
+                f'text-anchor="middle" fill="{ink}">{said}</text>'
+            )
+    end = TOP + 12 + tall * len(chart.down)
+    parts.append(_text(left + (WIDTH - RIGHT - left) / 2, end + 16, chart.across_axis, "middle"))
+    return _document(end + 24, parts)
 
 
 def lines(chart: Lines) -> str:

@@ -100,7 +100,21 @@ class Waterfall:
     axis: str
 
 
-Chart = Bars | Lines | Waterfall
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Values over two axes: a row for each name of `down`, the first on top; None is "there is no
+    such number".
+    """
+
+    down: tuple[str, ...]
+    across: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    down_axis: str
+    across_axis: str
+    axis: str  # of the values
+
+
+Chart = Bars | Lines | Waterfall | Heat
 
 
 @dataclass(frozen=True, slots=True)

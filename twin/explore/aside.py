@@ -1,0 +1,57 @@
+"""Processes that simulate aside, so that a long point holds up nobody's first answer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+from twin.study.local import cores
+from twin.study.point import Point, Row, compute
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an answer waits for; meanwhile its thread serves others."""
+
+    future: Future[Row]
+
+    def then(self, again: Callable[[], None]) -> None:
+        self.future.add_done_callback(lambda _: again())
+
+
+class Aside:
+    """One process less than there are cores, begun when the first point comes."""
+
+    def __init__(self) -> None:
+        self.workers = max(1, cores() - 1)
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, point: Point) -> Future[Row]:
+        with self._lock:
+            if self._pool is None:
+                # Not fork: threads of the server and of Arrow do not survive it.
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.workers, context)
+            try:
+                return self._pool.submit(_compute, point)
+            except BrokenProcessPool:  # a worker was killed, such as for its memory
+                self._pool = None
+        return self.submit(point)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._pool is not None:
+                workers = list((self._pool._processes or {}).values())
+                self._pool.shutdown(wait=False, cancel_futures=True)
+                for worker in workers:
+                    worker.terminate()  # else the server's end would wait for what they are doing
+                self._pool = None
+
+
+def _compute(point: Point) -> Row:
+    return compute([point])[0]
