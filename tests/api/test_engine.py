@@ -91,3 +91,16 @@ def test_it_predicts_the_plan_that_it_runs(engine: twin.Engine) -> None:
     assert found.context == 9
     assert found.node == "1xhost"
     assert found.tokens_per_s > 0
+
+
+def test_random_weights_of_a_seed_make_the_same_text(checkpoint: Path) -> None:
+    made = []
+    for seed in (1, 1, 2):
+        with twin.open_engine(checkpoint, random=seed, blocks=1, max_context=32) as engine:
+            made.append(engine.generate([1, 2, 3], max_tokens=16, ignore_eos=True).tokens)
+    assert made[0] == made[1] != made[2]
+
+
+def test_a_node_that_is_not_here_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(twin.TwinError, match="it instead"):
+        twin.open_engine(checkpoint, "1xmi300x")

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.api.predict import Prediction, Where, chosen_options, load_node, simulate
+from twin.engine import choose
 from twin.engine.generate import Completion, OnPiece, Piece, Request, Stop, complete
-from twin.engine.opening import Source, check_runs_here, open_session, open_source, plan_run
+from twin.engine.opening import Source, check_runs_here, open_source, plan_run
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
@@ -283,4 +284,13 @@ def open_engine(
     chosen.setdefault("max_context", min(source.spec.context, USUAL_CONTEXT))
     positions = chosen["max_context"]
     plan = plan_run(source.spec, where, chosen, positions=positions, greedy=greedy)
-    return Engine(open_session(where, plan, source, lambda _: None), source, where)
+    return Engine(_session(where, plan, source), source, where)
+
+
+def _session(node: Node, plan: Plan, source: Source) -> Session:
+    """Compiled in this process: workers would run a user's script again, whose lines are not below
+    `if __name__ == "__main__"`.
+    """
+    if source.seed is not None:
+        return choose.open_random(node.device, plan, source.seed)
+    return choose.open_engine(node.device, plan, source.weights)
