@@ -58,10 +58,11 @@ def test_a_closed_stream_leaves_the_engine_free(engine: twin.Engine) -> None:
 
 
 def test_one_text_at_a_time(engine: twin.Engine) -> None:
-    with engine.stream("hi", max_tokens=200, ignore_eos=True) as pieces:
-        next(pieces)
+    with engine._session._alone("a text that does not end meanwhile"):
         with pytest.raises(twin.TwinError, match="runs a request already"):
             engine.generate("hi")
+        with pytest.raises(twin.TwinError, match="runs a request already"):
+            next(engine.stream("hi"))
 
 
 @pytest.mark.parametrize(
