@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (  # a package imports from its own line and from those below
     ("cli", "commands", "__main__"),
-    ("explore", "report", "server"),
+    ("api", "explore", "report", "server"),
     ("bench", "study"),
     ("calibrate",),
     ("batching", "machines"),

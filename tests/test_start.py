@@ -78,6 +78,18 @@ def test_the_installed_program_starts_where_ctrl_c_is_minded() -> None:
     assert callable(getattr(import_module(module), function))
 
 
+def test_the_version_is_said_without_any_command_s_libraries() -> None:
+    code = (
+        "import sys\nfrom twin.cli import main\n"
+        "try:\n    main(['--version'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'numpy', 'yaml', 'twin.plan'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_a_module_starts_the_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "twin", "--version"],

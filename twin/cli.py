@@ -117,7 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    named = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    named: Sequence[str] = COMMANDS
+    if words[:1] == ["--version"]:
+        named = ()  # which needs no command
+    elif words and words[0] in COMMANDS:
+        named = words[:1]
     with _interrupted_afterwards():
         parser = build_parser(named)
     args = parser.parse_args(words)

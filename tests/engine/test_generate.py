@@ -34,6 +34,7 @@ class Script:
         sampling: SamplingParams,
         stop: frozenset[int],
         on_token: Callable[[int], None],
+        on_logits: object = None,
         reuse: bool = False,
     ) -> Generation:
         said = []

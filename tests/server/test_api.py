@@ -172,8 +172,6 @@ LACKING = {
     "repetition_penalty": 1.1,
     "min_p": 0.1,
     "logit_bias": {"5": 1},
-    "logprobs": True,
-    "top_logprobs": 2,
     "store": True,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",

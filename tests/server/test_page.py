@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server import axe
 from tests.server.browser import CHROMIUM, browser
 from tests.server.serving import Running
 from twin.server.expected import Expected
@@ -49,5 +50,36 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
             page.run("at('fresh').click()")
             assert page.run("state.history.length + at('said').children.length") == 0
             assert page.faults == []
+    finally:
+        beside.expected = None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
+@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844), (320, 568)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(
+    width: int, height: int, dark: bool, live: Running, tmp_path: Path
+) -> None:
+    """Before a chat with the settings open, and after one with an alarm and an error."""
+    beside = live.app.beside
+    beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
+    try:
+        with browser(tmp_path / "profile") as page:
+            page.show(live.url, width, height, dark=dark)
+            page.until("state.facts !== null")
+            page.run("document.querySelector('details').open = true")
+            assert axe.serious(page) == []
+            page.run("at('most').value = 30")
+            for text, length in (("hello", 2), ("x" * 9000, 2)):
+                page.type(text)
+                page.key("Enter")
+                page.until(f"state.history.length === {length} && state.stop === null")
+            assert page.run("document.querySelector('.wrong') !== null")
+            assert not page.run("at('alarm').hidden")
+            assert axe.serious(page) == []
+            page.run("document.body.append(document.createElement('img'))")
+            assert [one["id"] for one in axe.serious(page)] == ["image-alt"], "axe looks"
     finally:
         beside.expected = None

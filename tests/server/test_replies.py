@@ -55,6 +55,7 @@ def test_measured_and_predicted_part_only_beyond_the_interval() -> None:
         beside.measured(np.full(100, step_s), 50)
         assert beside.parted is parted
     assert beside.gauges()["monotwin:prediction_parted"][0] == 1
+    assert beside.partings == 2
     beside.measured(np.full(3, 1.0), 50)
     assert beside.rate > 500, "three tokens say nothing"
     beside.expected = Expected(0.001, 0.002, 100)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.calibrate.node import calibrated_node
+from twin.commands.alarm import alarm, beside
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -147,11 +148,14 @@ def run(args: argparse.Namespace) -> int:
     request = Request(prompt, args.max_tokens, sampling, frozenset(ids), tuple(texts))
     with _session(node, plan, source) as session:
         ended = complete(session, source.tokenizer, request, None if args.json else show_piece)
-    if args.json:
-        emit(args, to_json(plan, prompt, ended), "")
-    else:
+    if not args.json:
         print(flush=True)
+    said = beside(plan, node, chosen_options(args), len(prompt), ended.made)
+    if args.json:
+        emit(args, to_json(plan, prompt, ended) | {"predicted": said}, "")
     say(speed_line(plan, len(prompt), ended.made, ending(args, ended)))
+    if said and said["parted"]:
+        say(alarm(said, ended.made))
     return INTERRUPTED if ended.stop is Stop.CANCELLED else 0
 
 

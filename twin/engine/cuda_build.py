@@ -127,7 +127,8 @@ def _by_nvrtc(arch: str, flags: list[str], folder: Path) -> tuple[bytes, str]:
     platform = data_dir("native") / "platform"
     source = (platform / "cuda_main.cu").read_bytes()
     program = nvrtc.call("nvrtcCreateProgram", source, b"cuda_main.cu", 0, None, None)
-    options = [f"-arch={arch}", *flags, f"-I{folder}", f"-I{platform}"]
+    # NVRTC takes a generic lambda for a host function, which nvcc does not.
+    options = [f"-arch={arch}", "-default-device", *flags, f"-I{folder}", f"-I{platform}"]
     compiled = nvrtc.succeeds(
         "nvrtcCompileProgram", program, len(options), [o.encode() for o in options]
     )

@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.engine.logprobs import Scored, scored
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Generation, Session
 from twin.engine.tokenizer import Detokenizer, Tokenizer
@@ -33,6 +37,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()  # none of them is empty
     reuse: bool = False  # keys and values that the session still holds for the prompt's beginning
+    logprobs: int | None = None  # of each token, and of so many of the most probable ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Piece:
 
     text: str
     token: int | None = None  # None: the rest of the text, after the last token
+    scored: Scored | None = None  # of the token, where the request asks for log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,15 @@ def complete(
         if on_piece is not None:
             on_piece(piece)
 
+    logits: list[NDArray[np.float32]] = []  # of the next token
+
     def take(token: int) -> None:
         if text.found is not None:
             return  # the engine was a token ahead of the cancellation
-        tell(Piece(text.push(token), token))
+        found = None
+        if request.logprobs is not None:
+            found = scored(logits.pop(), token, request.logprobs)
+        tell(Piece(text.push(token), token, found))
         if text.found is not None:
             session.cancel()
 
@@ -89,6 +100,7 @@ def complete(
         sampling=request.sampling,
         stop=request.stop_tokens,
         on_token=take,
+        on_logits=logits.append if request.logprobs is not None else None,
         reuse=request.reuse,
     )
     if rest := text.finish():

@@ -41,6 +41,8 @@ WATCHDOG_S = 30.0
 class HostEngine(Session):
     """A plan and its weights on this computer's cores."""
 
+    gives_logits = True
+
     def __init__(
         self,
         plan: Plan,

@@ -5,6 +5,7 @@ failure.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import operator
 import threading
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.engine.logit_rows import LogitRows
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
 from twin.kernel.header import MAX_RANKS, PASS_BARRIER, Control, Request, Status
@@ -60,6 +62,9 @@ class Session(ABC):
     _trace: bool
     _watchdog_ns: int
     _control: Control
+    # Whether logits can be read while the kernel runs. On NVIDIA they can be read at its end alone:
+    # nothing says that other blocks' stores to the host arrive before the token that they led to.
+    gives_logits = False
 
     def __init__(self, plan: Plan, *, trace: bool, watchdog_s: float) -> None:
         if reason := plan.simulation_only():
@@ -137,18 +142,22 @@ class Session(ABC):
         sampling: SamplingParams = SamplingParams(),  # noqa: B008  # frozen
         stop: Iterable[int] = frozenset(),
         on_token: Callable[[int], None] | None = None,
+        on_logits: Callable[[NDArray[np.float32]], None] | None = None,
         reuse: bool = False,
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
         `reuse`: of a prompt that begins as the request before did, only the rest is read. A pass
         and a step round differently, so what a step wrote may differ from a pass in the last bits.
+        `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
         """
         with self._alone("generate"):
-            return self._generate(prompt, max_tokens, sampling, frozenset(stop), on_token, reuse)
+            return self._generate(
+                prompt, max_tokens, sampling, frozenset(stop), on_token, on_logits, reuse
+            )
 
     def _generate(
         self,
@@ -157,6 +166,7 @@ class Session(ABC):
         sampling: SamplingParams,
         stop: frozenset[int],
         on_token: Callable[[int], None] | None,
+        on_logits: Callable[[NDArray[np.float32]], None] | None,
         reuse: bool,
     ) -> Generation:
         self._check(prompt, max_tokens, stop)
@@ -174,6 +184,8 @@ class Session(ABC):
         tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
         request.tokens, request.stamps = address(tokens), address(stamps)
         trace = self._trace_memory(request, steps)
+        if on_logits is not None:
+            on_token = self._with_logits(request, on_logits, on_token)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
         if made:  # the last token was not read
@@ -199,6 +211,30 @@ class Session(ABC):
             trace=trace,
             kept=kept,
         )
+
+    def _with_logits(
+        self,
+        request: Request,
+        on_logits: Callable[[NDArray[np.float32]], None],
+        on_token: Callable[[int], None] | None,
+    ) -> Callable[[int], None]:
+        """The kernel leaves logits beside its tokens; returns what is told of each token."""
+        if not self.gives_logits:
+            raise EngineError(
+                f"{type(self).__name__} gives no logits while it runs: ask without, or use "
+                "`logits` afterwards"
+            )
+        assert self.plan.spec is not None
+        rows = LogitRows(request.steps, self.plan.spec.vocab)
+        request.logits = rows.address
+        steps = itertools.count(request.forced - 1)
+
+        def told(token: int) -> None:
+            on_logits(rows.take(next(steps)))
+            if on_token is not None:
+                on_token(token)
+
+        return told
 
     def logits(self, tokens: Sequence[int], *, after: Sequence[int] = ()) -> NDArray[np.float32]:
         """[len(tokens), vocab]: the logits after each of the given tokens, which follow the tokens

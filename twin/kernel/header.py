@@ -83,7 +83,7 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
     ("u64*", "stamps"),  # [steps] ns at the end of each step, rank 0 block 0
     ("u64*", "block_stamps"),  # probes: [steps][ranks][blocks]
     ("float*", "checksums"),  # probes: [ranks][blocks]
-    ("float*", "logits"),  # [steps][vocab] when every position is computed, else null
+    ("float*", "logits"),  # [steps][vocab] of the steps that compute them, or null
     ("u64*", "trace"),  # [steps][ranks][blocks][stages][inputs ready, finished] in ns, or null
 )
 

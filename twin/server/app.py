@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.engine.generate import Request
+from twin.engine.logprobs import Spelling
 from twin.server.exchange import Exchange, Gone, Message, Receive, Send
 from twin.server.expected import Beside
 from twin.server.guard import Guard
@@ -48,6 +49,10 @@ class App:
     held: Callable[[], int]  # positions of the context in use
     facts: dict[str, Any]  # of the model and where it runs, for the page
     created: int
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.served.tokenizer)
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], Route]:
@@ -219,6 +224,7 @@ class App:
             requests=work,
             usage_chunk=options is not None and bool(options.include_usage),
             step_times=bool(asked.step_times),
+            spelling=self._spelling,
         )
         job = Job(work, asyncio.get_running_loop())
         self.worker.submit(job)
@@ -237,6 +243,8 @@ class App:
                     raise event.problem
                 if isinstance(event, Ended):
                     reply.ended.append(event)
+                else:
+                    reply.heard(event)
         if len(reply.ended) < len(reply.requests):
             raise Gone
         await exchange.answer(200, reply.whole(job))

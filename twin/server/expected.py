@@ -35,6 +35,14 @@ class Expected:
         share = min(1.0, position / self.last)
         return 1 / (self.first_s + (self.last_s - self.first_s) * share)
 
+    def parted(self, rate: float, predicted: float) -> bool | None:
+        """Does a measured rate lie outside the interval of the predicted one? None where nothing
+        says so.
+        """
+        if self.low is None or self.high is None or not predicted:
+            return None
+        return not self.low <= rate / predicted <= self.high
+
     def json(self) -> dict[str, Any]:
         return {
             "tokens_per_s": [1 / self.first_s, 1 / self.last_s],
@@ -63,6 +71,7 @@ class Beside:
         self.reason = "the twin is still computing"  # why there is no prediction
         self.rate = 0.0  # of the last request that was long enough
         self.predicted = 0.0  # of the same positions
+        self.partings = 0  # requests whose rate lay outside the interval
 
     def begin(self, predict: Callable[[], Expected]) -> None:
         threading.Thread(target=self._predict, args=[predict], name="twin", daemon=True).start()
@@ -80,14 +89,12 @@ class Beside:
             return
         self.rate = len(times) / float(times.sum())
         self.predicted = self.expected.rate(position) if self.expected else 0.0
+        self.partings += bool(self.parted)
 
     @property
     def parted(self) -> bool | None:
         """Does the measured rate lie outside the interval? None where nothing says so."""
-        now = self.expected
-        if now is None or now.low is None or now.high is None or not self.predicted:
-            return None
-        return not now.low <= self.rate / self.predicted <= now.high
+        return self.expected.parted(self.rate, self.predicted) if self.expected else None
 
     def gauges(self) -> dict[str, tuple[float, str]]:
         found: dict[str, tuple[float, str]] = {}

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from twin.engine.generate import Completion, Piece, Request
+from twin.engine.logprobs import Scored
 from twin.server.problem import Problem
 
 
@@ -20,6 +21,7 @@ class Text:
     choice: int
     text: str
     tokens: int
+    scored: tuple[Scored, ...] = ()  # of these tokens, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Job:
     def take(self, choice: int, piece: Piece) -> None:
         if self.first_s is None:
             self.first_s = time.monotonic()
-        self.put(Text(choice, piece.text, int(piece.token is not None)))
+        found = () if piece.scored is None else (piece.scored,)
+        self.put(Text(choice, piece.text, int(piece.token is not None), found))
 
     def put(self, event: Event | None) -> None:
         self._events.append(event)

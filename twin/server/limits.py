@@ -16,6 +16,7 @@ class Limits:
     choices: int = 8  # `n` times the prompts of one request
     stops: int = 16  # stop texts of a request
     stop_characters: int = 256  # of one of them
+    logprobs: int = 20  # of the most probable tokens at each place, as OpenAI's API allows
     messages: int = 1024
     text_per_token: int = 128  # characters: longer prompts are refused before they are tokenized
     gap_s: float = (

@@ -200,6 +200,8 @@ class Metrics:
         yield f"monotwin:prefix_saved_seconds_total{{{label}}} {self._saved_s:.9g}"
         yield "# TYPE monotwin:requests_refused_total counter"
         yield f"monotwin:requests_refused_total{{{label}}} {self.refused}"
+        yield "# TYPE monotwin:predictions_parted_total counter"
+        yield f"monotwin:predictions_parted_total{{{label}}} {self._beside.partings}"
         yield "# TYPE vllm:request_success_total counter"
         for reason, count in self._finished.items():
             yield f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {count}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def opened(
     model = served(source, folder, plan, name=name, template=template, reuse=reuse)
     try:
         with open_session(node, plan, source, show) as session:
-            yield model, session, plan
+            yield replace(model, logits=session.gives_logits), session, plan
     finally:
         if model.template is not None:
             model.template.close()

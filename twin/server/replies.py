@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from twin.engine.generate import Request, Stop
+from twin.engine.logprobs import Scored, Spelling
 from twin.server.job import Ended, Failed, Job, Text
+from twin.server.scores import Scores
 
 _REASON = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop"}
 DONE = b"data: [DONE]\n\n"
@@ -36,10 +38,29 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
     ended: list[Ended] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
+    spelling: Spelling | None = None  # where log probabilities may be asked for
     _owed: dict[int, int] = field(default_factory=dict)  # tokens by choice whose text is held back
+    _scored: dict[int, list[Scored]] = field(default_factory=dict)  # by choice, not yet written
+    _scores: dict[int, Scores] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+
+    # ---- log probabilities ---------------------------------------------------------------------
+
+    def heard(self, text: Text) -> None:
+        """Tokens whose log probabilities are to be told."""
+        if text.scored:
+            self._scored.setdefault(text.choice, []).extend(text.scored)
+
+    def _logprobs(self, choice: int) -> dict[str, Any] | None:
+        """Of what was heard since the last call; None where nobody asked, or nothing came."""
+        asked = self.requests[choice].logprobs is not None and self.spelling is not None
+        there = self._scored.pop(choice, [])
+        if not asked or self.spelling is None or not there:
+            return None
+        scores = self._scores.setdefault(choice, Scores(self.spelling, self.chat))
+        return scores.written(there)
 
     # ---- whole ---------------------------------------------------------------------------------
 
@@ -53,7 +74,11 @@ class Reply:
             else:
                 choice["text"] = one.completion.text
             choices.append(
-                choice | {"logprobs": None, "finish_reason": _REASON[one.completion.stop]}
+                choice
+                | {
+                    "logprobs": self._logprobs(one.choice),
+                    "finish_reason": _REASON[one.completion.stop],
+                }
             )
         said = self._head("chat.completion" if self.chat else "text_completion")
         return encoded(
@@ -68,6 +93,7 @@ class Reply:
         for one in texts:
             joined.setdefault(one.choice, []).append(one.text)
             self._owed[one.choice] = self._owed.get(one.choice, 0) + one.tokens
+            self.heard(one)
         made = []
         for choice, pieces in joined.items():
             text = "".join(pieces)
@@ -77,14 +103,16 @@ class Reply:
                     made.append(self._chunk(choice, b'{"role":"assistant","content":""}', None))
             if text:
                 body = encoded({"content": text} if self.chat else text)
-                made.append(self._chunk(choice, body, None, self._owed.pop(choice)))
+                told = self._logprobs(choice)
+                made.append(self._chunk(choice, body, None, self._owed.pop(choice), told))
         return b"".join(made)
 
     def end_chunk(self, one: Ended) -> bytes:
         begin = self.text_chunks([Text(one.choice, "", 0)])  # of a choice without text
         body = b"{}" if self.chat else b'""'
         reason = _REASON[one.completion.stop]
-        return begin + self._chunk(one.choice, body, reason, self._owed.pop(one.choice, 0))
+        owed, told = self._owed.pop(one.choice, 0), self._logprobs(one.choice)
+        return begin + self._chunk(one.choice, body, reason, owed, told)
 
     def last_chunks(self, job: Job) -> bytes:
         """Usage where it was asked for, our timings in any case, and the end."""
@@ -96,14 +124,21 @@ class Reply:
     def failed_chunk(self, failed: Failed) -> bytes:
         return b"data: " + encoded(failed.problem.body()) + b"\n\n"
 
-    def _chunk(self, choice: int, body: bytes, reason: str | None, tokens: int = 0) -> bytes:
+    def _chunk(
+        self,
+        choice: int,
+        body: bytes,
+        reason: str | None,
+        tokens: int = 0,
+        told: dict[str, Any] | None = None,
+    ) -> bytes:
         name = b'"delta":' if self.chat else b'"text":'
         head = encoded(self._head(self._object()))[:-1]
         usage = b',"usage":null' if self.usage_chunk else b""
         count = b',"tokens":%d' % tokens if tokens else b""
         return (
-            b'data: %s,"choices":[{"index":%d,%s%s,"logprobs":null,"finish_reason":%s}]%s%s}\n\n'
-            % (head, choice, name, body, encoded(reason), count, usage)
+            b'data: %s,"choices":[{"index":%d,%s%s,"logprobs":%s,"finish_reason":%s}]%s%s}\n\n'
+            % (head, choice, name, body, encoded(told), encoded(reason), count, usage)
         )
 
     # ---- what both say -------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class Served:
     greedy: bool  # the plan can do nothing else
     template: Template | None
     reuse: bool = True  # keys and values of the last request, also for another client
+    logits: bool = False  # the engine gives them while it runs
     limits: Limits = field(default_factory=Limits)
 
     # ---- words ---------------------------------------------------------------------------------
@@ -130,13 +131,44 @@ class Served:
             )
         self._choices(asked, 1)
         prompt = self.chat_prompt(asked.messages)
-        return self._requests(asked, [prompt], asked.max_tokens if most is None else most, None)
+        wanted = asked.max_tokens if most is None else most
+        return self._requests(asked, [prompt], wanted, None, self._chat_logprobs(asked))
 
     def completion_work(self, asked: Completion) -> list[Request]:
         self.check_name(asked.model)
         prompts = self._prompts(asked)
-        most = asked.max_tokens
-        return self._requests(asked, prompts, most, COMPLETION_TOKENS)
+        most, told = asked.max_tokens, self._completion_logprobs(asked)
+        return self._requests(asked, prompts, most, COMPLETION_TOKENS, told)
+
+    def _chat_logprobs(self, asked: Chat) -> int | None:
+        """How many of the most probable tokens are told beside each; None: not even its own."""
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise Problem("top_logprobs needs logprobs=true", param="top_logprobs")
+        if not asked.logprobs:
+            return None
+        return self._told("top_logprobs", asked.top_logprobs or 0)
+
+    def _completion_logprobs(self, asked: Completion) -> int | None:
+        if asked.logprobs is None or asked.logprobs is False:
+            return None
+        if asked.logprobs is True:
+            raise Problem(
+                "logprobs=true: /v1/completions takes how many of the most probable tokens to "
+                f"tell, 0 to {self.limits.logprobs}",
+                param="logprobs",
+            )
+        return self._told("logprobs", asked.logprobs)
+
+    def _told(self, name: str, count: int) -> int:
+        if not self.logits:
+            raise Problem(
+                "logprobs are not supported here: this kernel keeps its logits on the device while "
+                "it runs; leave them out, or serve from a CPU (1xhost)",
+                param="logprobs",
+                code="unsupported_parameter",
+            )
+        within(name, count, 0, self.limits.logprobs)
+        return count
 
     def _prompts(self, asked: Completion) -> list[list[int]]:
         prompt: Any = asked.prompt
@@ -169,6 +201,7 @@ class Served:
         prompts: list[list[int]],
         most: int | None,
         usual: int | None,
+        told: int | None,
     ) -> list[Request]:
         n = self._choices(asked, len(prompts))
         seed = within("seed", asked.seed, -MOST_SEED - 1, MOST_SEED)
@@ -180,7 +213,7 @@ class Served:
             tokens = self._tokens(prompt, most, usual)
             for _ in range(n):
                 sampling = self._sampling(asked, (seed + len(made)) % 2**64)
-                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse))
+                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse, told))
         return made
 
     def _tokens(self, prompt: list[int], most: int | None, usual: int | None) -> int:

@@ -47,12 +47,12 @@ class _Generation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: Any = None
     min_p: Any = None
     logit_bias: Any = None
-    logprobs: Any = None
     store: Any = None
 
 
 class Completion(_Generation, kw_only=True):
     prompt: str | list[str | int | list[int]]
+    logprobs: int | bool | None = None  # how many of the most probable tokens, 0 too
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -81,7 +81,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Chat(_Generation, kw_only=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
@@ -116,8 +117,6 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "min_p": (0,),
     "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (),
     "store": (False,),
     "best_of": (1,),
     "echo": (False,),
@@ -143,8 +142,6 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "reasoning_content": ("",),
 }
 _REASONS = {
-    "logprobs": "the kernel keeps its logits on the device and hands out tokens alone",
-    "top_logprobs": "the kernel keeps its logits on the device and hands out tokens alone",
     "tools": "tool calls are not parsed",
 }
 

@@ -1,0 +1,108 @@
+"""`logprobs`: whole and streamed alike, as OpenAI's client reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.serving import Running
+from tests.server.test_api import CHAT, GREEDY, chunks, refusal
+
+ASKED: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "temperature": 1, "seed": 2}
+
+
+def test_a_chat_s_are_the_same_whole_and_streamed(http: httpx.Client) -> None:
+    body = CHAT | ASKED | {"logprobs": True, "top_logprobs": 2}
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert len(entries) == 30
+    for one in entries:
+        assert one["logprob"] <= 0
+        assert len(one["top_logprobs"]) == 2
+        assert one["top_logprobs"][0]["logprob"] >= one["logprob"]
+        assert (
+            bytes(one["bytes"]).decode(errors="replace") == one["token"] or "bytes:" in one["token"]
+        )
+    spelt = b"".join(bytes(one["bytes"]) for one in entries if one["token"] != "<bos>")
+    assert spelt.decode(errors="replace") == choice["message"]["content"]
+    found: list[Any] = []
+    for chunk in chunks(http.post("/v1/chat/completions", json=body | {"stream": True})):
+        found += (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    assert found == entries
+
+
+@pytest.mark.parametrize("stop", [None, "R"])
+def test_completions_are_the_same_whole_and_streamed(stop: str | None, http: httpx.Client) -> None:
+    body = GREEDY | ASKED | {"logprobs": 1, "n": 2, "stop": stop}
+    answer = http.post("/v1/completions", json=body).json()
+    told = [choice["logprobs"] for choice in answer["choices"]]
+    assert sum(len(one["tokens"]) for one in told) == answer["usage"]["completion_tokens"]
+    for one in told:
+        assert {*map(len, one.values())} == {len(one["tokens"])}
+        assert one["text_offset"][0] == 0
+        assert all(a <= b for a, b in zip(one["text_offset"], one["text_offset"][1:], strict=False))
+        for token, logprob, top in zip(
+            one["tokens"], one["token_logprobs"], one["top_logprobs"], strict=True
+        ):
+            assert top[token] == logprob
+    found: list[dict[str, list[Any]]] = [{name: [] for name in one} for one in told]
+    for chunk in chunks(http.post("/v1/completions", json=body | {"stream": True})):
+        choice = chunk["choices"][0]
+        for name, values in (choice["logprobs"] or {}).items():
+            found[choice["index"]][name] += values
+    assert found == told
+
+
+def test_who_does_not_ask_gets_none(http: httpx.Client) -> None:
+    for more in ({}, {"logprobs": False}, {"logprobs": None}):
+        for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT)):
+            answer = http.post(path, json=body | {"max_tokens": 2} | more).json()
+            assert answer["choices"][0]["logprobs"] is None
+
+
+def test_openais_client_reads_them(live: Running, http: httpx.Client) -> None:
+    url = f"{live.url}/v1"
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
+    said = client.chat.completions.create(
+        model="tiny", logprobs=True, top_logprobs=20, max_tokens=3, **CHAT
+    )
+    told = said.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    for one in told.content:
+        assert one.top_logprobs[0].token == one.token, "greedy takes the most probable"
+        assert sum(math.exp(top.logprob) for top in one.top_logprobs) <= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/chat/completions", {"logprobs": 2}, "logprobs"),
+        ("/v1/completions", {"logprobs": True}, "logprobs"),
+        ("/v1/completions", {"logprobs": -1}, "logprobs"),
+        ("/v1/completions", {"logprobs": 10**9}, "logprobs"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(
+    path: str, more: dict[str, Any], param: str, http: httpx.Client
+) -> None:
+    body = CHAT if "chat" in path else GREEDY
+    assert refusal(http, path, body | more)["param"] == param
+
+
+def test_an_engine_that_keeps_its_logits_refuses_them(live: Running, http: httpx.Client) -> None:
+    served = live.app.served
+    live.app.served = dataclasses.replace(served, logits=False)
+    try:
+        error = refusal(http, "/v1/completions", GREEDY | {"logprobs": 1})
+        assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
+        assert "keeps its logits on the device" in error["message"]
+    finally:
+        live.app.served = served

@@ -1,0 +1,60 @@
+"""The twin beside `twin run`: did the engine run at the rate that the twin predicts?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from twin.calibrate.known_error import known_error
+from twin.engine.session import Generation
+from twin.errors import TwinError
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+from twin.report.tables import count
+
+
+def beside(
+    plan: Plan, node: Node, chosen: Mapping[str, Any], prompt: int, made: Generation
+) -> dict[str, Any] | None:
+    """What the twin says of the positions that a run went through; None where it has no interval:
+    no fit with held-out runs, or too few tokens for a rate.
+
+    `prompt`: tokens before the generated ones.
+    """
+    if known_error(node) is None or plan.spec is None:
+        return None
+    try:
+        # the simulator, which a run does without
+        from twin.server.expected import FEWEST, expect
+
+        if len(made.tokens) <= FEWEST:
+            return None
+        found = expect(plan.spec, node, plan, chosen)
+    except (TwinError, ImportError):  # the run has succeeded, whatever can be said of its speed
+        return None
+    predicted = found.rate(prompt + len(made.tokens) / 2)
+    parted = found.parted(made.tokens_per_s, predicted)
+    if parted is None:
+        return None
+    assert found.low is not None
+    assert found.high is not None
+    return {
+        "tokens_per_s": predicted,
+        "interval": [predicted * found.low, predicted * found.high],
+        "parted": parted,
+    }
+
+
+def alarm(said: Mapping[str, Any], made: Generation) -> str:
+    """A line for people, where measured and predicted rate part."""
+    low, high = said["interval"]
+    slow = made.tokens_per_s < low
+    reason = (
+        "a throttled clock or a busy neighbour looks like that"
+        if slow
+        else "the fit on file may be of another machine or an older kernel"
+    )
+    return (
+        f"alarm: {count(made.tokens_per_s)} tokens/s (measured), the twin expects {count(low)} to "
+        f"{count(high)} there: {reason}"
+    )
