@@ -1,17 +1,17 @@
 """Matrices of four bits in a checkpoint, in each layout that is published: which tensors hold one,
 and what their words mean.
 
-| layout | codes | zero points | scales |
-|---|---|---|---|
-| compressed-tensors `pack-quantized` | `weight_packed` [out, in / 8] | `weight_zero_point` \
-[out / 8, groups], packed along out; both 8 above their signed value | `weight_scale` [out, groups] |
-| AWQ (`gemm`) | `qweight` [in, out / 8], eight outputs to a word, nibble i of output \
-0 2 4 6 1 3 5 7 | `qzeros` [groups, out / 8], alike | `scales` [groups, out] |
-| GPTQ | `qweight` [in / 8, out], eight inputs to a word | `qzeros` [groups, out / 8], one less \
-than meant, but for `gptq_v2` | `scales` [groups, out] |
-| compressed-tensors `mxfp4-`, `nvfp4-pack-quantized` | `weight_packed` [out, in / 2], the first in \
-the lower half of a byte | none | `weight_scale` [out, blocks]: exponents, or E4M3; NVFP4 divides \
-by `weight_global_scale` |
+- compressed-tensors `pack-quantized`: `weight_packed` [out, in / 8] has eight inputs to a word;
+  `weight_scale` [out, groups]; `weight_zero_point` [out / 8, groups] has eight outputs to a word.
+  Codes and zero points are stored 8 above their signed value.
+- AWQ (`gemm`): `qweight` [in, out / 8] and `qzeros` [groups, out / 8] have eight outputs to a word,
+  whose nibbles are of outputs 0 2 4 6 1 3 5 7; `scales` [groups, out].
+- GPTQ: `qweight` [in / 8, out] has eight inputs to a word, `qzeros` [groups, out / 8] eight outputs,
+  each one less than meant, but for `gptq_v2`; `scales` [groups, out]; `g_idx` [in], the group of
+  each column.
+- compressed-tensors `mxfp4-` and `nvfp4-pack-quantized`: `weight_packed` [out, in / 2] has two
+  inputs to a byte, the first in its lower half; `weight_scale` [out, blocks] is exponents, or E4M3
+  numbers, which NVFP4 divides by `weight_global_scale`.
 
 Sources: compressed-tensors 0.20 (compressors/pack_quantized, nvfp4, mxfp4); AutoAWQ 0.2
 (utils/packing_utils.py); GPTQModel 2 (nn_modules/qlinear, utils/model.py, convert_gptq_v1_to_v2).

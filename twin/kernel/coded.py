@@ -9,9 +9,9 @@ Behind the codes lie scales, each kind as [blocks of a row][rows, filled up to S
 row has one beside those of its blocks (FP32), that comes first; then the blocks', then their zero
 points, a byte each. The end is filled up to UNIT_BYTES.
 
-A GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as those
-of the plan's weight type do beside few-bit weights, the first loads of all threads come first, then
-the second ones: neighbouring threads then load neighbouring bytes.
+A GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as
+those of the plan's weight type do beside few-bit weights, the first loads of all threads come
+first, then the second ones: neighbouring threads then load neighbouring bytes.
 """
 
 from __future__ import annotations
