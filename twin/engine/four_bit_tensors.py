@@ -6,9 +6,9 @@ and what their words mean.
   Codes and zero points are stored 8 above their signed value.
 - AWQ (`gemm`): `qweight` [in, out / 8] and `qzeros` [groups, out / 8] have eight outputs to a word,
   whose nibbles are of outputs 0 2 4 6 1 3 5 7; `scales` [groups, out].
-- GPTQ: `qweight` [in / 8, out] has eight inputs to a word, `qzeros` [groups, out / 8] eight outputs,
-  each one less than meant, but for `gptq_v2`; `scales` [groups, out]; `g_idx` [in], the group of
-  each column.
+- GPTQ: `qweight` [in / 8, out] has eight inputs to a word, `qzeros` [groups, out / 8] eight
+  outputs, each one less than meant, but for `gptq_v2`; `scales` [groups, out]; `g_idx` [in], the
+  group of each column.
 - compressed-tensors `mxfp4-` and `nvfp4-pack-quantized`: `weight_packed` [out, in / 2] has two
   inputs to a byte, the first in its lower half; `weight_scale` [out, blocks] is exponents, or E4M3
   numbers, which NVFP4 divides by `weight_global_scale`.
