@@ -98,7 +98,11 @@ BUILDS = [
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     ("qwen3-30b-a3b", "defaults"),
     *slow("llama-3.1-8b", "counter", "defaults"),
-    *((f"llama-3.2-1b@{name}", "defaults") for name, code in CODES.items() if code.format.bits == 8),
+    *(
+        (f"llama-3.2-1b@{name}", "defaults")
+        for name, code in CODES.items()
+        if code.format.bits == 8
+    ),
     *(
         case
         for name, code in CODES.items()

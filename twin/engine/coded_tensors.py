@@ -1,19 +1,29 @@
-"""Coded matrices of a checkpoint: a tensor of codes and a tensor of scales each, checked before
-they are used.
+"""Coded matrices of a checkpoint, checked before they are used: of eight bits a tensor of codes and
+one of scales each, of four as `four_bit_tensors.py` tells.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from twin.engine.four_bit_tensors import (
+    FourBitTensor,
+    Layout,
+    four_bit_tensor,
+    names_known,
+    names_of,
+)
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry
 from twin.errors import CheckpointError
 from twin.models.codes import CODES, Coded
 from twin.models.decoder import Tensor
-from twin.models.formats import WHOLE_ROW, Format
+from twin.models.formats import INT4, WHOLE_ROW, Format
+from twin.models.formats import STORED as FORMATS
+from twin.models.spec import ModelSpec
 from twin.text import shown
 
 CODE_TYPES = {"int8": "I8", "fp8": "F8_E4M3", "fp8-128x128": "F8_E4M3"}
@@ -29,9 +39,19 @@ class CodedTensor:
     codes: Entry
     scales: Entry
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.codes, self.scales
+
     def matrix(self, files: dict[Path, Array]) -> Coded:
+        return Coded(CODES[self.format.name], self._codes(files), self._scales(files))
+
+    def part(self, part: str, files: dict[Path, Array]) -> Array:
         """Raises CheckpointError for a code or a scale that is no number."""
-        code, (rows, cols) = CODES[self.format.name], self.codes.shape
+        return self._codes(files) if part == "codes" else self._scales(files)
+
+    def _codes(self, files: dict[Path, Array]) -> Array:
+        rows, cols = self.codes.shape
         stored = np.asarray(files[self.codes.path][self.codes.begin : self.codes.end]).reshape(
             rows, cols
         )
@@ -39,6 +59,10 @@ class CodedTensor:
             raise CheckpointError(
                 f"{self.codes.path}: {shown(self.codes.name)} holds a NaN; download the file again"
             )
+        return stored
+
+    def _scales(self, files: dict[Path, Array]) -> Array:
+        rows, cols = self.codes.shape
         raw = np.asarray(files[self.scales.path][self.scales.begin : self.scales.end]).view(
             NUMPY[STORED[self.scales.dtype]]
         )
@@ -50,20 +74,19 @@ class CodedTensor:
             )
         high, wide = self.format.block
         if scales.size == 1:  # of the tensor
-            scales = np.repeat(scales, rows).reshape(rows, 1)
-        elif wide == WHOLE_ROW:
-            scales = scales.reshape(rows, 1)
-        else:
-            scales = np.repeat(scales.reshape(-(-rows // high), -(-cols // wide)), high, axis=0)[
-                :rows
-            ]
-        return Coded(code, stored, scales)
+            return np.repeat(scales, rows).reshape(rows, 1)
+        if wide == WHOLE_ROW:
+            return scales.reshape(rows, 1)
+        blocks = scales.reshape(-(-rows // high), -(-cols // wide))
+        return np.repeat(blocks, high, axis=0)[:rows]
 
 
 def coded_tensor(
-    path: Path, tensor: Tensor, format: Format, found: dict[str, Entry]
-) -> CodedTensor:
+    path: Path, tensor: Tensor, format: Format, layout: Layout | None, found: dict[str, Entry]
+) -> CodedTensor | FourBitTensor:
     """A matrix of a checkpoint, by the names of its tensors. Raises CheckpointError."""
+    if layout is not None:
+        return four_bit_tensor(path, tensor, format, layout, found)
     matrix, scales = (
         _entry(path, name, found) for name in (tensor.name, scale_name(tensor, format))
     )
@@ -90,6 +113,32 @@ def coded_tensor(
             f"{scales.path}: {shown(scales.name)} is {scales.dtype} {list(scales.shape)}, {wanted}"
         )
     return CodedTensor(format, matrix, scales)
+
+
+def with_stored_scales(
+    spec: ModelSpec, named: Mapping[str, Tensor], layout: Layout | None, found: Mapping[str, Entry]
+) -> ModelSpec:
+    """The model whose INT4 groups have scales of the type that the first of them has in the
+    checkpoint: a configuration does not say it.
+    """
+    ends = () if layout is None else (names_of(layout, one)["scales"] for one in named.values())
+    first = next((found[name] for name in ends if name in found), None)
+    if first is None or spec.stored is None or first.dtype not in ("F16", "BF16"):
+        return spec
+
+    def typed(form: Format) -> Format:
+        name = form.name.removesuffix("-fp16") + ("-fp16" if first.dtype == "F16" else "")
+        return FORMATS[name] if form in INT4 else form
+
+    chosen = tuple((role, typed(form)) for role, form in spec.stored.chosen)
+    return replace(spec, stored=replace(spec.stored, chosen=chosen))
+
+
+def names_read(tensor: Tensor, format: Format, layout: Layout | None) -> set[str]:
+    """The names of a coded matrix's tensors, those that are read over among them."""
+    if layout is None:
+        return {tensor.name, scale_name(tensor, format)}
+    return names_known(layout, tensor, format)
 
 
 def scale_name(tensor: Tensor, format: Format) -> str:

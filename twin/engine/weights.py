@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twin.engine.coded_tensors import CodedTensor, coded_tensor, scale_name
+from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
+from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
@@ -76,7 +77,7 @@ class StoredWeights:
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
     # matrices of few bits by canonical name
-    coded: dict[str, CodedTensor] = field(default_factory=dict)
+    coded: dict[str, CodedTensor | FourBitTensor] = field(default_factory=dict)
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
     # of a tensor that several names are parts of, the first
@@ -178,15 +179,17 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
             f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint"
         )
     spec = load_model(path, runs=True)
-    found = _entries(path)
-    _refuse_suspicious(path, spec, found)
-    named = tensors(spec)
+    found, layout, named = _entries(path), _layout(path), tensors(spec)
+    spec = with_stored_scales(spec, named, layout, found)
+    _refuse_suspicious(path, spec, found, layout)
     few = {name: form for name in named if (form := format_of(spec, name)).name in CODES}
     if len({named[name].name for name in few}) < len(few):
         raise CheckpointError(
             f"{path}: fused matrices of family {spec.family} are not read in few bits; {INSTEAD}"
         )
-    coded = {name: coded_tensor(path, named[name], form, found) for name, form in few.items()}
+    coded = {
+        name: coded_tensor(path, named[name], form, layout, found) for name, form in few.items()
+    }
     entries = {
         name: _checked(path, tensor, found) for name, tensor in named.items() if name not in coded
     }
@@ -194,12 +197,19 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
     spec = replace(spec, dtype=dtype)
     all_entries = [
         *entries.values(),
-        *(entry for one in coded.values() for entry in (one.codes, one.scales)),
+        *(entry for one in coded.values() for entry in one.entries),
     ]
     files: dict[Path, Array] = {
         file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in all_entries)
     }
     return Checkpoint(path, spec, dtype, StoredWeights(spec, dtype, entries, files, coded))
+
+
+def _layout(path: Path) -> Layout | None:
+    """How the checkpoint stores matrices of four bits, if it says that it has some."""
+    config = find(path, CONFIG)
+    quantization = read_json(config).get("quantization_config") if config else None
+    return layout_of(quantization) if isinstance(quantization, dict) else None
 
 
 def _entries(path: Path) -> dict[str, Entry]:
@@ -264,17 +274,16 @@ def _shard(path: Path, index: Path, file: str) -> Path:
     return found
 
 
-def _refuse_suspicious(path: Path, spec: ModelSpec, found: dict[str, Entry]) -> None:
+def _refuse_suspicious(
+    path: Path, spec: ModelSpec, found: dict[str, Entry], layout: Layout | None
+) -> None:
     """Tensors that the model does not use are ignored, except where leaving them out would change
     its output.
     """
-    known = {tensor.name for tensor in tensors(spec).values()}
-    forms = {name: format_of(spec, name) for name in tensors(spec)}
-    known |= {
-        scale_name(tensor, forms[name])
-        for name, tensor in tensors(spec).items()
-        if forms[name].name in CODES
-    }
+    known: set[str] = set()
+    for name, tensor in tensors(spec).items():
+        form = format_of(spec, name)
+        known |= names_read(tensor, form, layout) if form.name in CODES else {tensor.name}
     for name in sorted(found.keys() - known):
         if is_quantized(name):
             raise CheckpointError(

@@ -48,7 +48,8 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
-PIECE_REGISTERS = 40  # of such a piece
+PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
+REGISTER_BYTES = 4
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -229,10 +230,20 @@ def ahead_pieces(plan: Plan, name: str) -> tuple[int, int]:
     team: Team = getattr(teams_of(plan), name)
     each = ROWS_AT_ONCE * team.vector * plan.options.weight_dtype.bytes // 4
     if plan.coded:
-        each = PIECE_REGISTERS
+        each = max(PIECE_REGISTERS, *(_piece_registers(m) for s in plan.stages for m in s.matrices))
     most = ahead_registers(plan, name) // each
     portions = min(most, team.portions)
     return portions, most if team.portions == 1 else min(1, portions)
+
+
+def _piece_registers(matrix: Matrix) -> int:
+    """Of a thread for a piece of coded weights: its loads, and the scales of its rows."""
+    form = matrix.format
+    if form is None:
+        return 0
+    rows = ROWS_AT_ONCE * LOAD_BITS // (matrix.pack * form.bits)
+    scaling = form.scale_bytes + form.zero_bytes + form.row_bytes
+    return (ROWS_AT_ONCE * LOAD_BITS // 8 + rows * scaling) // REGISTER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,8 @@ def refuse_quantized(config: Config) -> None:
     part.text("quant_method", "")  # a text, and not an endless one
     raise ConfigError(
         f"{config.name}: quantization_config says {format_of_config(part.values)}; allowed: none, "
-        f"or 8 bits as compressed-tensors and DeepSeek's FP8 blocks store them; {INSTEAD}"
+        "or 8 bits as compressed-tensors and DeepSeek's FP8 blocks store them, or 4 bits as "
+        f"compressed-tensors, AWQ and GPTQ do in groups of 32, 64 or 128; {INSTEAD}"
     )
 
 

@@ -199,10 +199,7 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
 
     for slices in range(1, -(-matrix.cols // coding.grain) + 1):
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
-        fits = (
-            max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
-            <= options.slot_bytes
-        )
+        fits = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide)) <= options.slot_bytes
         if fits and wide <= PACK * COVERED_THREADS:
             high = at_once
             while (

@@ -25,8 +25,8 @@ class Weights(Protocol):
     """Tensors by canonical name ("layers.3.q", "embed", ...), matrices as [out, in], in their
     stored type.
 
-    A coded matrix has its parts: "layers.3.q.codes", a byte each, "layers.3.q.scales", and what else
-    its code has (`Code.parts`).
+    A coded matrix has its parts: "layers.3.q.codes", a byte each, "layers.3.q.scales", and what
+    else its code has (`Code.parts`).
     """
 
     @property

@@ -214,9 +214,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         cols, tile = stage.matrix.cols, stage.matrix.tile_cols
         if stage.matrix.pack != pack:
             held = f"{stage.matrix.pack} elements of a row to a thread"
-            yield Violation(
-                "kernel", stage.name, f"{held}; a load of 8-bit weights has {pack}"
-            )
+            yield Violation("kernel", stage.name, f"{held}; a load of 8-bit weights has {pack}")
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)

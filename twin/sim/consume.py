@@ -92,9 +92,7 @@ def _multiply(costs: BlockCosts, dtype: DType, tile: Tile) -> tuple[int, bool]:
     ratio = UNPACK[tile.form.name]
     if tile.form.coded:
         ratio = DECODED_UNPACK.get(tile.form.name, ratio)
-    return picoseconds(
-        tile.weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value
-    ), True
+    return picoseconds(tile.weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value), True
 
 
 def scan_requests(

@@ -14,8 +14,10 @@ from twin.models.formats import DECODED, INT4
 HALF_STEP = {"int8": 0.5 / 127, "fp8": 16 / 448, "fp8-128x128": 16 / 448}
 HALF_STEP |= {"mxfp4": 1 / 5, "nvfp4": 1 / 5.5}  # of the step from 4 to 6, where 5 is the largest
 # and a scale in 16 bits is off by 2^-9 itself
-HALF_STEP |= {form.name: (1 if form.zero_bytes else 0.5) / (15 if form.zero_bytes else 7) + 2**-8
-              for form in INT4}
+HALF_STEP |= {
+    form.name: (1 if form.zero_bytes else 0.5) / (15 if form.zero_bytes else 7) + 2**-8
+    for form in INT4
+}
 
 
 def test_every_format_that_the_engine_runs_has_a_code() -> None:
