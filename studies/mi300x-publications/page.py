@@ -7,12 +7,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twin.calibrate import store
+from twin.calibrate.published import Figure
 from twin.calibrate.published_errors import Beside, compared
+from twin.calibrate.published_plans import predicted_s
 from twin.calibrate.recorded import options_of
 from twin.hardware.derive import CYCLES
 from twin.hardware.override import numbers
@@ -25,6 +30,7 @@ from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
 from twin.study.hardware import Setting, node_on_file, with_settings
 from twin.study.inputs import digest, files_digest, fits_on_file
+from twin.study.interval import Draws, settings
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -34,6 +40,7 @@ MODEL, NODE = "laneformer-2b", "8xmi300x"
 NODES = (NODE, "1xmi300x", "1xmi355x")
 CHOSEN: dict[str, Any] = {"weight_dtype": "fp16"}  # as published
 US = 1e6
+DRAWS, LEVELS = Draws(12, 1), (0.1, 0.9)
 ENGINE = "laneformer-2b-delay-2"  # the published engine's figure
 # what the technique is, options on top of those before, weights ahead of their stage
 RUNGS: tuple[tuple[str, dict[str, Any], bool], ...] = (
@@ -134,7 +141,33 @@ def summary(found: list[Beside]) -> str:
     )
 
 
+def ranges(found: list[Beside]) -> list[tuple[float, float]]:
+    """p10 and p90 of each figure in its unit, over draws of all hardware numbers."""
+    with ProcessPoolExecutor() as pool:
+        drawn = list(pool.map(_drawn, [one.figure for one in found]))
+    return [(float(low), float(high)) for low, high in (np.quantile(one, LEVELS) for one in drawn)]
+
+
+def _drawn(figure: Figure) -> list[float]:
+    node = node_on_file(figure.node)
+    return [
+        figure.in_unit(predicted_s(figure, with_settings(node, changes)))
+        for changes in settings(node, DRAWS)
+    ]
+
+
+def held(found: list[Beside], drawn: list[tuple[float, float]]) -> int:
+    """Figures of which p10 to p90 holds some of what was published."""
+    return sum(
+        low <= max(one.figure.values) and min(one.figure.values) <= high
+        for one, (low, high) in zip(found, drawn, strict=True)
+    )
+
+
 def figures_table(inputs: list[Beside], found: list[Beside]) -> str:
+    drawn = ranges(found)
+    spreads = [""] * len(inputs) + [f"{low:,.4g} to {high:,.4g}" for low, high in drawn]
+    told = [("input", one) for one in inputs] + [("held out", one) for one in found]
     rows = [
         (
             one.figure.name,
@@ -142,14 +175,15 @@ def figures_table(inputs: list[Beside], found: list[Beside]) -> str:
             one.figure.publication,
             one.figure.shown(),
             f"{one.predicted:,.4g}",
+            spread,
             "inside" if one.inside else percent(one.error, signed=True),
         )
-        for role, figures in (("input", inputs), ("held out", found))
-        for one in figures
+        for (role, one), spread in zip(told, spreads, strict=True)
     ]
-    head = ("figure", "role", "published by", "published", "the twin", "error of the speed")
+    head = ("figure", "role", "published by", "published", "the twin", "p10-p90", "error")
     table = markdown_table(head, rows, text_columns=3)
-    return f"{table}\n\n{summary(found)}."
+    inside = f"p10-p90 holds {held(found, drawn)} of {len(found)}"
+    return f"{table}\n\n{summary(found)}; {inside}."
 
 
 # ---- from launches to the published engine -------------------------------------------------------
@@ -238,9 +272,9 @@ def lost_table(last: Result) -> str:
     node, chosen = node_on_file(NODE), dict(CHOSEN)
     rows: list[tuple[object, ...]] = []
     so_far, before_s = node, last.step_s
-    for name, settings in COSTS:
-        alone = run(with_settings(node, settings), chosen).step_s
-        so_far = with_settings(so_far, settings)
+    for name, gone in COSTS:
+        alone = run(with_settings(node, gone), chosen).step_s
+        so_far = with_settings(so_far, gone)
         left_s = run(so_far, chosen).step_s
         rows.append(
             (

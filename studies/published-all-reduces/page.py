@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 RECORD = store.runs_folder("h200-sxm") / "2026-11-23T145500-published-all-reduces"
 SHOWN = "8K"  # of the figure and of the table's times
 GPUS = (2, 4, 8)
-NODES = tuple(f"{gpus}x{device}" for gpus in GPUS for device in ("h200-sxm", "h100-sxm"))
+NODES = tuple(f"{gpus}x{device}" for gpus in GPUS for device in ("h200-sxm", "h100-sxm", "b200"))
 
 
 def stamp() -> Stamp:

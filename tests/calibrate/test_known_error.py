@@ -85,6 +85,15 @@ def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
     assert found.error == pytest.approx(known.errors["qwen2-0.5b"], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_the_documents_tell_the_errors_on_file(name: str) -> None:
+    known = known_error(calibrated_node(name))
+    assert known is not None
+    said = f"{100 * known.median:.1f} and {100 * abs(known.worst):.1f} %"
+    text = (Path(__file__).resolve().parents[2] / "docs" / "calibration.md").read_text()
+    assert said in " ".join(text.split())
+
+
 def test_simulate_tells_the_error_and_its_interval(twin: Twin) -> None:
     said = json.loads(twin("simulate", "llama-3.2-1b", "1xh200", "--json").out)
     known = known_error(calibrated_node("1xh200"))

@@ -231,6 +231,19 @@ def test_what_is_no_figure_is_refused(changes: dict[str, Any], said: str, tmp_pa
         store.read_run(folder)
 
 
+def test_a_record_without_figures_and_a_damaged_one_beside_an_input_are_refused(
+    tmp_path: Path,
+) -> None:
+    folder = record(tmp_path / "inputs", "input")
+    other = record(tmp_path / "damaged", "held-out")
+    (other / "meta.yaml").write_text("node: 1xmi300x\nrole: held-out\nfigures: [1]\n")
+    with pytest.raises(CalibrationError, match="must be figures by name"):
+        store.read_run(other)
+    (other / "meta.yaml").write_text("{")
+    with pytest.raises(CalibrationError, match="what it holds out is unknown"):
+        check_inputs(folder, store.read_run(folder).meta)
+
+
 def test_a_record_without_a_role_is_refused(tmp_path: Path) -> None:
     folder = record(tmp_path / "r", "both")
     with pytest.raises(CalibrationError, match="role: 'both' must be input or held-out"):

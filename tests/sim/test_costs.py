@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
+from twin.hardware.load import load_device
 from twin.hardware.types import Cache
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Options, StageKind
@@ -37,6 +38,14 @@ def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
 def test_a_cache_holds_a_step_that_fits_and_nothing_of_one_that_does_not() -> None:
     whole = Cache(number(100), number(1e9), number(0))
     assert [cost.kept_share(size, whole) for size in (0, 100, 101)] == [0, 1, 0]
+
+
+def test_a_cache_that_loads_do_not_fill_holds_nothing() -> None:
+    unfilled = replace(Cache(number(100), number(1e9), number(0)), retention="none")
+    assert [cost.kept_share(size, unfilled) for size in (0, 1, 100)] == [0, 0, 0]
+    infinity = load_device("mi300x").llc
+    assert infinity
+    assert cost.kept_share(1, infinity) == 0
 
 
 def test_a_cache_with_random_replacement_keeps_less_of_a_longer_stream() -> None:

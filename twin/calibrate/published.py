@@ -96,8 +96,14 @@ def role_of(folder: Path, meta: Mapping[str, Any]) -> Role:
 def figures(folder: Path, meta: Mapping[str, Any]) -> tuple[Figure, ...]:
     """All figures of a record. Raises CalibrationError with the figure that cannot be read."""
     role_of(folder, meta)
+    listed = meta[FIGURES]
+    if not isinstance(listed, dict) or not listed:
+        raise CalibrationError(
+            f"{folder / 'meta.yaml'}: {FIGURES}: must be figures by name, not {shown(listed)}; see "
+            "calibration/runs/README.md"
+        )
     found = []
-    for name, one in dict(meta[FIGURES]).items():
+    for name, one in listed.items():
         try:
             figure = _figure(str(name), str(meta["node"]), one)
             if not all(0 < seconds < float("inf") for seconds in figure.seconds):
@@ -123,10 +129,10 @@ def check_inputs(folder: Path, meta: Mapping[str, Any]) -> None:
             "record with role: input is fitted"
         )
     held_out: dict[str, Path] = {}
-    for file in sorted(folder.resolve().parent.glob("*/meta.yaml")):
-        other = yaml.load(file.read_text(encoding="utf-8"), LOADER)
-        if is_published(other) and role_of(file.parent, other) is Role.HELD_OUT:
-            held_out |= {one.publication: file.parent for one in figures(file.parent, other)}
+    for beside in sorted(file.parent for file in folder.resolve().parent.glob("*/meta.yaml")):
+        other = _meta(beside)
+        if is_published(other) and role_of(beside, other) is Role.HELD_OUT:
+            held_out |= {one.publication: beside for one in figures(beside, other)}
     for figure in figures(folder, meta):
         if figure.publication in held_out:
             raise CalibrationError(
@@ -144,6 +150,18 @@ def samples_of(folder: Path, meta: Mapping[str, Any]) -> dict[str, list[float]]:
         figure.name: [*figure.seconds, figure.middle_s * (1 - TRUST), figure.middle_s * (1 + TRUST)]
         for figure in figures(folder, meta)
     }
+
+
+def _meta(folder: Path) -> Mapping[str, Any]:
+    """Of a run beside the one that is fitted."""
+    try:
+        found = yaml.load((folder / "meta.yaml").read_text(encoding="utf-8"), LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CalibrationError(
+            f"{folder / 'meta.yaml'}: cannot be read, so what it holds out is unknown "
+            f"({said(str(error))}); repair or remove it"
+        ) from error
+    return found if isinstance(found, dict) else {}
 
 
 def _figure(name: str, node: str, one: Mapping[str, Any]) -> Figure:

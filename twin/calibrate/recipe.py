@@ -163,5 +163,6 @@ def recipe_of(device: Device) -> Recipe:
         return GPU_RECIPE
     raise CalibrationError(
         f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or "
-        "an NVIDIA GPU (h200)"
+        "an NVIDIA GPU (h200), or fit and compare what others published with --from "
+        "(calibration/runs)"
     )

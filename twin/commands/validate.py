@@ -73,7 +73,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if validate_published.asked(args.measured):
+    if args.shapes is None and validate_published.asked(args.measured):
         return validate_published.run(args)
     node = one_device(args.node)
     if validate_shapes.asked(args):

@@ -20,7 +20,7 @@ from twin.units import format_quantity
 
 LOADING = ("ahead", "on-demand")
 INPUTS = ("on-chip", "registers")
-RETENTION = ("whole", "random")
+RETENTION = ("whole", "random", "none")
 TOPOLOGIES = ("mesh", "switch", "memory")
 _NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z", re.DOTALL)
 FILES = (".yaml", ".yml")  # a name that ends so is a file of one's own

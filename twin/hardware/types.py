@@ -111,7 +111,8 @@ class Cache:
 
     `retention` says what a stream larger than the cache leaves in it: with "whole" nothing
     (streaming loads are evicted first or bypass it), with "random" a share that falls smoothly with
-    the stream's size (a CPU's hashed, adaptive L3).
+    the stream's size (a CPU's hashed, adaptive L3). With "none" nothing of any stream: the loads of
+    weights do not fill it.
     """
 
     capacity_bytes: Number  # per die for L2, in all for LLC

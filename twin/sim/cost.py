@@ -400,12 +400,12 @@ def kept_share(footprint: int, cache: Cache, copies: int = 1) -> float:
     """Share of a footprint, read once per step in the same order, that `copies` of a cache still
     hold a step later.
 
-    "whole": all or nothing. "random": a line survives a step when none of the footprint's misses
-    replaces it, so the share h solves h = exp(-(1 - h) * footprint / capacity); up to the capacity
-    it is 1.
+    "none": nothing. "whole": all or nothing. "random": a line survives a step when none of the
+    footprint's misses replaces it, so the share h solves h = exp(-(1 - h) * footprint / capacity);
+    up to the capacity it is 1.
     """
     capacity = cache.capacity_bytes.value * copies
-    if footprint <= 0:
+    if footprint <= 0 or cache.retention == "none":
         return 0.0
     if footprint <= capacity:
         return 1.0
