@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, steady
 from twin.calibrate.starts import Starts, gpu_starts, host_starts
-from twin.engine.choose import gpu_conditions
+from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
 from twin.hardware.types import HOST, Device
 from twin.plan.types import Limits
@@ -126,6 +126,8 @@ GPU_RECIPE = Recipe(
     enough=1e-5,
     outlier=0.05,
 )
+# What the kernel for AMD does not run (graphs) is left out when it is measured, with its reason.
+AMD_RECIPE = replace(GPU_RECIPE, conditions=amd_conditions)
 
 
 def recipe_of(device: Device) -> Recipe:
@@ -134,7 +136,9 @@ def recipe_of(device: Device) -> Recipe:
         return HOST_RECIPE
     if device.nvidia:
         return GPU_RECIPE
+    if device.amd:
+        return AMD_RECIPE
     raise CalibrationError(
         f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or "
-        "an NVIDIA GPU (h200)"
+        "a GPU (h200, mi300x)"
     )
