@@ -92,6 +92,11 @@ def answers_at_once(started: Sequence[Started]) -> int:
         one.dies[:] = np.arange(one.blocks) % 8
     made = request.steps - request.forced + 1
     control.started = 1000
+    if request.block_stamps:  # of a probe
+        workers = sum(one.blocks for one in started)
+        stamps = (ctypes.c_uint64 * (request.steps * workers)).from_address(request.block_stamps)
+        ends = 2000 + 1000 * np.arange(request.steps, dtype=np.uint64)
+        np.ctypeslib.as_array(stamps)[:] = np.repeat(ends, workers)
     if request.tokens:
         (ctypes.c_int32 * made).from_address(request.tokens)[:] = range(3, 3 + made)
     if request.stamps:

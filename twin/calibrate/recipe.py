@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, steady
@@ -126,8 +127,11 @@ GPU_RECIPE = Recipe(
     enough=1e-5,
     outlier=0.05,
 )
-# What the kernel for AMD does not run (graphs) is left out when it is measured, with its reason.
-AMD_RECIPE = replace(GPU_RECIPE, conditions=amd_conditions)
+AMD_RECIPE = replace(
+    GPU_RECIPE,
+    probes=lambda limits, quick: amd_probes(limits, quick=quick),
+    conditions=amd_conditions,
+)
 
 
 def recipe_of(device: Device) -> Recipe:

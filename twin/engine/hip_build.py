@@ -16,7 +16,7 @@ from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
 from twin.kernel.layout import layout
-from twin.plan.types import Plan
+from twin.plan.types import Execution, Plan
 from twin.toolchain import (
     cache_dir,
     cached,
@@ -105,6 +105,11 @@ def _version(compiler: str) -> int:
 
 def check_runs(plan: Plan) -> None:
     """Raises ToolchainError for a plan that this platform's kernel cannot run."""
+    if plan.options.execution is not Execution.RESIDENT:
+        raise ToolchainError(
+            f"execution={plan.options.execution.value}: AMD GPUs run resident kernels only; plan "
+            "with execution=resident"
+        )
     if plan.options.prompt_chunk > 1:
         raise ToolchainError(
             f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan "
