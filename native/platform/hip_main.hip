@@ -14,6 +14,7 @@ struct Shared {
 static_assert(
     sizeof(Shared) <= SHARED_BYTES,
     "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
+static_assert(THREADS == TWIN_THREADS, "the driver launches as many threads as a block has");
 
 }  // namespace twin
 

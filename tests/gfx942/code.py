@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from twin.engine.hip_build import HipReport, compile_code_object
+from twin.engine.hip_build import HipReport, cached_code_object
 from twin.errors import ToolchainError
 from twin.plan.types import Limits, Plan
 
@@ -157,7 +157,7 @@ def objdump() -> str:
 @lru_cache(maxsize=16)
 def _compiled(plan: Plan) -> HipReport:
     try:
-        return compile_code_object(plan)
+        return cached_code_object(plan, "gfx942")
     except ToolchainError as error:
         if not str(error).startswith("no clang"):
             raise

@@ -1,46 +1,59 @@
-"""An engine whose GPU is the interpreter: sessions, requests and results are those of every
-engine.
+"""Engines whose GPU is the interpreter, or threads of this CPU in waves of 64: sessions, requests
+and results are those of every engine.
 """
 
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import DTypeLike, NDArray
 
 from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
+from twin import toolchain
 from twin.engine.cuda import _Launch
+from twin.engine.hip_build import THREADS, clang
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
-from twin.kernel.header import Control, Request
+from twin.errors import ToolchainError
+from twin.kernel.header import Control, Request, header
 from twin.plan.types import Plan
 
 WATCHDOG_S = 0.003  # of the interpreter's clock, in which a microsecond is 800 instructions
 SEED = 3  # of the weights
+HERE = Path(__file__).resolve().parent
+WAVES_FLAGS = (
+    "-x",
+    "c++",
+    "-std=c++17",
+    "-O1",
+    "-march=native",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-exceptions",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-attributes",  # those of HIP
+    "-Wno-ignored-attributes",
+    f"-DTWIN_THREADS={THREADS}",
+)
 
 
-class Emulated(Session):
-    """A plan with random weights; `code` instead of what the plan compiles to, for a planted
-    fault.
-    """
+class Stepped(Session):
+    """A plan with random weights in the host's memory, a launch at a time."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        seed: int = 1,
-        code: Code | None = None,
-        dies: int = 2,
-        most: int = 3 * 10**7,
-    ) -> None:
-        super().__init__(plan, trace=False, watchdog_s=WATCHDOG_S)
-        self.seed, self.dies, self._most, self.executed = seed, dies, most, 0
-        self._loaded = load(code or code_of(plan))
+    arguments_bytes = (ctypes.sizeof(_Launch) + 16 + 7) // 8 * 8
+
+    def __init__(self, plan: Plan, *, watchdog_s: float) -> None:
+        super().__init__(plan, trace=False, watchdog_s=watchdog_s)
         assert plan.spec is not None
         self._arenas = _Arenas(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype))
         self._words = np.zeros(ctypes.sizeof(Control), np.uint8)
@@ -48,10 +61,9 @@ class Emulated(Session):
         self._kept: list[NDArray[Any]] = []
         self.places = np.full(plan.ranks * plan.blocks, -1, np.int32)
 
-    def reached(self) -> list[Instruction]:
-        """What the runs so far have executed."""
-        seen = zip(self._loaded.code.instructions, self._loaded.reached, strict=True)
-        return [one for one, here in seen if here]
+    @abstractmethod
+    def _execute(self, launches: list[Launched], lent: list[NDArray[Any]]) -> None:
+        """One launch on each GPU, side by side, to the end; `lent` is what they may touch."""
 
     def _close(self) -> None:
         pass
@@ -82,7 +94,7 @@ class Emulated(Session):
         ranks = self.plan.ranks // gpus
         launches = []
         for gpu in range(gpus):
-            arguments = np.zeros(self._loaded.code.kernarg_bytes, np.uint8)
+            arguments = np.zeros(self.arguments_bytes, np.uint8)
             size = ctypes.sizeof(_Launch)
             arguments[:size] = np.frombuffer(bytes(launch), np.uint8)
             blocks = ranks * self.plan.blocks
@@ -101,17 +113,91 @@ class Emulated(Session):
             *arenas._kept,
             *self._kept,
         ]
-        self.executed = run(
-            self._loaded,
-            launches,
-            [a for a in lent if a.nbytes],
-            dies=self.dies,
-            seed=self.seed,
-            most=self._most,
-        )
+        self._execute(launches, [a for a in lent if a.nbytes])
 
     def _wait(self, told: int) -> bool:
         return True
 
     def _join(self) -> None:
         pass
+
+
+class Emulated(Stepped):
+    """By the interpreter; `code` instead of what the plan compiles to, for a planted fault."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        seed: int = 1,
+        code: Code | None = None,
+        dies: int = 2,
+        most: int = 3 * 10**7,
+    ) -> None:
+        super().__init__(plan, watchdog_s=WATCHDOG_S)
+        self.seed, self.dies, self._most, self.executed = seed, dies, most, 0
+        self._loaded = load(code or code_of(plan))
+        assert self._loaded.code.kernarg_bytes == self.arguments_bytes
+
+    def reached(self) -> list[Instruction]:
+        """What the runs so far have executed."""
+        seen = zip(self._loaded.code.instructions, self._loaded.reached, strict=True)
+        return [one for one, here in seen if here]
+
+    def _execute(self, launches: list[Launched], lent: list[NDArray[Any]]) -> None:
+        self.executed = run(
+            self._loaded, launches, lent, dies=self.dies, seed=self.seed, most=self._most
+        )
+
+
+class Waved(Stepped):
+    """By this CPU: the platform's own source, waves of 64 lanes (waves.h)."""
+
+    def __init__(
+        self, plan: Plan, *, seed: int = 1, sanitize: bool = False, watchdog_s: float = 30
+    ) -> None:
+        super().__init__(plan, watchdog_s=watchdog_s)
+        self._seed = seed
+        self._library = ctypes.CDLL(str(build_waves(plan, sanitize=sanitize)))
+
+    def _execute(self, launches: list[Launched], lent: list[NDArray[Any]]) -> None:
+        at = (ctypes.c_void_p * len(launches))(*(one.kernargs.ctypes.data for one in launches))
+        size = self._library.waves_run(
+            at, len(launches), launches[0].blocks, 8, ctypes.c_ulong(self._seed)
+        )
+        assert size == self.arguments_bytes
+
+
+def build_waves(plan: Plan, *, sanitize: bool) -> Path:
+    """Skips without a clang: the platform's vector types are its own."""
+    try:
+        compiler = clang()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    text = header(plan)
+    flags = [*WAVES_FLAGS, f'-DTWIN_PLATFORM="{HERE / "waves.h"}"']
+    if sanitize:  # with GCC's runtime: Debian's clang comes without
+        asked = toolchain.run_compiler([toolchain.host_compiler(), "-print-file-name=libubsan.so"])
+        runtime = asked.strip()
+        if not Path(runtime).is_absolute():
+            pytest.skip("libubsan.so is not installed")
+        flags += [
+            "-g",
+            "-fsanitize=undefined",
+            "-fno-sanitize=function",
+            "-fno-sanitize-recover=all",
+            f"-Wl,{runtime}",
+        ]
+    sources = [*toolchain.native_sources(), HERE / "waves.h", HERE / "waves_main.cpp"]
+    key = toolchain.content_key([toolchain.compiler_version(compiler), *flags, text], sources)
+
+    def build(folder: Path) -> Path:
+        (folder / "plan.h").write_text(text, encoding="utf-8")
+        made = folder / "waves.so"
+        source = str(HERE / "waves_main.cpp")
+        toolchain.run_compiler(
+            [compiler, *flags, f"-I{folder}", source, "-lstdc++", "-o", str(made)]
+        )
+        return made
+
+    return toolchain.cached(toolchain.cache_dir() / f"waves-{key}.so", build)

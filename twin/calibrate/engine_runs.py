@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from twin.calibrate import store
+from twin.calibrate.amd_heldout import amd_held_out
 from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
@@ -21,7 +22,9 @@ from twin.hardware.types import HOST, Node
 
 def held_out(node: Node) -> list[HeldOut]:
     """The held-out runs of a node."""
-    return host_held_out() if node.device.isa == HOST else gpu_held_out(node)
+    if node.device.isa == HOST:
+        return host_held_out()
+    return amd_held_out(node) if node.device.amd else gpu_held_out(node)
 
 
 def runs_of(record: store.Run, node: Node) -> list[HeldOut]:

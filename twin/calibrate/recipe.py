@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.published import is_published
 from twin.calibrate.reading import quiet, steady
 from twin.calibrate.starts import Starts, gpu_starts, host_starts
 from twin.calibrate.store import Run
-from twin.engine.choose import gpu_conditions
+from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
 from twin.hardware.types import HOST, Device
 from twin.plan.types import Limits
@@ -128,6 +129,11 @@ GPU_RECIPE = Recipe(
     enough=1e-5,
     outlier=0.05,
 )
+AMD_RECIPE = replace(
+    GPU_RECIPE,
+    probes=lambda limits, quick: amd_probes(limits, quick=quick),
+    conditions=amd_conditions,
+)
 
 
 # what figures of others settle; hops and latencies are read off by themselves (hwmodels), and only
@@ -161,8 +167,10 @@ def recipe_of(device: Device) -> Recipe:
         return HOST_RECIPE
     if device.nvidia:
         return GPU_RECIPE
+    if device.amd:
+        return AMD_RECIPE
     raise CalibrationError(
         f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or "
-        "an NVIDIA GPU (h200), or fit and compare what others published with --from "
+        "a GPU (h200, mi300x), or fit and compare what others published with --from "
         "(calibration/runs)"
     )

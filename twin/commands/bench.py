@@ -26,8 +26,8 @@ from twin.commands.arguments import (
 )
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.engine.choose import check_present, compile_all, open_engine
-from twin.engine.host import HostEngine
-from twin.engine.opening import open_source, plan_run
+from twin.engine.opening import check_runs_here, open_source, plan_run
+from twin.engine.session import Session
 from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.files import check_folder
 from twin.hardware.types import HOST, Node
@@ -162,22 +162,28 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     node = calibrated_node(args.node)
-    on_host = node.device.isa == HOST
-    for name, value in (HOST_DEFAULTS if on_host else GPU_DEFAULTS).items():
+    # on AMD's GPUs as on a CPU: graphs, and Hugging Face beside the engine, are NVIDIA's alone
+    simple = node.device.isa == HOST or node.device.amd
+    for name, value in (HOST_DEFAULTS if simple else GPU_DEFAULTS).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    return on_this_cpu(args, node) if on_host else on_gpu(args, node)
+    return beside_reference(args, node) if simple else on_gpu(args, node)
 
 
-# ---- this computer's CPU -------------------------------------------------------------------------
+# ---- this computer's CPU, an AMD GPU -------------------------------------------------------------
 
 
-def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
+def beside_reference(args: argparse.Namespace, node: Node) -> int:
     from twin.sim.run import simulate  # a GPU machine needs no simulator
 
     given = [name for name in GPU_ONLY if getattr(args, name) is not None]
     if given:
-        raise ConfigError(f"--{given[0].replace('_', '-')} needs a GPU: name it with --node")
+        option = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(
+            f"{option} is for NVIDIA GPUs: leave it out"
+            if node.device.amd
+            else f"{option} needs a GPU: name it with --node"
+        )
     for name, least, most in (
         ("context", 1, MOST_TOKENS),
         ("tokens", 2, MOST_TOKENS),
@@ -189,7 +195,13 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
                 f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}"
             )
     if args.gpus is not None:
+        if node.device.amd:
+            raise ConfigError(
+                f"--gpus {args.gpus} is for this CPU: name the GPUs as {args.gpus}x"
+                f"{node.device.name}"
+            )
         node = calibrated_node(f"{args.gpus}x{HOST}")
+    check_runs_here(node)
     chosen = chosen_options(args)
     source = open_source(args.model, args.random, chosen.get("weight_dtype"), text=False)
     plan = plan_run(source.spec, node, chosen, positions=args.context + args.tokens, greedy=True)
@@ -197,7 +209,7 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
     show = progress()
     warn_if_busy()
     try:
-        with HostEngine(plan, source.weights) as engine:
+        with open_engine(node.device, plan, source.weights) as engine:
             show(f"comparing {args.check} positions with the reference")
             difference = check_logits(engine, plan, source.weights, prompt[: args.check])
             samples = time_host(engine, prompt, args.tokens, args.repeats, show)
@@ -224,7 +236,7 @@ def on_this_cpu(args: argparse.Namespace, node: Node) -> int:
 
 
 def time_host(
-    engine: HostEngine, prompt: list[int], tokens: int, repeats: int, show: Progress
+    engine: Session, prompt: list[int], tokens: int, repeats: int, show: Progress
 ) -> list[float]:
     """Tokens per second of each repeat, after one to warm up. Raises EngineError when repeats
     disagree.

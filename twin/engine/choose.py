@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,6 +15,10 @@ from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import architecture, compile_cubin
 from twin.engine.driver import open_driver
 from twin.engine.gpu import Gpu
+from twin.engine.hip import HipEngine
+from twin.engine.hip_build import architecture as hip_architecture
+from twin.engine.hip_build import cached_code_object
+from twin.engine.hip_driver import open_hip
 from twin.engine.host import HostEngine
 from twin.engine.session import Session
 from twin.engine.standin import StandIn
@@ -26,6 +31,7 @@ from twin.plan.types import Plan
 # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in
 # other units
 ALIKE = 0.15
+UNITS = ("multiprocessors", "compute units")  # of NVIDIA, of AMD
 SMI_FIELDS = (
     "name",
     "driver_version",
@@ -36,6 +42,7 @@ SMI_FIELDS = (
     "power.draw",
 )
 SMI_TIMEOUT_S = 20.0
+ROCM_SMI = ("rocm-smi", "--showproductname", "--showclocks", "--showpower", "--showtemp", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ def open_engine(
     check_present(device)
     if device.nvidia:
         return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
+    if device.amd:
+        return HipEngine(plan, weights, random_streams=random_streams, trace=trace)
     return HostEngine(plan, weights, trace=trace)
 
 
@@ -71,7 +80,7 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
     """An engine of a model's plan with random weights."""
     assert plan.spec is not None, f"{plan.name} is a probe: it has no weights"
     dtype = plan.options.weight_dtype
-    if device.nvidia:
+    if device.nvidia or device.amd:
         return open_engine(
             device, plan, StandIn(plan.spec, seed, dtype), random_streams=seed, trace=trace
         )
@@ -82,12 +91,12 @@ def check_present(device: Device) -> None:
     """Raises EngineError unless the engine can use `device` here and now."""
     if device.isa == HOST:
         return
-    if not device.nvidia:
+    if not (device.nvidia or device.amd):
         raise EngineError(
-            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA "
-            "GPU (1xh200); simulate it instead"
+            f"{device.name}: the engine runs on this computer's CPU (1xhost), on one NVIDIA GPU "
+            "(1xh200) and on AMD's MI300X (1xmi300x); simulate it instead"
         )
-    found = gpu()
+    found = gpu() if device.nvidia else amd_gpu()
     wanted = device.memory.capacity_bytes.value
     same = (
         device.isa == found.isa
@@ -96,7 +105,7 @@ def check_present(device: Device) -> None:
     )
     if not same:
         raise EngineError(
-            f"{device.name} has {device.blocks} multiprocessors of {device.isa} and "
+            f"{device.name} has {device.blocks} {UNITS[device.amd]} of {device.isa} and "
             f"{wanted / 1e9:.0f} GB; here is {found.name} with {found.blocks} of {found.isa} and "
             f"{found.memory_bytes / 1e9:.0f} GB: name that one (`twin hardware` lists them)"
         )
@@ -112,6 +121,29 @@ def gpu() -> Found:
     first = Gpu(driver, 0)
     arch = architecture(first.capability, first.name)
     return Found(first.name, arch, first.multiprocessors, first.memory_bytes)
+
+
+def amd_gpu() -> Found:
+    """The first AMD GPU of this computer. Raises as `gpu` does."""
+    driver = open_hip()
+    driver.count()
+    about = driver.about(0)
+    arch = hip_architecture(about.arch, about.name)
+    return Found(about.name, arch, about.compute_units, about.memory_bytes)
+
+
+def amd_conditions() -> dict[str, Any]:
+    """Name, clocks, temperature and power of the first AMD GPU right now, as rocm-smi says them;
+    empty without it.
+    """
+    try:
+        said = subprocess.run(
+            ROCM_SMI, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S
+        ).stdout
+        found = json.loads(said)["card0"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+        return {}
+    return {str(name): str(value) for name, value in found.items()}
 
 
 def gpu_conditions() -> dict[str, Any]:
@@ -143,7 +175,7 @@ def compile_all(
 
     The host's kernels differ by types only and compile when they are first used.
     """
-    if not device.nvidia or device.isa is None or not plans:
+    if not (device.nvidia or device.amd) or device.isa is None or not plans:
         return {}
     refused = {}
     workers = min(len(plans), len(os.sched_getaffinity(0)))
@@ -164,8 +196,9 @@ def _compile(plan: Plan, arch: str, trace: bool) -> str:
     """In a process of its own: what the compiler refused, or nothing. The code stays in the
     cache.
     """
+    compiler = compile_cubin if arch.startswith("sm_") else cached_code_object
     try:
-        compile_cubin(plan, arch, trace=trace)
+        compiler(plan, arch, trace=trace)
     except TwinError as error:
         return str(error)
     return ""

@@ -150,7 +150,8 @@ class CudaEngine(Session):
             if plan.options.execution is Execution.RESIDENT
             else plan.blocks * int(sizes["state_floats"])
         )
-        memory.exchange, memory.counters = gpu.allocate(exchange * 4), gpu.allocate(counters * 4)
+        memory.exchange = gpu.allocate_exchanged(exchange * 4)
+        memory.counters = gpu.allocate_exchanged(counters * 4)
         memory.kv, memory.probabilities = (
             gpu.allocate(kv_bytes(plan)),
             gpu.allocate(probability_floats(plan) * 4),

@@ -149,6 +149,10 @@ class Gpu:
     def write(self, at: int, array: NDArray[Any], size: int | None = None) -> None:
         self._call("cuMemcpyHtoD", at, address(array), array.nbytes if size is None else size)
 
+    def allocate_exchanged(self, size: int) -> int:
+        """The same, of words that GPUs exchange."""
+        return self.allocate(size)
+
     def copied(self, array: NDArray[Any]) -> int:
         """Device memory that holds `array`, of the session."""
         made = self.allocate(array.nbytes)
@@ -202,12 +206,12 @@ class Gpu:
 
     def forget_run(self) -> None:
         """Give the last run's memory back."""
-        for at in self._pinned[1]:
-            self._call("cuMemFreeHost", at)
-        for at in self._scratch:
-            self._allocated.remove(at)
-            self._call("cuMemFree", at)
-        self._pinned[1], self._scratch = [], []
+        while self._pinned[1]:  # one whose return fails is not given back twice
+            self._call("cuMemFreeHost", self._pinned[1][-1])
+            self._pinned[1].pop()
+        while self._scratch:
+            self._call("cuMemFree", self._scratch[-1])
+            self._allocated.remove(self._scratch.pop())
 
     # ---- launches --------------------------------------------------------------------------------
 

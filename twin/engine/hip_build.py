@@ -4,19 +4,35 @@ on a device.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
-from twin.errors import ToolchainError
+from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
-from twin.plan.types import Plan
-from twin.toolchain import run_compiler
+from twin.kernel.layout import layout
+from twin.plan.types import Execution, Plan
+from twin.toolchain import (
+    cache_dir,
+    cached,
+    compiler_version,
+    content_key,
+    native_sources,
+    run_compiler,
+    unsealed,
+)
 
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
+ROCM = "/opt/rocm"  # unless ROCM_PATH names another folder: its compiler is the last candidate
+ARCHITECTURES = ("gfx942",)  # what the kernel is written for
+THREADS = 512  # of a block: eight waves
+LOCAL_BYTES = 64 << 10  # of a compute unit, all of which a block may take
+BESIDE_BYTES = 512  # of that: what waves tell each other, a block's progress
 OLDEST = 17  # the first that knows gfx942
 FLAGS = (
     "-x",
@@ -32,6 +48,7 @@ FLAGS = (
     "-Wall",
     "-Wextra",
     "-Rpass-analysis=kernel-resource-usage",
+    f"-DTWIN_THREADS={THREADS}",
     # A function that is called keeps the block's state, and a copy of the launch, in scratch
     # memory.
     "-mllvm",
@@ -55,15 +72,28 @@ class HipReport:
     code_object: bytes
 
 
+def architecture(arch: str, name: str) -> str:
+    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one
+    that the kernel is not written for.
+    """
+    if arch in ARCHITECTURES:
+        return arch
+    raise EngineError(
+        f"{name} is {arch}, and the kernel is written for {', '.join(ARCHITECTURES)}, which MI300X "
+        "and MI325X are: run on one of these or on the CPU (1xhost), or simulate this GPU"
+    )
+
+
 def clang() -> str:
     """A clang that can compile for AMD GPUs; older ones do not know the MI300X."""
-    for candidate in CANDIDATES:
+    rocm = str(Path(os.environ.get("ROCM_PATH") or ROCM) / "llvm" / "bin" / "clang")
+    for candidate in (*CANDIDATES, rocm):
         found = shutil.which(candidate)
         if found and _version(found) >= OLDEST:
             return found
     raise ToolchainError(
-        f"no clang from {OLDEST} on ({', '.join(CANDIDATES)} not found): install clang-19 and "
-        "lld-19 (Debian: apt-get install clang-19 lld-19)"
+        f"no clang from {OLDEST} on ({', '.join((*CANDIDATES, rocm))} not found): install clang-19 "
+        "and lld-19 (Debian: apt-get install clang-19 lld-19)"
     )
 
 
@@ -73,40 +103,75 @@ def _version(compiler: str) -> int:
     return int(said[1]) if said else 0
 
 
-def compile_code_object(plan: Plan, arch: str = "gfx942") -> HipReport:
-    """Code object of a resident plan, with its tables compiled in."""
+def check_runs(plan: Plan) -> None:
+    """Raises ToolchainError for a plan that this platform's kernel cannot run."""
+    if plan.options.execution is not Execution.RESIDENT:
+        raise ToolchainError(
+            f"execution={plan.options.execution.value}: AMD GPUs run resident kernels only; plan "
+            "with execution=resident"
+        )
     if plan.options.prompt_chunk > 1:
         raise ToolchainError(
             f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan "
             "with prompt_chunk=1"
         )
-    source = data_dir("native") / "platform" / "hip_main.hip"
+    sizes = layout(plan).sizes
+    vectors = 4 * (plan.shard.hidden + 4 + int(sizes["input_floats"] + sizes["scratch_floats"]))
+    if vectors > LOCAL_BYTES - BESIDE_BYTES:
+        raise ToolchainError(
+            f"{plan.name}: a block's vectors take {vectors} bytes, which exceed a compute unit's "
+            f"local data share of {LOCAL_BYTES}: use more blocks or ranks"
+        )
+
+
+def compile_code_object(plan: Plan, arch: str = "gfx942", *, trace: bool = False) -> HipReport:
+    """Code object of a resident plan, with its tables compiled in."""
+    check_runs(plan)
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "plan.h").write_text(header(plan), encoding="utf-8")
-        output = folder / "kernel.hsaco"
-        said = run_compiler(
-            [
-                clang(),
-                *FLAGS,
-                f"--offload-arch={arch}",
-                f"-I{folder}",
-                str(source),
-                "-o",
-                str(output),
-            ]
+        return _compiled(Path(name), header(plan, trace=trace), arch)
+
+
+def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipReport:
+    """The same, compiled unless the cache has it."""
+    check_runs(plan)
+    text = header(plan, trace=trace)
+    key = content_key([compiler_version(clang()), arch, *FLAGS, text], native_sources())
+    target = cache_dir() / f"hip-{key}.bin"
+
+    def build(folder: Path) -> Path:
+        report = _compiled(folder, text, arch)
+        said = {name: value for name, value in asdict(report).items() if name != "code_object"}
+        made = folder / "made"
+        # one file, so that one digest covers both
+        made.write_bytes(json.dumps(said).encode() + b"\n" + report.code_object)
+        return made
+
+    kept = unsealed(cached(target, build))
+    if kept is None:
+        raise ToolchainError(
+            f"{target}: another program changed it just now; run the command again"
         )
-        warnings = [line for line in said.splitlines() if "warning:" in line]
-        if warnings:
-            raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")
-        return HipReport(
-            arch,
-            vgprs=_number(said, "VGPRs"),
-            vgpr_spills=_number(said, "VGPRs Spill"),
-            scratch_bytes=_number(said, r"ScratchSize \[bytes/lane\]"),
-            lds_bytes=_number(said, r"LDS Size \[bytes/block\]"),
-            code_object=output.read_bytes(),
-        )
+    said, _, code_object = kept.partition(b"\n")
+    return HipReport(**json.loads(said), code_object=code_object)
+
+
+def _compiled(folder: Path, text: str, arch: str) -> HipReport:
+    source = data_dir("native") / "platform" / "hip_main.hip"
+    (folder / "plan.h").write_text(text, encoding="utf-8")
+    output = folder / "kernel.hsaco"
+    target = [f"--offload-arch={arch}", f"-I{folder}", str(source), "-o", str(output)]
+    said = run_compiler([clang(), *FLAGS, *target])
+    warnings = [line for line in said.splitlines() if "warning:" in line]
+    if warnings:
+        raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")
+    return HipReport(
+        arch,
+        vgprs=_number(said, "VGPRs"),
+        vgpr_spills=_number(said, "VGPRs Spill"),
+        scratch_bytes=_number(said, r"ScratchSize \[bytes/lane\]"),
+        lds_bytes=_number(said, r"LDS Size \[bytes/block\]"),
+        code_object=output.read_bytes(),
+    )
 
 
 def _number(said: str, field: str) -> int:

@@ -17,7 +17,7 @@ from twin.engine.session import Session
 from twin.engine.tokenizer import TOKENIZER, Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
 from twin.errors import CheckpointError, ConfigError
-from twin.hardware.types import Node
+from twin.hardware.types import Device, Node
 from twin.kernel.defaults import plan_for
 from twin.kernel.room import TO_RUN, check_room, free_bytes
 from twin.models.gguf_file import is_gguf, read_gguf
@@ -159,6 +159,7 @@ def plan_run(
         )
     options = {
         "max_context": min(limit, positions),
+        **engine_options(node.device),
         **chosen,
         "sampling": Sampling.GREEDY if greedy else Sampling.FULL,
     }
@@ -168,6 +169,11 @@ def plan_run(
     check_fits(plan, node, options)
     prove(plan)
     return plan
+
+
+def engine_options(device: Device) -> dict[str, Any]:
+    """What a device's engine wants where the twin's default is what it may have one day."""
+    return {"prompt_chunk": 1} if device.amd else {}
 
 
 def check_fits(plan: Plan, node: Node, chosen: Mapping[str, Any]) -> None:
@@ -218,7 +224,7 @@ def open_session(node: Node, plan: Plan, source: Source, show: Show) -> Session:
     """An engine of the node with the source's weights. `show` hears how far compiling and loading
     are.
     """
-    if node.device.nvidia:
+    if node.device.nvidia or node.device.amd:
         compile_all(node.device, [plan], show)
         if source.seed is not None:
             return open_random(node.device, plan, source.seed)

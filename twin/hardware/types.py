@@ -239,6 +239,11 @@ class Device:
         return self.isa is not None and self.isa.startswith("sm_")
 
     @property
+    def amd(self) -> bool:
+        """Does our kernel for AMD run there?"""
+        return self.isa is not None and self.isa.startswith("gfx")
+
+    @property
     def teams(self) -> bool:
         """Do teams of warps share a matrix's rows? They do where warps keep a stage's input in
         registers.

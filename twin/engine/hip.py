@@ -1,0 +1,126 @@
+"""The engine on AMD GPUs. Needs ROCm, hip-python and clang. It has never run on a device: tests run
+it on a runtime library of their own, whose GPU interprets the kernel's machine code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from twin.engine.cuda import WATCHDOG_S, CudaEngine, _Launch
+from twin.engine.gpu import Shape
+from twin.engine.hip_build import THREADS, HipReport, architecture, cached_code_object
+from twin.engine.hip_driver import open_hip
+from twin.engine.hip_gpu import HipGpu
+from twin.engine.places import Places
+from twin.engine.session import Session
+from twin.errors import EngineError
+from twin.kernel.header import Control, Request
+from twin.plan.shards import Weights
+from twin.plan.types import Execution, Plan
+
+__all__ = ["HipEngine"]
+
+
+class HipEngine(CudaEngine):
+    """A resident plan and its weights on one AMD GPU, or on several that see each other's memory.
+
+    Memory, waiting and leaving are those of every GPU (CudaEngine).
+    """
+
+    _gpus: list[HipGpu]  # type: ignore[assignment]  # HipGpu is a Gpu
+    report: HipReport  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights | None,
+        *,
+        trace: bool = False,
+        watchdog_s: float = WATCHDOG_S,
+        device: int = 0,
+        random_streams: int | None = None,
+    ) -> None:
+        """As CudaEngine's. `places`: of the last run's blocks."""
+        Session.__init__(self, plan, trace=trace, watchdog_s=watchdog_s)
+        if plan.options.execution is not Execution.RESIDENT:
+            raise EngineError(
+                f"execution={plan.options.execution.value}: AMD GPUs run resident kernels only; "
+                "plan with execution=resident"
+            )
+        driver = open_hip()
+        wanted, here = plan.options.gpus, driver.count()
+        if device + wanted > here:
+            raise EngineError(
+                f"gpus={wanted}: this computer has {here} AMD GPUs; plan with fewer, or run where "
+                "they are"
+            )
+        self._gpus = [HipGpu(driver, device + n, peers=wanted > 1) for n in range(wanted)]
+        for gpu in self._gpus:
+            architecture(gpu.about.arch, gpu.name)
+        self.report = cached_code_object(plan, self._gpus[0].about.arch, trace=trace)
+        self.places: list[Places] = []
+        try:
+            self._prepare(weights, random_streams)
+        except BaseException:
+            self._close()
+            raise
+
+    def _prepare(self, weights: Weights | None, random_streams: int | None) -> None:
+        shape = Shape(
+            blocks=self.plan.ranks // len(self._gpus) * self.plan.blocks,
+            threads=THREADS,
+            shared_bytes=0,  # beside what the code object says of itself
+        )
+        for gpu in self._gpus:
+            gpu.hold()
+            gpu.use()
+            gpu.load_code(self.report, shape)
+            gpu.open_cuda_streams()
+        for gpu in self._gpus:
+            for other in self._gpus:
+                if gpu is not other:
+                    gpu.see(other)
+        self._gpus[0].use()
+        self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
+        self._launch = _Launch(control=ctypes.addressof(self._control))
+        self._upload(weights, packed=random_streams is None)
+        if random_streams is not None:
+            self.fill_random(random_streams)
+
+    # ---- one run ---------------------------------------------------------------------------------
+
+    def _start(self, request: Request) -> None:
+        for gpu in self._gpus:
+            gpu.use()
+            gpu.clear()
+            if len(self._gpus) > 1:  # a peer may push before this GPU's kernel begins
+                gpu.synchronize()
+        ctypes.memset(ctypes.addressof(self._control), 0, ctypes.sizeof(Control))
+        self._launch.request = request
+        self._told_to_leave = 0.0
+        ranks = self.plan.ranks // len(self._gpus)
+        try:
+            for at, gpu in enumerate(self._gpus):
+                gpu.use()
+                self._launch.request.abort = gpu.abort  # a look into another's memory is slow
+                gpu.start(ctypes.addressof(self._launch), at * ranks)
+        except BaseException:  # those that have begun wait for those that have not
+            self._control.abort = 1
+            self._join()
+            raise
+
+    def _join(self) -> None:
+        super()._join()
+        self.places = [Places(tuple(int(die) for die in gpu.dies())) for gpu in self._gpus]
+
+    def _close(self) -> None:
+        if hasattr(self, "_control") and any(gpu.usable for gpu in self._gpus):
+            self._control = Control.from_buffer_copy(self._control)  # what it said stays readable
+        failed: list[EngineError] = []
+        for gpu in self._gpus:
+            try:
+                gpu.close()
+            except EngineError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
