@@ -192,7 +192,7 @@ def add(tree: Path, kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", sections())
 def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
-    for folder in ("twin", "hwmodels", "native", "calibration/fits"):
+    for folder in ("twin", "hwmodels", "native", "calibration/fits", "studies/graph-engines"):
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
         )

@@ -104,4 +104,4 @@ def test_random_weights_of_a_seed_make_the_same_text(checkpoint: Path) -> None:
 
 def test_a_node_that_is_not_here_is_refused(checkpoint: Path) -> None:
     with pytest.raises(twin.TwinError, match="it instead"):
-        twin.open_engine(checkpoint, "1xmi300x")
+        twin.open_engine(checkpoint, "1xb200")

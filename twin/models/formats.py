@@ -116,9 +116,8 @@ INT4 = tuple(
     for zero in ("", "-zp")
     for scale in ("", "-fp16")
 )
-STORED = {
-    f.name: f for f in (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
-}
+FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
+STORED = {f.name: f for f in FORMATS}
 INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
 SHORT = {"int4": "int4-g128"}  # names for those that most people mean
 # What the engine streams of a dense model's matrices, by the name of what the model stores: there
