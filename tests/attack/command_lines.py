@@ -31,7 +31,7 @@ from twin.files import BESIDE
 NAME = "command lines"
 ENGINE = ("run", "bench")  # these compile an engine: the few lines that reach it cost a second
 # minutes of measuring, or until somebody ends them: only lines that are surely refused
-SLOW = ("demo", "calibrate", "validate", "chat", "serve")
+SLOW = ("demo", "calibrate", "validate", "chat", "serve", "explore", "fit-for")
 ENGINE_SHARE = 0.04
 NUMBERS = (
     "0",

@@ -67,13 +67,15 @@ def test_ordinary_engines_stand_beside_ours_where_their_kernels_are_tabulated() 
 
 
 def test_simulate_shows_them_with_the_users_price(twin: Twin) -> None:
-    words = ("simulate", "llama-3.2-1b", "1xh100", "--usd-per-hour", "1")
-    told = twin(*words).out
-    assert "vLLM" in told
-    assert "price: 1 USD an hour" in told
-    data = json.loads(twin(*words, "--json").out)["beside"]
-    assert data["rests_on"]["price"]["kind"] == "assumed"
+    told = twin("simulate", "llama-3.2-1b", "1xh100", "--usd-per-hour", "1", "--json").out
+    data = json.loads(told)["beside"]
+    assert data["rests_on"]["price"] | {"source": ""} == {
+        "value": 100,
+        "kind": "assumed",
+        "source": "",
+    }
     assert data["engines"][0]["prompt_s"] > 0
+    assert data["engines"][-1]["engine"].startswith("vLLM")
 
 
 def test_the_smallest_nodes_that_reach_a_speed_are_named_and_no_slower_one(
