@@ -152,8 +152,9 @@ class FourBitTensor:
             if ((raw & (0x7F if entry.dtype == "F8_E4M3" else 0xFF)) == NAN[entry.dtype]).any():
                 raise self._broken("scales", "holds a NaN")
             kind = ml_dtypes.float8_e4m3fn if entry.dtype == "F8_E4M3" else ml_dtypes.float8_e8m0fnu
-            return raw.view(kind).astype(np.float32)
-        scales = raw.astype(np.float32)
+            small: Array = raw.view(kind).astype(np.float32)
+            return small
+        scales: Array = raw.astype(np.float32)
         if not np.isfinite(scales).all():
             raise self._broken("scales", "is not finite everywhere")
         if "zeros" in self.held and not self.format.zero_bytes:
@@ -191,9 +192,8 @@ class FourBitTensor:
         kind: Any = {"I32": np.uint32, "U8": np.uint8, "F8_E4M3": np.uint8}.get(entry.dtype)
         if kind is None:
             kind = NUMPY[STORED[entry.dtype]]
-        return (
-            np.asarray(files[entry.path][entry.begin : entry.end]).view(kind).reshape(entry.shape)
-        )
+        stored: NDArray[Any] = np.asarray(files[entry.path][entry.begin : entry.end]).view(kind)
+        return stored.reshape(entry.shape)
 
     def _broken(self, what: str, how: str) -> CheckpointError:
         entry = self.held[what]

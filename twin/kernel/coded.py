@@ -139,6 +139,7 @@ def tile(
 def _bits(plan: Plan, part: Coded) -> NDArray[np.uint8]:
     """The codes of a tile's rows."""
     form, (rows, cols) = part.code.format, part.shape
+    filled: NDArray[np.uint8]
     filled = np.zeros((form.whole_rows(rows), cols), np.uint8)
     filled[:rows] = part.codes
     if form.bits == BYTE_BITS:

@@ -53,7 +53,8 @@ class Coded:
         return self.codes.shape[0], self.codes.shape[1]
 
     def rows(self, chosen: slice | NDArray[np.intp]) -> Coded:
-        return Coded(self.code, *(None if p is None else p[chosen] for p in self._parts()))
+        parts: list[Any] = [None if p is None else p[chosen] for p in self._parts()]
+        return Coded(self.code, *parts)
 
     def columns(self, lo: int, hi: int) -> Coded:
         """Columns of whole blocks, but for the last one."""
@@ -84,7 +85,8 @@ class Coded:
 def joined(parts: Sequence[Coded]) -> Coded:
     """Matrices of the same columns, one below the other."""
     fields = zip(*(p._parts() for p in parts), strict=True)
-    return Coded(parts[0].code, *(None if f[0] is None else np.concatenate(f) for f in fields))
+    whole: list[Any] = [None if field[0] is None else np.concatenate(field) for field in fields]
+    return Coded(parts[0].code, *whole)
 
 
 def paired(first: Coded, second: Coded) -> Coded:
