@@ -481,7 +481,8 @@ struct Core {
   }
 
   __device__ void fill(float* at, int count, u32 bits) {
-    for (int i = thread(); i < count; i += CONSUMERS) store_shared(at + i, bits_as<float>(bits));
+    for (int i = thread(); i < count; i += CONSUMERS)
+      store_shared(at + i, bits_as<float>(bits), true);
   }
 };
 

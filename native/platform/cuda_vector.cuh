@@ -6,11 +6,18 @@ namespace twin {
 
 constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
 
+template <bool IS>
+struct Constant {  // known where it is compiled
+  static constexpr bool value = IS;
+};
+
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
 // The loads of several parts are under way before the first is looked at.
-template <int N, class Stall>
+template <int N, class Stall, class Far = Constant<false>>
 __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack<N>& sum,
-                                           Stall stall) {
+                                           Stall stall, Far = {}) {
+  if constexpr (PEERS && !Far::value)
+    if (source.pushed) return source_sum(source, first, sum, stall, Constant<true>{});
   constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
   for (int p = 0; p < source.parts; p += AT_ONCE) {
     Pack<N> got[AT_ONCE];
@@ -18,7 +25,7 @@ __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack
       int late = -1;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
-        if (p + j < source.parts) got[j] = load_pack<N, 4 * N>(source.at(p + j) + first);
+        if (p + j < source.parts) got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, Far::value);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts && missing(got[j])) late = p + j;
@@ -47,10 +54,10 @@ struct Side {
   Pack<PIECE> piece[THREADS];
 
   // `from`: this thread's pack
-  __device__ __forceinline__ void load(int thread, const float* from) {
+  __device__ __forceinline__ void load(int thread, const float* from, bool far) {
     from -= thread % THREADS * (N - PIECE);
 #pragma unroll
-    for (int i = 0; i < THREADS; ++i) piece[i] = load_pack<PIECE, ALIGNED>(from + i * N);
+    for (int i = 0; i < THREADS; ++i) piece[i] = load_pack<PIECE, ALIGNED>(from + i * N, far);
   }
   __device__ __forceinline__ bool late() const {  // is one not there yet?
     bool any = false;
@@ -196,8 +203,11 @@ struct TeamVector {
     return x;
   }
 
-  template <class Core, class Stall>
-  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
+  // The scope is chosen once, not at each load.
+  template <class Core, class Stall, class Far = Constant<false>>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far = {}) {
+    if constexpr (PEERS && !Far::value)
+      if (source.pushed) return gather(core, source, stall, Constant<true>{});
     constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
     const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
     bool good = true;
@@ -212,7 +222,7 @@ struct TeamVector {
 #pragma unroll
           for (int c = 0; c < PORTIONS; ++c)
             if (p + j < parts && valid(me, c))
-              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c));
+              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c), Far::value);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
