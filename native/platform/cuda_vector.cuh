@@ -25,7 +25,8 @@ __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack
       int late = -1;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
-        if (p + j < source.parts) got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, Far::value);
+        if (p + j < source.parts)
+          got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, Far::value);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts && missing(got[j])) late = p + j;
@@ -204,10 +205,14 @@ struct TeamVector {
   }
 
   // The scope is chosen once, not at each load.
-  template <class Core, class Stall, class Far = Constant<false>>
-  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far = {}) {
-    if constexpr (PEERS && !Far::value)
+  template <class Core, class Stall>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
+    if constexpr (PEERS)
       if (source.pushed) return gather(core, source, stall, Constant<true>{});
+    return gather(core, source, stall, Constant<false>{});
+  }
+  template <class Core, class Stall, class Far>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
     constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
     const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
     bool good = true;
