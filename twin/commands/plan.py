@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections import defaultdict
 from typing import Any
 
@@ -14,7 +15,8 @@ from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
 from twin.report import words
-from twin.report.tables import count, facts, table
+from twin.report.tables import count, facts, percent, table
+from twin.study.gpus import Offer, compared, default_gpus, offers, said
 from twin.units import format_quantity, parse_quantity
 
 EXAMPLES = """\
@@ -51,10 +53,31 @@ def run(args: argparse.Namespace) -> int:
     plan, node = case.plan(), case.node
     data = summary(plan, node)
     if args.search:
-        found = case.division()
-        data |= {"division": found.reason, "division_options": dict(found.options)}
+        division = case.division()
+        data |= {"division": division.reason, "division_options": dict(division.options)}
+    if compared(node, plan):
+        found = offers(case.spec, node, case.options())
+        data |= {"gpus": [dataclasses.asdict(one) for one in found]}
+        data |= {"default_gpus": default_gpus(found)}
+        emit(args, data, "\n\n".join([text(plan, node, data), gpus_text(found)]))
+        return 0
     emit(args, data, text(plan, node, data))
     return 0
+
+
+def gpus_text(found: tuple[Offer, ...]) -> str:
+    """What each number of GPUs gains against fewer, and which one the engine takes by itself."""
+    first = next((one for one in found if one.step_s), None)
+    rows = []
+    for one in found:
+        if first is None or not one.step_s or not first.step_s:
+            rows.append((one.gpus, "no plan", "", one.refusal))
+            continue
+        gain = "" if one is first else f"{first.step_s / one.step_s:.2f}x"
+        waits = f"{percent(one.exchange)} of the step waits for other GPUs" if one.gpus > 1 else ""
+        rows.append((one.gpus, count(1 / one.step_s), gain, waits))
+    heads = ("GPUs", "tokens/s (predicted)", f"of {first.gpus if first else 1}", "because")
+    return "\n\n".join([table(heads, rows), facts([("default", said(found))])])
 
 
 def summary(plan: Plan, node: Node) -> dict[str, Any]:

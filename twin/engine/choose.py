@@ -15,6 +15,7 @@ from twin.engine.cuda_build import architecture, compile_cubin
 from twin.engine.driver import open_driver
 from twin.engine.gpu import Gpu
 from twin.engine.host import HostEngine
+from twin.engine.peers import find
 from twin.engine.session import Session
 from twin.engine.standin import StandIn
 from twin.engine.weights import random_weights
@@ -61,7 +62,7 @@ def open_engine(
     `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the
     embedding from `weights`. Raises EngineError when the device is not here or no engine knows it.
     """
-    check_present(device)
+    check_present(device, plan.options.gpus)
     if device.nvidia:
         return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
     return HostEngine(plan, weights, trace=trace)
@@ -78,16 +79,17 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
     return open_engine(device, plan, random_weights(plan.spec, seed, dtype), trace=trace)
 
 
-def check_present(device: Device) -> None:
-    """Raises EngineError unless the engine can use `device` here and now."""
+def check_present(device: Device, gpus: int = 1) -> None:
+    """Raises EngineError unless the engine can use so many of `device` here and now."""
     if device.isa == HOST:
         return
     if not device.nvidia:
         raise EngineError(
-            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on one NVIDIA "
-            "GPU (1xh200); simulate it instead"
+            f"{device.name}: the engine runs on this computer's CPU (1xhost) and on NVIDIA GPUs "
+            "(1xh200); simulate it instead"
         )
     found = gpu()
+    find(open_driver(), 0, gpus)
     wanted = device.memory.capacity_bytes.value
     same = (
         device.isa == found.isa
