@@ -11,14 +11,18 @@ struct Constant {  // known where it is compiled
   static constexpr bool value = IS;
 };
 
+// Whose words a vector gathers: those of this GPU, those that other GPUs write, or now these and
+// now those. The code for either is there twice, which costs registers.
+enum class Reach { NEAR, FAR, EITHER };
+
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
 // The loads of several parts are under way before the first is looked at.
-template <int N, class Stall, class Far = Constant<false>>
+// Whoever reads so reads few words, or other GPUs' (probes): one scope serves all of them.
+template <int N, class Stall>
 __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack<N>& sum,
-                                           Stall stall, Far = {}) {
-  if constexpr (PEERS && !Far::value)
-    if (source.pushed) return source_sum(source, first, sum, stall, Constant<true>{});
-  constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
+                                           Stall stall) {
+  // models on several GPUs read a part at a time here
+  constexpr int AT_ONCE = PEERS && !Plan::probe ? 1 : Plan::ranks < 4 ? Plan::ranks : 4;
   for (int p = 0; p < source.parts; p += AT_ONCE) {
     Pack<N> got[AT_ONCE];
     for (;;) {
@@ -26,7 +30,7 @@ __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts)
-          got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, Far::value);
+          got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, true);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts && missing(got[j])) late = p + j;
@@ -130,7 +134,8 @@ struct Packed {
 // A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
 // tiles of some column slices, and each thread keeps the VECTOR elements of its columns in each of
 // them. With fewer slices than teams, several teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_>
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
+          Reach REACH>
 struct TeamVector {
   // of weights taken before a stage's inputs are there
   static constexpr int AHEAD_PORTIONS = AHEAD_PORTIONS_, AHEAD_GROUPS = AHEAD_GROUPS_;
@@ -207,14 +212,16 @@ struct TeamVector {
   // The scope is chosen once, not at each load.
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
-    if constexpr (PEERS)
+    if constexpr (REACH == Reach::EITHER)
       if (source.pushed) return gather(core, source, stall, Constant<true>{});
-    return gather(core, source, stall, Constant<false>{});
+    return gather(core, source, stall, Constant<REACH == Reach::FAR>{});
   }
   template <class Core, class Stall, class Far>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
     constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
-    const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
+    // without lanes a residual's read is of all ranks
+    constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
+    const int me = core.thread(), parts = ALL ? Plan::ranks : source.parts;
     bool good = true;
 #pragma unroll 1
     for (int p = 0; p < parts && good; p += AT_ONCE) {

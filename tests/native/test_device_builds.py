@@ -105,7 +105,6 @@ BUILDS = [
     *slow("qwen3-8b", "two GPUs", "eight GPUs", "two GPUs, prompts"),
     *slow("llama-3.1-8b", "two GPUs"),
     *slow("laneformer-2b", "lanes on two GPUs"),
-    *slow("qwen3-30b-a3b", "two GPUs"),
     *slow("llama-3.2-1b", "full", "graph, full", "grid", "FP32", "prompts", "short passes"),
     *slow("qwen3-8b", "defaults", "full", "graph", "small ring", "FP32"),
     *slow(
