@@ -2,7 +2,7 @@
 idle and while all of them stream.
 
 They are plans of the resident kernel, as those of one GPU are (gpu_probes.py). The time of an
-all-reduce under stream is what a matrix and an exchange take together, less the matrix alone.
+all-reduce under stream is what an exchange adds to a matrix of STREAMED KiB a block.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from twin.plan.types import Limits, Plan
 GROUP = "link"
 HOPS = 12
 SIZES = (2, 6, 8, 12, 16)  # KiB of FP32 that all blocks of a rank publish together
-# KiB of weights a block and exchange: 22 us of stream, longer than any exchange takes
-STREAMED = 256
+# KiB of weights a block and exchange: less than the ring holds, so that the stream goes on while the
+# exchange is waited for, and hides none of it
+STREAMED = 64
 WINDOW = 3  # slots in flight, as a model's kernel has
 
 
