@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
       const int rank = first + p + j + (others && p + j >= b.rank);
       if (p + j < count)
         got[j] = load_pack<NORM_PACK, 16>(
-            pass_row(b.launch.ranks[rank], value, token, b.plan.hidden) + at);
+            pass_row(b.launch.ranks[rank], value, token, b.plan.hidden) + at, true);
     }
     TWIN_UNROLL
     for (int j = 0; j < AT_ONCE; ++j)

@@ -215,7 +215,8 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     if (!probe) scan.fresh = fresh + head * 2 * HEAD_DIM * type_bytes(KV);
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
-      const Output out = output_of(b, stage);
+      Output out = output_of(b, stage);
+      if constexpr (Core::APART) out.others = 0;  // code of pushes spilled registers here
       scan.attend(b, queries, i == items.lo, merged,
                   [&](int at, float value) { publish(b, out, i * Outputs::WORDS + at, value); });
     } else {

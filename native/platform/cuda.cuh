@@ -101,72 +101,74 @@ __device__ __forceinline__ float exp32(float x) { return expf(x); }
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
 
-// ---- exchange memory: relaxed words, past the first-level cache; of the system where peers write
-// them too
+// ---- exchange memory: relaxed words, past the first-level cache. Those that other GPUs write or
+// read (`far`) are of the system's scope, all others of the GPU's.
 
-#define TWIN_SCOPED(code, ...)                        \
-  if constexpr (PEERS) {                              \
-    asm volatile(code("sys") __VA_ARGS__ : "memory"); \
-  } else {                                            \
-    asm volatile(code("gpu") __VA_ARGS__ : "memory"); \
+#define TWIN_SCOPED(far, code, ...)                     \
+  if constexpr (PEERS) {                                \
+    if (far) {                                          \
+      asm volatile(code("sys") __VA_ARGS__ : "memory"); \
+    } else {                                            \
+      asm volatile(code("gpu") __VA_ARGS__ : "memory"); \
+    }                                                   \
+  } else {                                              \
+    asm volatile(code("gpu") __VA_ARGS__ : "memory");   \
   }
 
-__device__ __forceinline__ float load_shared(const float* at) {
+__device__ __forceinline__ float load_shared(const float* at, bool far = false) {
   float value;
 #define TWIN_CODE(scope) "ld.relaxed." scope ".global.f32 %0, [%1];"
-  TWIN_SCOPED(TWIN_CODE, : "=f"(value) : "l"(at))
+  TWIN_SCOPED(far, TWIN_CODE, : "=f"(value) : "l"(at))
 #undef TWIN_CODE
   return value;
 }
 
-__device__ __forceinline__ float2 load_pair(const float* at) {
+__device__ __forceinline__ float2 load_pair(const float* at, bool far = false) {
   float2 v;
 #define TWIN_CODE(scope) "ld.relaxed." scope ".global.v2.f32 {%0, %1}, [%2];"
-  TWIN_SCOPED(TWIN_CODE, : "=f"(v.x), "=f"(v.y) : "l"(at))
+  TWIN_SCOPED(far, TWIN_CODE, : "=f"(v.x), "=f"(v.y) : "l"(at))
 #undef TWIN_CODE
   return v;
 }
 
-__device__ __forceinline__ float4 load_quad(const float* at) {
+__device__ __forceinline__ float4 load_quad(const float* at, bool far = false) {
   float4 v;
 #define TWIN_CODE(scope) "ld.relaxed." scope ".global.v4.f32 {%0, %1, %2, %3}, [%4];"
-  TWIN_SCOPED(TWIN_CODE, : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at))
+  TWIN_SCOPED(far, TWIN_CODE, : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at))
 #undef TWIN_CODE
   return v;
 }
 
-__device__ __forceinline__ void store_shared(float* at, float value){
+__device__ __forceinline__ void store_shared(float* at, float value, bool far = false) {
 #define TWIN_CODE(scope) "st.relaxed." scope ".global.f32 [%0], %1;"
-    TWIN_SCOPED(TWIN_CODE, ::"l"(at), "f"(value))
+  TWIN_SCOPED(far, TWIN_CODE, ::"l"(at), "f"(value))
 #undef TWIN_CODE
 }
+__device__ __forceinline__ void store_peer(float* at, float value) {
+  store_shared(at, value, true);
+}
 
-__device__ __forceinline__ void arrive(u32* counter){
+__device__ __forceinline__ void arrive(u32* counter, bool far = true) {
 #define TWIN_CODE(scope) "red.release." scope ".global.add.u32 [%0], 1;"
-    TWIN_SCOPED(TWIN_CODE, ::"l"(counter))
+  TWIN_SCOPED(far, TWIN_CODE, ::"l"(counter))
 #undef TWIN_CODE
 }
 
-__device__ __forceinline__ u32 arrivals(const u32* counter) {
+__device__ __forceinline__ u32 arrivals(const u32* counter, bool far = true) {
   u32 value;
 #define TWIN_CODE(scope) "ld.acquire." scope ".global.u32 %0, [%1];"
-  TWIN_SCOPED(TWIN_CODE, : "=r"(value) : "l"(counter))
+  TWIN_SCOPED(far, TWIN_CODE, : "=r"(value) : "l"(counter))
 #undef TWIN_CODE
   return value;
 }
+__device__ __forceinline__ void arrived(bool) {}
 
 // Earlier writes of this thread, and what it has observed, before its later publications.
-__device__ __forceinline__ void publish_fence() {
+__device__ __forceinline__ void publish_fence(bool far) {
 #define TWIN_CODE(scope) "fence.acq_rel." scope ";"
-  TWIN_SCOPED(TWIN_CODE, ::)
+  TWIN_SCOPED(far, TWIN_CODE, ::)
 #undef TWIN_CODE
 }
-
-}  // namespace twin
-
-#include "one_scope.h"
-
-namespace twin {
 
 // Read once: it leaves the first-level cache to the plan's tables.
 __device__ __forceinline__ float4 load_once(const float* at) {
@@ -178,23 +180,23 @@ __device__ __forceinline__ float4 load_once(const float* at) {
 }
 
 template <int N, int ALIGNED>
-__device__ __forceinline__ Pack<N> load_pack(const float* at, bool = false) {
+__device__ __forceinline__ Pack<N> load_pack(const float* at, bool far = false) {
   Pack<N> pack;
   if constexpr (N % 4 == 0 && ALIGNED >= 16) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-      const float4 v = load_quad(at + i);
+      const float4 v = load_quad(at + i, far);
       pack.at[i] = v.x, pack.at[i + 1] = v.y, pack.at[i + 2] = v.z, pack.at[i + 3] = v.w;
     }
   } else if constexpr (N % 2 == 0 && ALIGNED >= 8) {
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
-      const float2 v = load_pair(at + i);
+      const float2 v = load_pair(at + i, far);
       pack.at[i] = v.x, pack.at[i + 1] = v.y;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i);
+    for (int i = 0; i < N; ++i) pack.at[i] = load_shared(at + i, far);
   }
   return pack;
 }

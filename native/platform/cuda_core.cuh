@@ -31,14 +31,19 @@ constexpr bool SAME = false;
 template <class A>
 constexpr bool SAME<A, A> = true;
 
+// Only what a residual reads comes from other GPUs; that of lanes also from this one.
+constexpr bool LANES =
+    (Plan::kinds >> int(StageKind::LANE_MEAN) | Plan::kinds >> int(StageKind::REDUCE)) & 1;
+constexpr Reach RESIDUAL_READS = !PEERS ? Reach::NEAR : LANES ? Reach::EITHER : Reach::FAR;
+
 struct Core {
   using Hidden =
       TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
-                 Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups>;
+                 Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups, RESIDUAL_READS>;
   using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team,
-                           Plan::heads_ahead_chunks, Plan::heads_ahead_groups>;
+                           Plan::heads_ahead_chunks, Plan::heads_ahead_groups, Reach::NEAR>;
   using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
-                         Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups>;
+                         Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR>;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
@@ -58,6 +63,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
   static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
+  static constexpr bool APART = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
   // What is computed from it in one stage is not kept in registers for the next ones.
@@ -504,7 +510,8 @@ struct Core {
   }
 
   __device__ void fill(float* at, int count, u32 bits) {
-    for (int i = thread(); i < count; i += CONSUMERS) store_shared(at + i, bits_as<float>(bits));
+    for (int i = thread(); i < count; i += CONSUMERS)
+      store_shared(at + i, bits_as<float>(bits), true);
   }
 };
 

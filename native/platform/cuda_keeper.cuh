@@ -25,7 +25,7 @@ __device__ __forceinline__ int load_late_parts(const float* own, int stride, int
     asm volatile("" : "+l"(part));
 #pragma unroll
     for (int i = 0; i < LATE_AT_ONCE; ++i)
-      if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i) : 0.0f;
+      if (p + j < Plan::ranks - 1) got[j][i] = i < left ? load_shared(part + 32 * i, true) : 0.0f;
   }
 #pragma unroll
   for (int j = 0; j < LATE_PARTS; ++j)
@@ -99,8 +99,9 @@ __device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMe
   return true;
 }
 
+// Of the widest scope that there is: a span does not say whether other GPUs write there next.
 __device__ __forceinline__ void erase_words(float* words, int count, int thread) {
-  for (int i = thread; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL));
+  for (int i = thread; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL), true);
 }
 
 // Reads the words back: they lie then where all blocks look.
@@ -110,7 +111,7 @@ __device__ __forceinline__ void confirm_words(const float* words, int count, int
     float seen[AT_ONCE];
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j)
-      seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i));
+      seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i), true);
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
   }

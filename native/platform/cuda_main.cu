@@ -1,5 +1,6 @@
 // The device's entry: divides a block's shared memory and its warps, then runs the monokernel.
 #include "../monokernel/kernel.cuh"
+#include "../monokernel/start.cuh"
 
 namespace twin {
 
@@ -90,11 +91,24 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals,
   progress = {};
 }
 
+// The start of several GPUs, by a warp that has nothing else to do: consumers have no registers
+// left for it, and what they wait for is not there before all GPUs run.
+__device__ __forceinline__ void start_together(const Launch& launch, const RankMemory& memory,
+                                               int rank, int block, int first, int last) {
+  if (rank % Plan::ranks_per_gpu || block) return;
+  const bool passes = launch.request.read > launch.request.kept;
+  const bool begins = Plan::resident || last == 0 ||
+                      (first == 0 && !passes && kept_progress(memory, block)->step == 0);
+  if (!begins) return;
+  meet_gpus(launch, launch.plan, rank);
+  store_host(&launch.control->started, now_ns());
+}
+
 // What the consumers do in a launch: all of it where the plan is resident; else the prompt's passes
 // (`last` is 0), or stages first..last-1.
 __device__ __forceinline__ void consume(Block& b, int first, int last) {
   const Launch& launch = b.launch;
-  const bool reporter = b.rank == 0 && b.block == 0 && threadIdx.x == 0;
+  const bool reporter = !PEERS && b.rank == 0 && b.block == 0 && threadIdx.x == 0;
   if (Plan::resident) {
     if (reporter) store_host(&launch.control->started, now_ns());
     run(b);
@@ -153,6 +167,9 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
       Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
       load_weights(launch, memory, block, loader, signals, step, first, last);
     }
+    if constexpr (PEERS)
+      if (threadIdx.x == 32 * (LOADER_WARP + LOADERS))
+        start_together(launch, memory, rank, block, first, last);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;

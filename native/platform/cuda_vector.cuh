@@ -6,19 +6,31 @@ namespace twin {
 
 constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
 
+template <bool IS>
+struct Constant {  // known where it is compiled
+  static constexpr bool value = IS;
+};
+
+// Whose words a vector gathers: those of this GPU, those that other GPUs write, or now these and
+// now those. The code for either is there twice, which costs registers.
+enum class Reach { NEAR, FAR, EITHER };
+
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
 // The loads of several parts are under way before the first is looked at.
+// Whoever reads so reads few words, or other GPUs' (probes): one scope serves all of them.
 template <int N, class Stall>
 __device__ __forceinline__ bool source_sum(const Source& source, int first, Pack<N>& sum,
                                            Stall stall) {
-  constexpr int AT_ONCE = Plan::ranks < 4 ? Plan::ranks : 4;
+  // models on several GPUs read a part at a time here
+  constexpr int AT_ONCE = PEERS && !Plan::probe ? 1 : Plan::ranks < 4 ? Plan::ranks : 4;
   for (int p = 0; p < source.parts; p += AT_ONCE) {
     Pack<N> got[AT_ONCE];
     for (;;) {
       int late = -1;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
-        if (p + j < source.parts) got[j] = load_pack<N, 4 * N>(source.at(p + j) + first);
+        if (p + j < source.parts)
+          got[j] = load_pack<N, 4 * N>(source.at(p + j) + first, true);
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (p + j < source.parts && missing(got[j])) late = p + j;
@@ -47,10 +59,10 @@ struct Side {
   Pack<PIECE> piece[THREADS];
 
   // `from`: this thread's pack
-  __device__ __forceinline__ void load(int thread, const float* from) {
+  __device__ __forceinline__ void load(int thread, const float* from, bool far) {
     from -= thread % THREADS * (N - PIECE);
 #pragma unroll
-    for (int i = 0; i < THREADS; ++i) piece[i] = load_pack<PIECE, ALIGNED>(from + i * N);
+    for (int i = 0; i < THREADS; ++i) piece[i] = load_pack<PIECE, ALIGNED>(from + i * N, far);
   }
   __device__ __forceinline__ bool late() const {  // is one not there yet?
     bool any = false;
@@ -122,7 +134,8 @@ struct Packed {
 // A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
 // tiles of some column slices, and each thread keeps the VECTOR elements of its columns in each of
 // them. With fewer slices than teams, several teams hold the same slice and take different rows.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_>
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
+          Reach REACH>
 struct TeamVector {
   // of weights taken before a stage's inputs are there
   static constexpr int AHEAD_PORTIONS = AHEAD_PORTIONS_, AHEAD_GROUPS = AHEAD_GROUPS_;
@@ -196,10 +209,19 @@ struct TeamVector {
     return x;
   }
 
+  // The scope is chosen once, not at each load.
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
+    if constexpr (REACH == Reach::EITHER)
+      if (source.pushed) return gather(core, source, stall, Constant<true>{});
+    return gather(core, source, stall, Constant<REACH == Reach::FAR>{});
+  }
+  template <class Core, class Stall, class Far>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
     constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
-    const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
+    // without lanes a residual's read is of all ranks
+    constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
+    const int me = core.thread(), parts = ALL ? Plan::ranks : source.parts;
     bool good = true;
 #pragma unroll 1
     for (int p = 0; p < parts && good; p += AT_ONCE) {
@@ -212,7 +234,7 @@ struct TeamVector {
 #pragma unroll
           for (int c = 0; c < PORTIONS; ++c)
             if (p + j < parts && valid(me, c))
-              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c));
+              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c), Far::value);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll

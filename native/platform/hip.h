@@ -307,6 +307,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
+  static constexpr bool APART = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
     static constexpr int WARPS = 1, POSITIONS = 1;

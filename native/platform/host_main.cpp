@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include "../monokernel/kernel.cuh"
+#include "../monokernel/start.cuh"
 
 namespace twin {
 namespace {
@@ -163,6 +164,14 @@ void* work(void* argument) {
   __atomic_add_fetch(&e.waiting, 1, __ATOMIC_ACQ_REL);
   b.core.published();
   spin_until(b.core, [&] { return load_host(&e.waiting) >= e.count; });
+#if defined(TWIN_FAULTS)
+  awake = !at_fault("nap", b.rank);
+  if (at_fault("dead", b.rank)) {
+    __atomic_add_fetch(&e.finished, 1, __ATOMIC_ACQ_REL);
+    return nullptr;
+  }
+  if (b.rank % b.plan.ranks_per_gpu == 0 && b.block == 0) meet_gpus(e.launch, b.plan, b.rank);
+#endif
   if (e.launch.plan.resident) {
     run(b);
   } else {

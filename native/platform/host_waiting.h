@@ -2,6 +2,9 @@
 #pragma once
 
 #include <sched.h>
+#if defined(TWIN_FAULTS)
+#include <string.h>
+#endif
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -53,17 +56,32 @@ inline void unpark(Parking& parking) {
 }
 
 // A build of the tests' in which blocks stop for a while at random: between two stages, behind
-// their reads, behind what they published.
+// their reads, behind what they published. With TWIN_FAULTS one rank's alone, or one rank never
+// runs, as the environment says when a run starts: TWIN_FAULT="nap 1", "dead 1".
 #if defined(TWIN_NAPS)
+inline thread_local bool awake = false;  // this block never stops
+
 inline void nap_at_random() {
   static u32 started = 0;
   static thread_local u32 state =
       0x9E3779B9u * (1u + __atomic_fetch_add(&started, 1u, __ATOMIC_RELAXED));
+  if (awake) return;
   state = state * 1664525u + 1013904223u;
   if (state >> 29 == 0) nap(long(state >> 12 & 0x1FFFFu));
 }
 #else
 inline void nap_at_random() {}
+#endif
+
+#if defined(TWIN_FAULTS)
+// Is it this rank's fault? Rank -1: nobody's.
+inline bool at_fault(const char* kind, int rank) {
+  const char* said = getenv("TWIN_FAULT");
+  char which[8] = "";
+  int whose = -1;
+  return said && sscanf(said, "%7s %d", which, &whose) == 2 && !strcmp(which, kind) &&
+         whose == rank;
+}
 #endif
 
 }  // namespace twin

@@ -1,5 +1,5 @@
 // For platforms on which it makes no difference where a word's readers run: they write and read all
-// exchanged words alike. hip.h has two scopes instead, one GPU and all GPUs.
+// exchanged words alike. cuda.cuh and hip.h have two scopes instead, one GPU and all GPUs.
 #pragma once
 
 namespace twin {

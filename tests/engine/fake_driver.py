@@ -27,8 +27,10 @@ class CUresult(IntEnum):
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_INVALID_DEVICE = 101
+    CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
     CUDA_ERROR_UNKNOWN = 999
 
 
@@ -54,6 +56,9 @@ class FakeDriver:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="multiprocessors",
+    )
+    CUdevice_P2PAttribute = SimpleNamespace(
+        CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED="atomics"
     )
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
@@ -127,6 +132,12 @@ class FakeDriver:
 
     def _cuDeviceGetAttribute(self, which: str, device: int) -> tuple[int]:
         return (self._answers[which],)
+
+    def _cuDeviceCanAccessPeer(self, device: int, other: int) -> tuple[int]:
+        return (1,)
+
+    def _cuDeviceGetP2PAttribute(self, which: str, device: int, other: int) -> tuple[int]:
+        return (1,)
 
     def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_: Any) -> tuple[int]:
         return (1,)

@@ -34,9 +34,10 @@ def test_without_cuda_python_the_package_to_install_is_named(
         CudaEngine(planned(), None)
 
 
-def test_a_plan_of_several_gpus_is_refused() -> None:
-    with pytest.raises(EngineError, match="gpus=2: this engine runs a plan on one GPU"):
-        CudaEngine(planned(gpus=2, collective=CollectiveKind.PUSH), None)
+def test_librarys_collectives_between_gpus_are_refused() -> None:
+    plan = planned(gpus=2, collective=CollectiveKind.LIBRARY, execution=Execution.GRAPH)
+    with pytest.raises(EngineError, match=r"collective=library with gpus=2: .* the kernel itself"):
+        CudaEngine(plan, None)
 
 
 def test_one_kernel_per_operation_is_refused() -> None:

@@ -96,6 +96,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
+  static constexpr bool APART = false;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
     static constexpr int WARPS = 1, POSITIONS = 1;

@@ -16,7 +16,7 @@ from twin.commands.arguments import (
     command,
 )
 from twin.commands.output import done, progress, say
-from twin.commands.run import add_machine, chosen_node, show_piece
+from twin.commands.run import add_machine, chosen_node, settled_node, show_piece
 from twin.commands.serve import add_where, add_words, check_libraries, source_of
 from twin.engine.sampling import SamplingParams
 from twin.errors import ConfigError, EngineError, TwinError
@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--temperature {temperature} and --greedy contradict each other")
     SamplingParams(temperature, args.top_k, args.top_p, args.seed or 0)
     node, source, chosen = chosen_node(args), source_of(args), chosen_options(args)
+    node = settled_node(args, node, source.spec)
     with opened(
         source,
         Path(args.model),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections import defaultdict
 from typing import Any
 
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, add_node, command
 from twin.commands.inputs import case_of
 from twin.commands.output import emit
-from twin.hardware.floor import ceiling, floor_s
+from twin.hardware.floor import ceiling, exchange_floor_s, floor_s
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
 from twin.report import words
-from twin.report.tables import count, facts, table
+from twin.report.tables import count, facts, percent, table
+from twin.study.gpus import Offer, compared, default_gpus, offers, said
 from twin.units import format_quantity, parse_quantity
 
 EXAMPLES = """\
@@ -51,10 +53,49 @@ def run(args: argparse.Namespace) -> int:
     plan, node = case.plan(), case.node
     data = summary(plan, node)
     if args.search:
-        found = case.division()
-        data |= {"division": found.reason, "division_options": dict(found.options)}
+        division = case.division()
+        data |= {"division": division.reason, "division_options": dict(division.options)}
+    if compared(node, plan):
+        found = offers(case.spec, node, case.options())
+        data |= {"gpus": [dataclasses.asdict(one) for one in found]}
+        data |= {"default_gpus": default_gpus(found)}
+        bound = _exchanges(plan) * exchange_floor_s(node)
+        data |= {"exchange_floor_s": bound}
+        emit(args, data, "\n\n".join([text(plan, node, data), gpus_text(found, plan, bound)]))
+        return 0
     emit(args, data, text(plan, node, data))
     return 0
+
+
+def _exchanges(plan: Plan) -> int:
+    """Pushes of a step that somebody waits for at once."""
+    delay = plan.options.delay or 0
+    return sum(value.pushed for value in plan.values) if not delay else 0
+
+
+def gpus_text(found: tuple[Offer, ...], plan: Plan, bound: float) -> str:
+    """What each number of GPUs gains against fewer, and which one the engine takes by itself."""
+    first = next((one for one in found if one.step_s), None)
+    rows = []
+    for one in found:
+        if first is None or not one.step_s or not first.step_s:
+            rows.append((one.gpus, "no plan", "", one.refusal))
+            continue
+        gain = "" if one is first else f"{first.step_s / one.step_s:.2f}x"
+        waits = f"{percent(one.exchange)} of the step waits for other GPUs" if one.gpus > 1 else ""
+        rows.append((one.gpus, count(1 / one.step_s), gain, waits))
+    about = [("default", said(found))]
+    if bound:
+        number = _exchanges(plan)
+        about.append(
+            (
+                "exchanges",
+                f"{number} a step, {format_quantity(bound, 's')} at least: each a store into "
+                "another GPU and two trips to the cache",
+            )
+        )
+    heads = ("GPUs", "tokens/s (predicted)", f"of {first.gpus if first else 1}", "because")
+    return "\n\n".join([table(heads, rows), facts(about)])
 
 
 def summary(plan: Plan, node: Node) -> dict[str, Any]:

@@ -123,9 +123,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus",
         type=int,
-        default=1,
         metavar="N",
-        help="emulated GPUs: 1, 2, 4 or 8 on this CPU (default %(default)s)",
+        help="GPUs: emulated ones on this CPU, 1, 2, 4 or 8 (default 1); with --node all of the "
+        "node's, instead of as many as are predicted to be worth it",
     )
     add_engine_options(parser, without=("gpus", "context", "sampling"))
 
@@ -136,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     node = chosen_node(args)
     source = source_of(args)
+    node = settled_node(args, node, source.spec)
     prompt = read_prompt(args, source)
     plan = plan_run(
         source.spec,
@@ -186,14 +187,25 @@ def chosen_node(args: argparse.Namespace) -> Node:
     --gpus says.
     """
     if args.node is None:
-        return calibrated_node(f"{args.gpus}xhost")
+        return calibrated_node(f"{1 if args.gpus is None else args.gpus}xhost")
     node = calibrated_node(args.node)
-    if args.gpus not in (1, node.gpus):
+    if args.gpus not in (None, node.gpus):
         raise ConfigError(
             f"--gpus {args.gpus} and --node {args.node} contradict each other: give one of them"
         )
     check_runs_here(node)
     return node
+
+
+def settled_node(args: argparse.Namespace, node: Node, spec: ModelSpec) -> Node:
+    """The node, or fewer of its GPUs where more gain nothing and nobody asked for all of them."""
+    if args.gpus is not None or node.gpus == 1 or not node.device.nvidia:
+        return node
+    from twin.study.gpus import default_gpus, offers, said  # one GPU needs no simulator
+
+    found = offers(spec, node, chosen_options(args))
+    say(f"GPUs of {node.name}: {said(found)}")
+    return calibrated_node(f"{default_gpus(found)}x{node.device.name}")
 
 
 def read_prompt(args: argparse.Namespace, source: Source) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twin.commands.arguments import Subparsers, add_model, chosen_options, command
 from twin.commands.output import done, emit, progress, say
-from twin.commands.run import INTERRUPTED, add_machine, chosen_node
+from twin.commands.run import INTERRUPTED, add_machine, chosen_node, settled_node
 from twin.engine.opening import Source, open_source
 from twin.errors import ConfigError
 from twin.files import read_text
@@ -123,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
     guard = make_guard(args.host, _key(args), args.cors_origin, args.allow_host)
     node, source, chosen = chosen_node(args), source_of(args), chosen_options(args)
+    node = settled_node(args, node, source.spec)
     socket = bound(args.host, args.port)  # before minutes of loading
     with (
         socket,

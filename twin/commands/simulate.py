@@ -38,6 +38,7 @@ from twin.sim.routing import read_routing, steps_differ
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines
+from twin.study.gpus import as_if_delayed
 from twin.study.grid import MOST_STEPS
 from twin.study.options import check_range
 from twin.text import shown
@@ -126,7 +127,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    case = case_of(args)
+    case = as_if_delayed(case_of(args))
     plan = case.plan()
     steps = args.steps if args.steps is not None else DRAWN_STEPS if steps_differ(plan) else STEPS
     if not STEPS <= steps <= MOST_STEPS:

@@ -20,6 +20,7 @@ from twin.engine.hip_build import architecture as hip_architecture
 from twin.engine.hip_build import cached_code_object
 from twin.engine.hip_driver import open_hip
 from twin.engine.host import HostEngine
+from twin.engine.peers import find
 from twin.engine.session import Session
 from twin.engine.standin import StandIn
 from twin.engine.weights import random_weights
@@ -68,7 +69,7 @@ def open_engine(
     `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the
     embedding from `weights`. Raises EngineError when the device is not here or no engine knows it.
     """
-    check_present(device)
+    check_present(device, plan.options.gpus)
     if device.nvidia:
         return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
     if device.amd:
@@ -87,16 +88,18 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
     return open_engine(device, plan, random_weights(plan.spec, seed, dtype), trace=trace)
 
 
-def check_present(device: Device) -> None:
-    """Raises EngineError unless the engine can use `device` here and now."""
+def check_present(device: Device, gpus: int = 1) -> None:
+    """Raises EngineError unless the engine can use so many of `device` here and now."""
     if device.isa == HOST:
         return
     if not (device.nvidia or device.amd):
         raise EngineError(
-            f"{device.name}: the engine runs on this computer's CPU (1xhost), on one NVIDIA GPU "
+            f"{device.name}: the engine runs on this computer's CPU (1xhost), on NVIDIA GPUs "
             "(1xh200) and on AMD's MI300X (1xmi300x); simulate it instead"
         )
     found = gpu() if device.nvidia else amd_gpu()
+    if device.nvidia:
+        find(open_driver(), 0, gpus)
     wanted = device.memory.capacity_bytes.value
     same = (
         device.isa == found.isa

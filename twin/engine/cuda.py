@@ -1,7 +1,8 @@
 """The engine on NVIDIA GPUs. Needs the driver and cuda-python, and no toolkit.
 
-A session's GPUs are a list. It has one entry: the kernel has no collectives between GPUs, so all
-ranks of the plan share it.
+A session's GPUs are a list, of one process. Each has the ranks that the plan gives it, its own
+launch, abort word and control words; a kernel reaches other GPUs' ranks by the addresses in its
+launch. What the GPUs owe each other at a start and at an end is in docs/kernel.md, several GPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.engine import peers
 from twin.engine.cuda_build import CompileReport, architecture, compile_cubin, threads
 from twin.engine.driver import open_driver
-from twin.engine.gpu import Gpu, Shape
+from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
     Generation,
     Session,
@@ -27,7 +29,7 @@ from twin.engine.session import (
 )
 from twin.errors import EngineError
 from twin.kernel import layout as plan_layout
-from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request
+from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request, Status
 from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
@@ -38,6 +40,10 @@ WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
 NAP_S = 0.0002
 LEAVE_S = 5.0  # a kernel that was told to end has this long
+GIVEN = ("prompt", "stop", "chunks")  # of a request: arrays that each GPU has for itself
+# what a GPU says of a failure
+SAID = ("status", *(name for name, _ in Control._fields_ if name.startswith("hung_")))
+FAILED = (Status.HUNG, Status.NO_TOKEN)
 
 
 class _Launch(ctypes.Structure):
@@ -76,16 +82,15 @@ class CudaEngine(Session):
         instead of packed, for runs whose numbers do not matter.
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
-        if plan.options.gpus > 1:
-            raise EngineError(
-                f"gpus={plan.options.gpus}: this engine runs a plan on one GPU; plan with gpus=1"
-            )
+        peers.check_plan(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
                 "execution=stream runs on the host only; plan with execution=resident or graph"
             )
         driver = open_driver()
-        self._gpus = [Gpu(driver, device + n) for n in range(plan.options.gpus)]
+        self._gpus = peers.find(driver, device, plan.options.gpus)
+        peers.check_reach(plan, self._gpus)
+        self._given: dict[int, list[int]] = {}  # by the first GPU's address, those of the others
         first = self._gpus[0]
         self.report: CompileReport = compile_cubin(
             plan, architecture(first.capability, first.name), trace=trace
@@ -103,11 +108,15 @@ class CudaEngine(Session):
         )
         for gpu in self._gpus:
             gpu.hold()
+        peers.connect(self._gpus)
+        self._controls: list[Control] = []
+        for gpu in self._gpus:
             gpu.use()
             gpu.load(self.report, shape)
             gpu.open_cuda_streams()
-        self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
-        self._launch = _Launch(control=ctypes.addressof(self._control))
+            self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
+        self._control = self._controls[0]  # of the GPU that hands tokens out
+        self._launch = _Launch()  # of which each GPU is given a copy with its own words
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
@@ -186,7 +195,12 @@ class CudaEngine(Session):
         return self._gpus[0].zeros(shape, dtype)
 
     def _give(self, array: NDArray[Any]) -> int:
-        return self._gpus[0].lent(array)
+        at = []
+        for gpu in reversed(self._gpus):  # the first one is in use afterwards
+            gpu.use()
+            at.append(gpu.lent(array))
+        self._given[at[-1]] = at[::-1]
+        return at[-1]
 
     # ---- one run ---------------------------------------------------------------------------------
 
@@ -205,57 +219,120 @@ class CudaEngine(Session):
         for gpu in self._gpus:
             gpu.use()
             gpu.clear()
-        ctypes.memset(ctypes.addressof(self._control), 0, ctypes.sizeof(Control))
-        self._launch.request = request
+        if len(self._gpus) > 1:  # a word pushed before it is cleared would be lost
+            for gpu in self._gpus:
+                gpu.use()
+                gpu.settle()
+        for control in self._controls:
+            ctypes.memset(ctypes.addressof(control), 0, ctypes.sizeof(Control))
+        self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
         self._told_to_leave = 0.0
-        stages, plan = len(self.plan.stages), ctypes.addressof(self._launch)
-        for gpu in self._gpus:
+        try:
+            self._launch_all(request)
+        except BaseException:
+            self._control.abort = 1  # those that were launched wait for those that were not
+            self._join()
+            raise
+
+    def _launch_of(self, number: int, request: Request) -> _Launch:
+        """What a GPU's kernel is given: where all ranks lie, and words of its own."""
+        own = _Launch.from_buffer_copy(self._launch)
+        own.request = request
+        own.request.abort = self._gpus[number].abort
+        own.control = ctypes.addressof(self._controls[number])
+        for name in GIVEN:
+            at = getattr(request, name)
+            if at is not None:
+                setattr(own.request, name, self._given[at][number])
+        return own
+
+    def _launch_all(self, request: Request) -> None:
+        """All GPUs, before any is waited for."""
+        stages, ranks = len(self.plan.stages), self.plan.ranks // len(self._gpus)
+        steps = [(-1, stage, stage + 1) for stage in range(stages)]  # -1: the step it has reached
+        every = [
+            (gpu, ctypes.addressof(launch), n * ranks)
+            for n, (gpu, launch) in enumerate(zip(self._gpus, self._launches, strict=True))
+        ]
+        resident = self.plan.options.execution is Execution.RESIDENT
+        for gpu, plan, first in () if resident else every:
             gpu.use()
-            if self.plan.options.execution is Execution.RESIDENT:
-                gpu.launch(plan, (0, 0, 0, stages), cooperative=True)
-                continue
-            if request.read > request.kept:  # the passes' barriers need all blocks at once
-                gpu.launch(plan, (0, 0, 0, 0), cooperative=True)
-            # -1: the step it has reached
-            gpu.capture(plan, [(0, -1, stage, stage + 1) for stage in range(stages)], request.steps)
+            gpu.capture(plan, [(first, *step) for step in steps], request.steps)
+        for gpu, plan, first in every:
+            gpu.use()
+            if resident:
+                gpu.launch(plan, (first, 0, 0, stages), cooperative=True)
+            elif request.read > request.kept:  # the passes' barriers need all blocks at once
+                gpu.launch(plan, (first, 0, 0, 0), cooperative=True)
         self._feed()
 
     def _feed(self) -> None:
-        """Graph execution: until a stop token, a failure or a cancel ends the run."""
-        running = not self._control.abort and not self._control.status
-        for gpu in self._gpus:
-            gpu.feed(running=running)
+        """Graph execution: until a stop token, a failure or a cancel ends the run. GPUs in turn, a
+        step each: one whose queue is full of steps that wait for another GPU would keep the host
+        from launching that one's.
+        """
+        running = not self._ended() and not self._control.status
+        for ahead in range(1, 1 + STEPS_AHEAD) if len(self._gpus) > 1 else (STEPS_AHEAD,):
+            for gpu in self._gpus:
+                gpu.feed(running=running, ahead=ahead)
+
+    def _ended(self) -> bool:
+        """Was a GPU told to end, or did its kernel fail?"""
+        return any(control.abort for control in self._controls)
 
     def _wait(self, told: int) -> bool:
         end = time.monotonic() + WAIT_S
         while True:
             self._feed()
-            if all(gpu.idle() for gpu in self._gpus):
+            if self._idle():
                 return True
             self._check_leaving()
             if self._control.emitted > told or time.monotonic() > end:
                 return False
             time.sleep(NAP_S)
 
-    def _join(self) -> None:
+    def _idle(self) -> bool:
+        """Asks every GPU, also those behind one that runs: it may wait for one that failed."""
+        found = []
         for gpu in self._gpus:
+            try:
+                found.append(gpu.idle())
+            except EngineError as error:
+                if len(self._gpus) == 1:
+                    raise
+                raise EngineError(f"GPU {gpu.index} of {len(self._gpus)}: {error}") from error
+        return all(found)
+
+    def _join(self) -> None:
+        """Of GPUs that failed nobody hears again; the others are awaited, and what one of them
+        said of the failure is what is told.
+        """
+        healthy = [gpu for gpu in self._gpus if gpu.usable]
+        for gpu in healthy:
             gpu.drop_steps()
-        while not all(gpu.idle() for gpu in self._gpus):
+        while not all(gpu.idle() for gpu in healthy):
             self._check_leaving()
             time.sleep(NAP_S)
-        for gpu in self._gpus:
+        for gpu in healthy:
+            gpu.use()
             gpu.end_run()
+        said = next((c for c in self._controls if tuple(Status)[int(c.status)] in FAILED), None)
+        if said is not None and said is not self._control:
+            for name in SAID:
+                setattr(self._control, name, getattr(said, name))
 
     def _check_leaving(self) -> None:
         """A kernel that was told to end and stays cannot be ended: only the end of the process
         frees the device.
         """
-        if not self._control.abort:
+        if not self._ended():
             return
         now = time.monotonic()
         if not self._told_to_leave:
             for gpu in self._gpus:
-                gpu.tell_to_leave()
+                if gpu.usable:
+                    gpu.use()
+                    gpu.tell_to_leave()
         self._told_to_leave = self._told_to_leave or now
         if now - self._told_to_leave > LEAVE_S:
             for gpu in self._gpus:
@@ -268,6 +345,9 @@ class CudaEngine(Session):
     def _close(self) -> None:
         if hasattr(self, "_control") and any(gpu.usable for gpu in self._gpus):
             self._control = Control.from_buffer_copy(self._control)  # what it said stays readable
+        if all(gpu.usable for gpu in self._gpus):  # a context that failed takes no more calls
+            for gpu in self._gpus:
+                gpu.part()
         for gpu in self._gpus:
             gpu.close()
 

@@ -13,6 +13,7 @@ from twin.errors import EngineError, ToolchainError, TwinError
 
 HERE = "run on a computer with an NVIDIA GPU"
 LOST = "this process cannot use the GPU any more: start it again, and report this if it fails again"
+NO_PEER = "plan with fewer GPUs: these do not reach each other's memory"
 ADVICE = MappingProxyType(
     {
         "CUDA_ERROR_OUT_OF_MEMORY": "end other programs on this GPU, or plan with a smaller "
@@ -28,6 +29,8 @@ ADVICE = MappingProxyType(
         "CUDA_ERROR_NO_BINARY_FOR_GPU": "name the GPU of this computer as the node (`twin "
         "hardware` lists them)",
         "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "plan with fewer blocks or a smaller ring",
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": NO_PEER,
+        "CUDA_ERROR_TOO_MANY_PEERS": NO_PEER,
         "CUDA_ERROR_ILLEGAL_ADDRESS": LOST,
         "CUDA_ERROR_LAUNCH_FAILED": LOST,
         "CUDA_ERROR_LAUNCH_TIMEOUT": LOST,
@@ -57,6 +60,13 @@ class Library:
     def succeeds(self, name: str, *arguments: Any) -> bool:
         """Calls; whether it failed is the caller's to explain."""
         return not int(getattr(self.module, name)(*arguments)[0])
+
+    def unless(self, expected: str, name: str, *arguments: Any) -> bool:
+        """Calls; False where the error of that name came, which is none. Raises `raises`."""
+        error = getattr(self.module, name)(*arguments)[0]
+        if int(error) and getattr(error, "name", "") != expected:
+            raise self.failure(name, error)
+        return not int(error)
 
     def failure(self, name: str, error: Any) -> TwinError:
         said = str(getattr(error, "name", "error"))

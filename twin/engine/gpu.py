@@ -41,6 +41,7 @@ class Gpu:
     def __init__(self, driver: Driver, index: int) -> None:
         """Looks only: nothing is held before `hold`."""
         self.usable = False
+        self.index = index
         self._driver = driver
         self._names = driver.module
         self._device = driver.call("cuDeviceGet", index)
@@ -53,6 +54,7 @@ class Gpu:
         self._graph: Any = None
         self._ends: list[Any] = []
         self._steps_left = 0
+        self._reached: list[Gpu] = []  # whose memory this session opened to it
         # (address, words, value) that a run starts from
         self.cleared: list[tuple[int, int, int]] = []
 
@@ -84,6 +86,33 @@ class Gpu:
     def use(self) -> None:
         """Calls of this thread are for this GPU."""
         self._call("cuCtxSetCurrent", self._context)
+
+    # ---- other GPUs ------------------------------------------------------------------------------
+
+    def reaches(self, other: Gpu) -> bool:
+        """May this GPU write the other one's memory?"""
+        return bool(self._call("cuDeviceCanAccessPeer", self._device, other._device))
+
+    def counts_at(self, other: Gpu) -> bool:
+        """Has it atomic operations there?"""
+        kind = self._names.CUdevice_P2PAttribute
+        native = kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+        return bool(self._call("cuDeviceGetP2PAttribute", native, self._device, other._device))
+
+    def reach(self, other: Gpu) -> None:
+        """Open the other one's memory to this GPU, in whose context the caller is. Another library
+        of this process may have done so, and will close it.
+        """
+        if self._driver.unless(
+            "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "cuCtxEnablePeerAccess", other._context, 0
+        ):
+            self._reached.append(other)
+
+    def part(self) -> None:
+        """Close what `reach` opened, before any of the GPUs is closed."""
+        self.use()
+        while self._reached:
+            self._call("cuCtxDisablePeerAccess", self._reached.pop()._context)
 
     def load(self, report: CompileReport, shape: Shape) -> None:
         """The kernel. All its blocks must run at once: one that waits for an unstarted one would
@@ -220,6 +249,10 @@ class Gpu:
         for at, words, value in self.cleared:
             self._call("cuMemsetD32Async", at, value, words, self._cuda_stream)
 
+    def settle(self) -> None:
+        """Until what `clear` asked for is done."""
+        self._call("cuStreamSynchronize", self._cuda_stream)
+
     def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
         """The kernel: the address of its plan, then its other arguments, all of them 32-bit
         integers.
@@ -250,15 +283,15 @@ class Gpu:
         self._call("cuGraphDestroy", captured)
         self._steps_left = steps
 
-    def feed(self, *, running: bool) -> None:
-        """Keep the device supplied with steps, until the run ends."""
+    def feed(self, *, running: bool, ahead: int = STEPS_AHEAD) -> None:
+        """Keep the device supplied with `ahead` steps, until the run ends."""
         if not self._steps_left and not self._ends:
             return
         self.use()  # events are made in it
         self._steps_left = self._steps_left if running else 0
         while self._ends and self._done("cuEventQuery", self._ends[0]):
             self._call("cuEventDestroy", self._ends.pop(0))
-        while self._steps_left and len(self._ends) < STEPS_AHEAD:
+        while self._steps_left and len(self._ends) < ahead:
             self._call("cuGraphLaunch", self._graph, self._cuda_stream)
             flags = self._names.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._ends.append(self._call("cuEventCreate", flags))

@@ -134,13 +134,8 @@ def _byte_tokenizer() -> Tokenizer:
 
 
 def check_runs_here(node: Node) -> None:
-    """Raises ConfigError or EngineError unless the engine can use the node here and now."""
-    if node.device.nvidia and node.gpus > 1:
-        raise ConfigError(
-            f"--node {node.name}: the engine runs on one GPU; use 1x{node.device.name}, `twin "
-            "simulate` predicts more of them"
-        )
-    check_present(node.device)
+    """Raises EngineError unless the engine can use the node here and now."""
+    check_present(node.device, node.gpus)
 
 
 def plan_run(

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.logit_rows import LogitRows
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.kernel.header import MAX_RANKS, PASS_BARRIER, Control, Request, Status
+from twin.kernel.header import MAX_RANKS, PASS_BARRIER, START_BARRIER, Control, Request, Status
 from twin.kernel.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
@@ -405,6 +405,12 @@ class Session(ABC):
             )
         if self._status() is not Status.HUNG:
             return
+        if control.hung_value == START_BARRIER:
+            raise EngineError(
+                f"GPU {self.plan.gpu_of_rank(control.hung_rank)} of this plan waited "
+                f"{request.watchdog_ns / 2e9:g} s for GPU {control.hung_part} of it to start; end "
+                "other programs on that one, and look at it with nvidia-smi"
+            )
         stage = self.plan.stages[control.hung_stage].name
         if control.hung_value == PASS_BARRIER:
             what = f"the barrier of prompt pass {control.hung_part}"

@@ -9,7 +9,7 @@ model and not of the memory. On an H200 they are 2 % apart.
 
 from __future__ import annotations
 
-from twin.hardware.types import Device, Number
+from twin.hardware.types import Device, Node, Number
 
 
 def ceiling(device: Device) -> Number:
@@ -25,3 +25,18 @@ def ceiling(device: Device) -> Number:
 def floor_s(device: Device, gpus: int, moved_bytes: float) -> float:
     """Seconds in which `gpus` devices read so many bytes together, each at its ceiling."""
     return moved_bytes / (gpus * ceiling(device).value)
+
+
+def exchange_floor_s(node: Node) -> float:
+    """Seconds that an exchange between the node's GPUs takes at least, however few bytes it has.
+
+    It is one store into another GPU's memory, and two round trips to the second-level cache: the
+    poll that finds it, and the load of what lies beside it. 0 for one GPU.
+
+    The form is that of a published model (arXiv 2607.16100: 0.792 + 2 x 0.306 us on GB200, at any
+    number of GPUs); the numbers are the node's own.
+    """
+    if node.link is None:
+        return 0.0
+    trip = node.device.exchange.latency_s
+    return node.link.hop_s.value + 2 * (trip.value if trip is not None else 0.0)

@@ -25,6 +25,7 @@ MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces
 SENTINEL_WORD = 0xFFFFFFFF
 PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prompt pass
+START_BARRIER = -3  # Control.hung_value: GPUs meet before the first stage; hung_part is late
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 
 
@@ -95,7 +96,8 @@ CONTROL_FIELDS = (  # what changes while it runs
     ("int", "hung_rank"),  # the first wait that outlived the watchdog
     ("int", "hung_block"),
     ("int", "hung_stage"),
-    ("int", "hung_value"),  # -1: the grid barrier; -2: the barrier of prompt pass hung_part
+    # -1: the grid barrier; -2: the barrier of prompt pass hung_part; -3: the start of several GPUs
+    ("int", "hung_value"),
     ("int", "hung_part"),
     ("int", "hung_element"),  # -1: a counter
     ("int", "hung_step"),

@@ -1,0 +1,88 @@
+"""The questions that several GPUs are asked: a hop between them, and an all-reduce by its size,
+idle and while all of them stream.
+
+They are plans of the resident kernel, as those of one GPU are (gpu_probes.py). The time of an
+all-reduce under stream is what an exchange adds to a matrix of STREAMED KiB a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twin.calibrate.gpu_probes import COLS, KIB, STAGES, WIDE_RING, _idle, _options, steps_of
+from twin.calibrate.probes import Probe
+from twin.plan.peer_probes import over_gpus
+from twin.plan.probe import exchange_probe, hop_probe, stream_probe, turns_probe
+from twin.plan.types import Limits, Plan
+
+GROUP = "link"
+HOPS = 12
+SIZES = (2, 6, 8, 12, 16)  # KiB of FP32 that all blocks of a rank publish together
+# KiB of weights a block and exchange: less than the ring holds, so that the stream goes on while the
+# exchange is waited for, and hides none of it
+STREAMED = 64
+WINDOW = 3  # slots in flight, as a model's kernel has
+
+
+def peer_probes(limits: Limits, gpus: int) -> list[Probe]:
+    """All probes of `gpus` GPUs."""
+    found = [*_hops(limits), *_reductions(limits)]
+    probes = [(f"peer-{name}-g{gpus}", over_gpus(plan, gpus)) for name, plan in found]
+    probes += [(f"peer-{name}-g{gpus}", alone) for name, alone in _alone(limits, gpus)]
+    return [Probe(name, GROUP, plan, steps_of(plan)) for name, plan in probes]
+
+
+def elements_of(kib: int) -> int:
+    return kib * KIB // 4
+
+
+def _hops(limits: Limits) -> Iterator[tuple[str, Plan]]:
+    """One word of each rank goes to all ranks, and the next one back."""
+    last, every = limits.blocks - 1, limits.blocks
+    yield "hop", hop_probe(_idle(every), limits, pair=(0, last), hops=HOPS)
+    rows = 40 * (every - 2)
+    yield (
+        "hop-loaded",
+        hop_probe(
+            _options(every, window_slots=WINDOW), limits, pair=(0, last), hops=HOPS, rows=rows
+        ),
+    )
+
+
+def _reductions(limits: Limits) -> Iterator[tuple[str, Plan]]:
+    for kib in SIZES:
+        elements = elements_of(kib)
+        yield (
+            f"reduce-{kib}K",
+            exchange_probe(_idle(limits.blocks), limits, elements=elements, stages=STAGES),
+        )
+    for kib in SIZES:
+        options = _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING)
+        plan = turns_probe(
+            options,
+            limits,
+            elements=elements_of(kib),
+            rows=_rows(limits),
+            cols=COLS,
+            stages=STAGES,
+        )
+        yield f"reduce-loaded-{kib}K", plan
+
+
+def _alone(limits: Limits, gpus: int) -> Iterator[tuple[str, Plan]]:
+    """The matrices of `reduce-loaded` without an exchange, on one GPU: no GPU waits for another."""
+    options = _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING)
+    plan = stream_probe(options, limits, rows=_rows(limits), cols=COLS, stages=STAGES)
+    yield "stream", plan
+
+
+def _rows(limits: Limits) -> int:
+    return limits.blocks * STREAMED * KIB // (2 * COLS)
+
+
+def reduce_seconds(medians: dict[str, float], gpus: int, kib: int, *, loaded: bool) -> float:
+    """Seconds of one all-reduce, from the medians of a step of each probe, by name."""
+    if not loaded:
+        return medians[f"peer-reduce-{kib}K-g{gpus}"] / STAGES
+    both, stream = medians[f"peer-reduce-loaded-{kib}K-g{gpus}"], medians[f"peer-stream-g{gpus}"]
+    return (both - stream) / STAGES

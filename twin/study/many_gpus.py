@@ -1,0 +1,317 @@
+"""One command for a bare machine of several GPUs: probes, rows of models with their checks, an
+all-reduce by size, a soak; `studies/many-gpus/run.sh NODE --out FOLDER`.
+
+Each step leaves one file in the folder and is passed by where that file is there, so a run that was
+cut off goes on. On a CPU (2xhost) the same steps run on emulated GPUs with small shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twin.bench.measure import check_logits
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.peer_probes import SIZES, peer_probes, reduce_seconds
+from twin.calibrate.probes import Probe
+from twin.data import data_dir
+from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
+from twin.engine.opening import check_runs_here, plan_run
+from twin.engine.weights import random_weights
+from twin.errors import TwinError
+from twin.hardware.types import Node
+from twin.kernel.defaults import limits_of
+from twin.models.load import load_model
+from twin.models.spec import DType, ModelSpec
+from twin.plan.types import Plan
+from twin.report.tables import table
+
+SEED = 1
+REPEATS = 3
+WARM_UP_STEPS = 20
+CHECKED = 6  # positions of which the reference's logits are computed
+ALIKE = 0.02  # largest difference from the reference's logits in 16 bits, of the largest logit
+SOAK_TOKENS = 200_000
+SOAK_RUN = 2000  # tokens of one of its requests
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model that is timed."""
+
+    name: str
+    model: str  # a name, or a folder beside the study
+    context: int = 128
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+FP16 = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
+ROWS = (
+    Row("laneformer-2b, delay 2", "laneformer-2b", options=FP16),
+    Row("its shapes as a Llama", "shapes", options=FP16),
+    Row("llama-3.2-1b", "llama-3.2-1b"),
+    Row("qwen3-8b", "qwen3-8b", context=1000),
+    Row("llama-3.1-70b", "llama-3.1-70b"),
+    Row("gpt-oss-120b", "gpt-oss-120b"),
+)
+# published by Kog for FP16, delay 2, batch 1 (blog.kog.ai); on eight H200
+KOG = {("laneformer-2b, delay 2", "8xh200-sxm"): 2100.0}
+
+
+def spec_of(row: Row, folder: Path | None = None) -> ModelSpec:
+    beside = (folder or study()) / row.model
+    return load_model(str(beside) if beside.is_dir() else row.model)
+
+
+def study() -> Path:
+    """The study's folder, in a checkout of the sources."""
+    return data_dir("native").parent / "studies" / "many-gpus"
+
+
+def small(spec: ModelSpec) -> ModelSpec:
+    """The same kind of model, in a size that emulated GPUs run in no time."""
+    lanes = spec.lanes
+    return dataclasses.replace(
+        spec,
+        layers=6 if lanes else 2,
+        windows=spec.windows[: 6 if lanes else 2],
+        hidden=256,
+        heads=16,
+        kv_heads=8,
+        head_dim=16,
+        ffn=512,
+        vocab=512,
+        context=256,
+    )
+
+
+def cut(spec: ModelSpec) -> ModelSpec:
+    """As many layers as show everything that a layer does, for the reference."""
+    layers = min(spec.layers, 2 * spec.lanes.delay + 2 if spec.lanes else 2)
+    vocab = min(spec.vocab, 8192)
+    return dataclasses.replace(spec, layers=layers, windows=spec.windows[:layers], vocab=vocab)
+
+
+@dataclass(slots=True)
+class Run:
+    """Where a run stands: its node, its folder, and whether it is only tried."""
+
+    node: Node
+    out: Path
+    tiny: bool
+    show: Callable[[str], None]
+
+    def step(self, name: str, make: Callable[[], Any]) -> Any:
+        """What the step found, now or in an earlier run; a refusal is a finding."""
+        file = self.out / f"{name}.json"
+        if file.is_file():
+            return json.loads(file.read_text(encoding="utf-8"))
+        self.show(name)
+        began = time.monotonic()
+        try:
+            found = make()
+        except TwinError as error:
+            found = {"refused": str(error)}
+        found = {**found, "seconds": time.monotonic() - began}
+        beside = file.with_suffix(".part")
+        beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        beside.replace(file)
+        return found
+
+    # ---- plans -----------------------------------------------------------------------------------
+
+    def spec(self, row: Row) -> ModelSpec:
+        found = spec_of(row)
+        return small(found) if self.tiny and not found.layout else found
+
+    def plan(self, row: Row, spec: ModelSpec, positions: int) -> Plan:
+        options = dict(row.options)
+        if self.tiny:
+            options["blocks"] = 1 if spec.lanes is None else spec.lanes.count // self.node.gpus
+        return plan_run(spec, self.node, options, positions=positions, greedy=True)
+
+    def context(self, row: Row) -> int:
+        return min(row.context, 32) if self.tiny else row.context
+
+    @property
+    def tokens(self) -> int:
+        return 16 if self.tiny else 128
+
+    def probes(self) -> list[Probe]:
+        limits = limits_of(self.node)
+        if not self.tiny:
+            return peer_probes(limits, self.node.gpus)
+        few = peer_probes(dataclasses.replace(limits, blocks=3), self.node.gpus)
+        return [dataclasses.replace(probe, steps=3) for probe in few]
+
+
+# ---- the steps -----------------------------------------------------------------------------------
+
+
+def machine(run: Run) -> dict[str, Any]:
+    node = run.node
+    return {"node": node.name, "gpus": node.gpus, "tiny": run.tiny, "conditions": gpu_conditions()}
+
+
+def measure_probe(run: Run, probe: Probe) -> dict[str, Any]:
+    with open_engine(run.node.device, probe.plan, None) as engine:
+        engine.fill_random(SEED)
+        warm_up = 1 if run.tiny else WARM_UP_STEPS
+        times = [engine.step_seconds(steps=probe.steps, warmup=warm_up) for _ in range(REPEATS)]
+    return {"median_s": float(np.median(np.concatenate(times))), "samples": REPEATS * probe.steps}
+
+
+def measure_row(run: Run, row: Row) -> dict[str, Any]:
+    """Tokens per second, and whether all repeats gave the same tokens."""
+    spec, context = run.spec(row), run.context(row)
+    plan = run.plan(row, spec, context + run.tokens)
+    prompt = [(7 + 13 * at) % spec.vocab for at in range(context)]
+    with open_random(run.node.device, plan, SEED) as engine:
+        made = [engine.generate(prompt, max_tokens=run.tokens) for _ in range(1 + REPEATS)]
+    speeds = [one.tokens_per_s for one in made[1:]]
+    return {
+        "tokens_per_s": statistics.median(speeds),
+        "samples": speeds,
+        "same_tokens": all(one.tokens == made[0].tokens for one in made),
+        "bytes_per_step": plan.bytes_per_step(),
+    }
+
+
+def check_row(run: Run, row: Row) -> dict[str, Any]:
+    """The row's layers with packed weights, beside the reference."""
+    spec = cut(run.spec(row))
+    plan = run.plan(row, spec, CHECKED + 2)
+    weights = random_weights(spec, SEED, plan.options.weight_dtype)
+    tokens = [(5 + 17 * at) % spec.vocab for at in range(CHECKED)]
+    with open_engine(run.node.device, plan, weights) as engine:
+        worst = check_logits(engine, plan, weights, tokens)
+    return {"logit_difference": worst, "correct": bool(worst < ALIKE)}
+
+
+def soak(run: Run) -> dict[str, Any]:
+    """Many tokens of chained requests, each of which must give the first one's."""
+    row = next(row for row in ROWS if row.name == "llama-3.2-1b")
+    spec, each = run.spec(row), 64 if run.tiny else SOAK_RUN
+    wanted, made = (2 * each if run.tiny else SOAK_TOKENS), 0
+    first: list[int] | None = None
+    plan = run.plan(row, spec, each + 8)
+    with open_random(run.node.device, plan, SEED) as engine:
+        while made < wanted:
+            found = engine.generate([1, 2, 3], max_tokens=each).tokens
+            first = first or found
+            if found != first:
+                return {"tokens": made, "same_tokens": False}
+            made += len(found)
+    return {"tokens": made, "same_tokens": True}
+
+
+def everything(run: Run) -> dict[str, Any]:
+    """All steps in order of their worth: a run that is cut off has measured the links first."""
+    found: dict[str, Any] = {"machine": run.step("machine", partial(machine, run))}
+    probes = run.probes()
+    compile_all(run.node.device, [probe.plan for probe in probes] + _plans(run), run.show)
+    found["probes"] = {
+        probe.name: run.step(f"probe-{probe.name}", partial(measure_probe, run, probe))
+        for probe in probes
+    }
+    for what, make in (("check", check_row), ("row", measure_row)):
+        found[what] = {
+            row.name: run.step(f"{what}-{slug(row.name)}", partial(make, run, row)) for row in ROWS
+        }
+    found["soak"] = run.step("soak", partial(soak, run))
+    return found
+
+
+def _plans(run: Run) -> list[Plan]:
+    """Of all rows and checks that can be planned: their kernels are compiled side by side."""
+    plans = []
+    for row in ROWS if run.node.device.nvidia else ():
+        for spec, positions in (
+            (run.spec(row), run.context(row) + run.tokens),
+            (cut(run.spec(row)), CHECKED + 2),
+        ):
+            with suppress(TwinError):
+                plans.append(run.plan(row, spec, positions))
+    return plans
+
+
+def slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def told(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
+    """The tables: rows beside their predictions, and the all-reduce by size."""
+    rows, notes = [], list[str]()
+    for row in ROWS:
+        timed, checked = found["row"][row.name], found["check"][row.name]
+        cell = predicted.get(row.name, {}).get(run.node.name, {})
+        speed = timed.get("tokens_per_s")
+        said = f"{speed:,.0f}" if speed else "not run"
+        guess = f"{cell['p50']:,.0f} ({cell['p10']:,.0f}-{cell['p90']:,.0f})" if cell else ""
+        off = f"{cell['p50'] / speed - 1:+.1%}" if cell and speed else ""
+        same, right = _judged(timed, "same_tokens"), _judged(checked, "correct")
+        notes += [f"{row.name}: {one['refused']}" for one in (timed, checked) if "refused" in one]
+        kog = KOG.get((row.name, run.node.name))
+        rows.append((row.name, said, guess, off, same, right, f"{kog:,.0f}" if kog else ""))
+    heads = ("row", "tokens/s", "predicted (p10-p90)", "off", "same tokens", "as reference", "Kog")
+    medians = {name: one["median_s"] for name, one in found["probes"].items() if "median_s" in one}
+    gpus, sizes = run.node.gpus, []
+    for kib in SIZES:
+        try:
+            both = [reduce_seconds(medians, gpus, kib, loaded=loaded) for loaded in (False, True)]
+        except KeyError:
+            sizes.append((kib, "not run", "not run"))
+            continue
+        sizes.append((kib, *(f"{seconds * 1e6:.2f}" for seconds in both)))
+    reduced = table(("all-reduce, KiB", "idle, us", "under stream, us"), sizes)
+    return "\n\n".join([table(heads, rows), reduced, f"soak: {found['soak']}", *notes])
+
+
+def _judged(found: dict[str, Any], what: str) -> str:
+    return "refused" if "refused" in found else "yes" if found[what] else "NO"
+
+
+def pack(run: Run) -> Path:
+    """All files of the run, as one to carry away."""
+    made = run.out.with_suffix(".tar.gz")
+    with tarfile.open(made, "w:gz") as archive:
+        archive.add(run.out, arcname=run.out.name)
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="studies/many-gpus/run.sh", description=__doc__)
+    parser.add_argument("node", help="2xh200, 4xh100, ...; 2xhost tries it on emulated GPUs")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    args = parser.parse_args(words)
+    node = calibrated_node(args.node)
+    check_runs_here(node)
+    args.out.mkdir(parents=True, exist_ok=True)
+    tiny = not node.device.nvidia
+    run = Run(node, args.out, tiny, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
+    found = everything(run)
+    file = study() / "predictions.json"
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    print(f"records: {pack(run)}\n")
+    print(told(run, found, {} if tiny else kept.get("rows", {})))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
