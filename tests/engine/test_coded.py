@@ -13,7 +13,7 @@ import pytest
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, SEED, TOKENS, error, expected, planned
 from tests.models.codes.names import coded_names
 from twin.engine.weights import random_weights
-from twin.models.formats import format_named
+from twin.models.formats import BF16, INT8, Formats, Role, format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling
@@ -48,6 +48,15 @@ def test_coded_plans_match_the_reference(name: str, chosen: dict[str, Any]) -> N
 @pytest.mark.parametrize("name", FEW)
 def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5
+
+
+def test_kinds_of_matrices_in_different_formats_match_the_reference() -> None:
+    chosen = ((Role.ATTENTION, INT8), (Role.DENSE, format_named("int4-g64-zp")))
+    mixed = planned(
+        replace(WIDE, stored=Formats(BF16, chosen)), slot_bytes=4096, weight_dtype=DType.BF16
+    )
+    prove(mixed)
+    assert error(mixed) < 1e-5
 
 
 @pytest.mark.parametrize("spec", [QWEN2, replace(LANED, ffn=128)], ids=lambda s: s.name)

@@ -32,6 +32,7 @@ def coded(kind: StageKind, **changed: Any) -> Plan:
     [
         (StageKind.DOWN, {"format": None, "tile_rows": 8}, "is stored as"),
         (StageKind.DOWN, {"format": DECODED["fp8"]}, "is stored as"),
+        (StageKind.DOWN, {"format": DECODED["nvfp4"]}, "is stored as"),
         (StageKind.LM_HEAD, {"pack": 0}, "elements of a row to a thread"),
         (StageKind.DOWN, {"pack": 32}, "elements of a row to a thread"),
         (StageKind.DOWN, {"tile_cols": 40}, "multiples of 16"),
