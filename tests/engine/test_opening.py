@@ -132,7 +132,7 @@ def test_a_family_that_is_not_known_is_answered_with_families_that_run(tmp_path:
     )
 
 
-@pytest.mark.parametrize(("node", "error"), [("8xh200", ConfigError), ("1xmi300x", EngineError)])
+@pytest.mark.parametrize(("node", "error"), [("8xh200", ConfigError), ("1xmi355x", EngineError)])
 def test_a_node_that_no_engine_runs_is_refused(
     node: str, error: type[ConfigError | EngineError]
 ) -> None:
