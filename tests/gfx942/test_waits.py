@@ -18,23 +18,24 @@ def test_every_path_waits_for_what_it_uses(name: str) -> None:
     assert uncovered(code_of(PLANS[name])) == []
 
 
-def missing(code: Code, step: int) -> dict[Instruction, set[str]]:
+def missing(code: Code, wait: Instruction) -> set[str]:
     """What lacks a wait once it is gone: registers by their kind."""
-    return {
-        wait: {
-            one.what if " " in one.what else one.what[0] for one in uncovered(without(code, wait))
-        }
-        for wait in code.matching("^s_waitcnt ")[::step]
-    }
+    found = {one.what for one in uncovered(without(code, wait))}
+    return {what if " " in what else what[0] for what in found}
 
 
-@pytest.mark.parametrize("step", [SAMPLE, pytest.param(1, marks=pytest.mark.slow)])
-def test_most_waits_are_needed_and_their_lack_is_found(step: int) -> None:
-    found = missing(code_of(PLANS["sentinel"]), step)
-    needed = [what for what in found.values() if what]
-    assert len(needed) > 0.8 * len(found)
-    if step == 1:
-        assert {kind for what in needed for kind in what} == {"v", "s", LOCAL, CACHE, RESET}
+def test_a_missing_wait_is_found() -> None:
+    code = code_of(PLANS["sentinel"])
+    assert any(missing(code, wait) for wait in code.matching("^s_waitcnt ")[::SAMPLE])
+
+
+@pytest.mark.slow
+def test_most_waits_are_needed_and_their_lack_is_found() -> None:
+    code = code_of(PLANS["sentinel"])
+    found = [missing(code, wait) for wait in code.matching("^s_waitcnt ")]
+    needed = [what for what in found if what]
+    assert len(needed) > 0.85 * len(found)
+    assert {kind for what in needed for kind in what} == {"v", "s", LOCAL, CACHE, RESET}
 
 
 def test_a_wait_is_needed_on_one_of_two_paths() -> None:
