@@ -7,13 +7,15 @@ from __future__ import annotations
 import pytest
 
 from twin.calibrate.amd_heldout import amd_held_out
-from twin.calibrate.amd_probes import WINDOW, amd_probes
+from twin.calibrate.amd_probes import WINDOW, _fitting, amd_probes
 from twin.calibrate.engine_runs import held_out
 from twin.calibrate.recipe import AMD_RECIPE, recipe_of
 from twin.engine.hip_build import check_runs
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of
+from twin.plan.probe import stream_probe
+from twin.plan.types import Options
 from twin.proof.prove import prove
 
 NODE = load_node("1xmi300x")
@@ -21,6 +23,18 @@ NODE = load_node("1xmi300x")
 TOO_WIDE = {"exchange-sentinel-64-b1"}
 
 
+def test_a_probes_ring_fits_beside_the_vectors_that_amd_keeps_on_the_chip() -> None:
+    limits = limits_of(NODE)
+    options = Options(blocks=8, slot_bytes=16384, ring_slots=10, window_slots=10)
+    wide = _fitting(stream_probe(options, limits, rows=8, cols=12288))
+    assert wide.options.ring_slots == wide.options.window_slots < 10
+    prove(wide)
+    check_runs(wide)
+    narrow = stream_probe(options, limits, rows=8, cols=512)
+    assert _fitting(narrow) == narrow
+
+
+@pytest.mark.slow
 def test_quick_probes_are_proven_and_run() -> None:
     probes = recipe_of(NODE.device).probes(limits_of(NODE), True)
     assert recipe_of(NODE.device) is AMD_RECIPE

@@ -12,7 +12,7 @@ extern "C" void stub_handler(Handler given) { handler = given; }
 template <class... Arguments>
 static int told(const char* name, Arguments... arguments) {
   const int64_t words[] = {int64_t(arguments)..., 0};
-  return handler ? handler(name, words, int(sizeof...(arguments))) : 999;  // hipErrorUnknown
+  return handler ? handler(name, words, int(sizeof...(arguments))) : 100;  // hipErrorNoDevice
 }
 
 extern "C" {

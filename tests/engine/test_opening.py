@@ -133,4 +133,4 @@ def test_a_family_that_is_not_known_is_answered_with_families_that_run(tmp_path:
 
 
 def test_a_node_that_no_engine_runs_is_refused() -> None:
-    refused(EngineError, lambda: check_runs_here(load_node("1xmi300x")), "simulate")
+    refused(EngineError, lambda: check_runs_here(load_node("1xmi355x")), "simulate")

@@ -305,6 +305,40 @@ struct Machine {
     return a.what == Access::LOCAL_LOAD || a.what == Access::LOCAL_WRITE;
   }
 
+  // Which bytes of local memory.
+  template <class Each>
+  static void local_bytes(const Access& a, Each each) {
+    for (const Piece& p : a.pieces) each(u32(p.at), u32(p.at) + u32(a.width));
+    for (const Write& one : a.writes) each(u32(one.at), u32(one.at) + one.count);
+  }
+  static bool overlap(const Access& a, const Access& b) {
+    bool found = false;
+    local_bytes(a, [&](u32 lo, u32 hi) {
+      local_bytes(b, [&](u32 other_lo, u32 other_hi) { found |= lo < other_hi && other_lo < hi; });
+    });
+    return found;
+  }
+  // Another wave may not touch bytes of local memory that a wave writes, nor write what it reads,
+  // before that wave has waited: whoever comes first, it is chance. Old and new value are often the
+  // same, so nobody would notice by what is computed.
+  void check_races(const Wave& w, const Access& a) {
+    if (!local(a)) return;
+    for (const Wave* other : w.block->waves) {
+      if (other == &w) continue;
+      for (const auto& b : other->accesses) {
+        if (!local(*b) || (a.writes.empty() && b->writes.empty()) || !overlap(a, *b)) continue;
+        fault(w, program[w.pc - 1],
+              "local memory that another wave has not waited for, up to 0x" +
+                  hex(program[other->pc].at));
+      }
+    }
+  }
+  static std::string hex(int at) {
+    char said[20];
+    snprintf(said, sizeof said, "%x", unsigned(at));
+    return said;
+  }
+
   // The n-th access, behind those before it that must come first.
   void perform_in_order(Wave& w, size_t n) {
     Access& a = *w.accesses[n];
@@ -321,6 +355,7 @@ struct Machine {
 
   Access& issue(Wave& w, std::unique_ptr<Access> made) {
     Access& a = *made;
+    check_races(w, a);
     for (const Piece& p : a.pieces)
       if (!local(a))
         a.lines.push_back(p.at / LINE), a.lines.push_back((p.at + u64(a.width) - 1) / LINE);

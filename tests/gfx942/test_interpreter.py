@@ -16,6 +16,7 @@ from tests.gfx942.code import Instruction, code_of, compiled, narrower, nothing,
 from tests.gfx942.emulated import Emulated
 from tests.gfx942.interpreter import Fault, Refused, records
 from tests.gfx942.small import SPEC, small
+from tests.gfx942.waits import registers
 from twin.errors import EngineError
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, HandOffKind, Plan
@@ -24,6 +25,7 @@ PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
 SENTINEL, COUNTER = small(), small(handoff=HandOffKind.COUNTER)
 TWO = small(gpus=2, collective=CollectiveKind.PUSH)
+BEFORE_BARRIER = ("s_waitcnt", "s_barrier")
 KEEP, LOSE = 2, 3  # seeds: caches keep what nobody drops; caches lose lines at random
 PLANS: dict[str, Plan] = {
     "sentinel": SENTINEL,
@@ -113,15 +115,6 @@ def reached(plan: Plan, pattern: str) -> list[Instruction]:
     return [one for one in running.reached() if re.search(pattern, f"{one.name} {one.operands}")]
 
 
-def registers(operands: str) -> list[str]:
-    ranges = re.findall(r"\b([vs])(?:(\d+)|\[(\d+):(\d+)\])", operands)
-    return [
-        f"{kind}{n}"
-        for kind, one, lo, hi in ranges
-        for n in range(int(one or lo), int(one or hi) + 1)
-    ]
-
-
 def awaited(pattern: str) -> Instruction:
     """The first wait whose next instruction uses what an instruction of a kind has loaded."""
     running = Emulated(SENTINEL)
@@ -152,6 +145,19 @@ LOADS = [
 @pytest.mark.parametrize("load", LOADS)
 def test_a_missing_wait_is_caught(load: str) -> None:
     assert "was loaded and not waited for" in caught(SENTINEL, awaited(load), nothing)
+
+
+@pytest.mark.slow
+def test_a_wait_missing_before_a_barrier_is_caught_though_it_changes_no_number() -> None:
+    """Old and new value are mostly the same there: votes of nobody."""
+    code = code_of(SENTINEL).instructions
+    waits = [
+        wait
+        for write, _, wait, barrier in zip(code, code[1:], code[2:], code[3:], strict=False)
+        if write.name.startswith("ds_write") and (wait.name, barrier.name) == BEFORE_BARRIER
+    ]
+    said = [caught(SENTINEL, one, nothing) for one in waits]
+    assert any("local memory that another wave has not waited for" in one for one in said), said
 
 
 @pytest.mark.slow

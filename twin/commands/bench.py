@@ -61,8 +61,8 @@ def add(commands: Subparsers) -> None:
         summary="measure the engine's speed, with correctness checked in the same run",
         text="Compares logits with the NumPy reference first, then times greedy decoding: every "
         "repeat must give the same tokens.\n"
-        "On this computer's CPU (default): the median and the spread beside the memory's "
-        "ceiling and the twin's prediction.\n"
+        "On this computer's CPU (default) and on an AMD GPU: the median and the spread beside the "
+        "memory's ceiling and the twin's prediction.\n"
         "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging "
         "Face in the same 16-bit type, times engine,\n"
         "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe "
@@ -74,7 +74,7 @@ def add(commands: Subparsers) -> None:
         "--node",
         default=HOST,
         metavar="NODE",
-        help="host (default), or 1xh200 for this computer's NVIDIA GPU",
+        help="host (default), 1xh200 for this computer's NVIDIA GPU, 1xmi300x for an AMD GPU",
     )
     parser.add_argument(
         "--context",

@@ -96,7 +96,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--node",
         metavar="NODE",
-        help="where to run: 1xhost (default), or 1xh200 for an NVIDIA GPU of this computer",
+        help="where to run: 1xhost (default), 1xh200 for an NVIDIA GPU of this computer, 1xmi300x "
+        "for an AMD GPU",
     )
 
 

@@ -109,7 +109,8 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         metavar="NODE",
-        help="where to run: 1xhost (default), or 1xh200 for an NVIDIA GPU of this computer",
+        help="where to run: 1xhost (default), 1xh200 for an NVIDIA GPU of this computer, 1xmi300x "
+        "for an AMD GPU",
     )
 
 
