@@ -7,6 +7,7 @@ to leave, as a kernel is that waits for another GPU.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.engine.fake_driver import CUresult, FakeDriver, answers_at_once
 from tests.engine.small_engine import LLAMA
-from tests.engine.test_cuda_driver import MADE, PROMPT, Installs
+from tests.engine.test_cuda_driver import H200, MADE, PROMPT, Installs
 from tests.engine.test_cuda_driver import install as install  # a fixture
 from tests.engine.test_cuda_driver import planned as planned_for_one
 from twin.engine import cuda
@@ -23,7 +24,9 @@ from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.header import START_BARRIER, Control, Status
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan
+from twin.plan.peer_probes import over_gpus
+from twin.plan.probe import exchange_probe
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
 
 Act = Callable[["SeveralGpus", int, Any, Control], None]  # GPU, what it was launched with, answers
 
@@ -174,6 +177,25 @@ def test_graphs_of_several_gpus_are_fed_in_turn(install: Installs) -> None:
         engine.generate(PROMPT, max_tokens=4)
     fed = [fake.streams[call[2]] for call in fake.calls if call[0] == "cuGraphLaunch"]
     assert fed == [0, 1] * 6
+
+
+def test_each_gpus_times_count_from_its_own_start(install: Installs) -> None:
+    """Their clocks differ by more than a run takes."""
+
+    def act(fake: SeveralGpus, gpu: int, launch: Any, control: Control) -> None:
+        control.started = 1000 * (1 + 5 * gpu)
+        blocks = launch.request.block_stamps
+        stamps = (ctypes.c_uint64 * (3 * 2 * 4)).from_address(blocks)
+        for step in range(3):
+            for block in range(4):
+                stamps[(step * 2 + gpu) * 4 + block] = control.started + 10 * (step + 1) + block
+
+    install(SeveralGpus(2, act))
+    limits = dataclasses.replace(H200, blocks=4)
+    options = Options(blocks=4, slot_bytes=1024, ring_slots=2, window_slots=2)
+    plan = over_gpus(exchange_probe(options, limits, elements=48, stages=6), 2)
+    with CudaEngine(plan, None) as engine:
+        assert engine.run_steps(3).tolist() == [13, 23, 33]
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 from tests.engine.small_engine import FULL, LLAMA, QWEN2, QWEN3, TOKENS, engine, expected, planned
 from twin.engine import host
 from twin.engine.host import HostEngine
+from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan
 from twin.kernel.header import SENTINEL_WORD
 from twin.kernel.layout import LINE_FLOATS, layout
@@ -134,6 +135,24 @@ def test_parts_of_a_value_share_no_line_and_lie_as_far_apart_at_any_number_of_ra
             places |= {offset + part * stride for part in range(parts)}
             assert value.pushed
     assert places
+
+
+def test_sums_of_zeros_are_no_empty_words() -> None:
+    """Where zero is the empty word, an all-reduce of zeros hangs or turns them into minus zero."""
+    plan = planned(WIDE, gpus=2, blocks=2)
+    weights = random_weights(WIDE, 3, plan.options.weight_dtype)
+
+    class NothingAdded:
+        spec, dtype = weights.spec, weights.dtype
+
+        def __getitem__(self, name: str) -> Any:
+            made = weights[name]
+            return np.zeros_like(made) if name.endswith((".o", ".down")) else made
+
+    with HostEngine(plan, NothingAdded(), watchdog_s=5) as running:
+        logits = running.logits(TOKENS[:2])
+    assert np.isfinite(logits).all()
+    assert (residuals(running)[0, 0] == residuals(running)).all()
 
 
 class faulty:  # read as a phrase: with faulty("nap 1")

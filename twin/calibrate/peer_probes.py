@@ -18,8 +18,8 @@ from twin.plan.types import Limits, Plan
 GROUP = "link"
 HOPS = 12
 SIZES = (2, 6, 8, 12, 16)  # KiB of FP32 that all blocks of a rank publish together
-# KiB of weights a block and exchange: less than the ring holds, so that the stream goes on while the
-# exchange is waited for, and hides none of it
+# KiB of weights a block and exchange: less than the ring holds, so that the stream goes on while
+# the exchange is waited for, and hides none of it
 STREAMED = 64
 WINDOW = 3  # slots in flight, as a model's kernel has
 

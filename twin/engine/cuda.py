@@ -207,6 +207,11 @@ class CudaEngine(Session):
     def _abort_address(self) -> int:
         return self._gpus[0].abort
 
+    def _starts(self) -> NDArray[np.int64]:
+        """GPUs have clocks of their own, and all of them note the moment when they met."""
+        each = np.array([control.started for control in self._controls], np.int64)
+        return np.repeat(each, self.plan.ranks // len(self._gpus))
+
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         if not all(gpu.usable for gpu in self._gpus):
             raise EngineError("the engine is closed: make a new one")

@@ -195,9 +195,8 @@ class Session(ABC):
         ).astype(np.int64)
         first = len(pass_stamps) + ordinary
         if trace is not None:
-            trace = np.where(trace > 0, trace.astype(np.int64) - self._control.started, 0)[
-                : ordinary + made
-            ]
+            starts = self._starts()[None, :, None, None, None]
+            trace = np.where(trace > 0, trace.astype(np.int64) - starts, 0)[: ordinary + made]
         return Generation(
             tokens=[int(t) for t in tokens[:made]],
             step_ns=np.diff(times)[first:],
@@ -284,7 +283,8 @@ class Session(ABC):
             raise EngineError(f"cancelled before all {steps} steps of {self.plan.name} were run")
         if not np.isfinite(checksums).all():
             raise EngineError(f"{self.plan.name}: a block computed {checksums}; report this")
-        ends: NDArray[np.int64] = stamps.max(axis=1).astype(np.int64) - int(self._control.started)
+        since = stamps.astype(np.int64) - np.repeat(self._starts(), self.plan.blocks)
+        ends: NDArray[np.int64] = since.max(axis=1)
         return ends
 
     def step_seconds(self, *, steps: int, warmup: int) -> NDArray[np.float64]:
@@ -446,6 +446,10 @@ class Session(ABC):
     def _abort_address(self) -> int:
         """Where the blocks look whether to leave."""
         return ctypes.addressof(self._control) + Control.abort.offset
+
+    def _starts(self) -> NDArray[np.int64]:
+        """[ranks] when the run began, in ns of the clock that stamps the rank's times."""
+        return np.full(self.plan.ranks, self._control.started, np.int64)
 
     @abstractmethod
     def fill_random(self, seed: int) -> None:

@@ -271,14 +271,16 @@ def told(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
         rows.append((row.name, said, guess, off, same, right, f"{kog:,.0f}" if kog else ""))
     heads = ("row", "tokens/s", "predicted (p10-p90)", "off", "same tokens", "as reference", "Kog")
     medians = {name: one["median_s"] for name, one in found["probes"].items() if "median_s" in one}
-    gpus, sizes = run.node.gpus, []
+    gpus, sizes = run.node.gpus, list[tuple[int, str, str]]()
     for kib in SIZES:
         try:
-            both = [reduce_seconds(medians, gpus, kib, loaded=loaded) for loaded in (False, True)]
+            idle, under = (
+                reduce_seconds(medians, gpus, kib, loaded=loaded) for loaded in (False, True)
+            )
         except KeyError:
             sizes.append((kib, "not run", "not run"))
             continue
-        sizes.append((kib, *(f"{seconds * 1e6:.2f}" for seconds in both)))
+        sizes.append((kib, f"{idle * 1e6:.2f}", f"{under * 1e6:.2f}"))
     reduced = table(("all-reduce, KiB", "idle, us", "under stream, us"), sizes)
     return "\n\n".join([table(heads, rows), reduced, f"soak: {found['soak']}", *notes])
 

@@ -1,0 +1,93 @@
+"""The page of predictions.json: `python studies/many-gpus/page.py`. What was measured is set beside
+it when a run of several GPUs is on file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.study.inputs import files_digest
+from twin.study.many_gpus import KOG, ROWS
+from twin.study.outcome import Bars, Series
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "predictions.json"
+Cells = dict[str, dict[str, Any]]
+
+
+def stamp() -> Stamp:
+    fits = _made()["fits"]
+    return Stamp("+".join(fits[device] for device in sorted(fits)), files_digest([FILE]))
+
+
+def main() -> None:
+    made = _made()
+    bodies = {"rows": rows_table(made["rows"]), "reduce": reduce_table(made["all_reduce"])}
+    write_page(HERE, stamp(), bodies, chart(made["rows"]))
+
+
+def _made() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def _nodes(cells: dict[str, Cells]) -> list[str]:
+    return list(dict.fromkeys(node for row in cells.values() for node in row))
+
+
+def rows_table(cells: dict[str, Cells]) -> str:
+    head = ("row", "node", "predicted, tokens/s", "p10", "p90", "of the step", "Kog")
+    lines = []
+    for row in ROWS:
+        for node, cell in cells[row.name].items():
+            limits = ", ".join(f"{name} {share:.0%}" for name, share in cell["limits"].items())
+            kog = KOG.get((row.name, node))
+            numbers = [f"{cell[level]:,.0f}" for level in ("p50", "p10", "p90")]
+            lines.append(
+                (row.name, node, *numbers, limits.replace("_", "-"), f"{kog:,.0f}" if kog else "")
+            )
+    return markdown_table(head, lines)
+
+
+def reduce_table(nodes: Cells) -> str:
+    head = ("node", "all-reduce", "predicted, us", "low", "high", "at least, us")
+    lines = [
+        (
+            node,
+            what,
+            *(f"{one[level]:.2f}" for level in ("nominal", "low", "high")),
+            f"{cell['bound_us']:.2f}",
+        )
+        for node, cell in nodes.items()
+        for what, one in cell.items()
+        if what != "bound_us"
+    ]
+    return markdown_table(head, lines)
+
+
+def chart(cells: dict[str, Cells]) -> Bars:
+    nodes, shown = _nodes(cells), [row.name for row in ROWS if row.name != "llama-3.1-70b"]
+    series = [
+        Series(
+            node,
+            tuple(cells[name].get(node, {}).get("p50") for name in shown),
+            tuple(cells[name].get(node, {}).get("p10") for name in shown),
+            tuple(cells[name].get(node, {}).get("p90") for name in shown),
+        )
+        for node in nodes
+        if node.endswith("h200-sxm")
+    ]
+    kog = Series(
+        "Kog, 8xh200 (published)",
+        tuple(KOG.get((name, "8xh200-sxm")) for name in shown),
+        marks=True,
+    )
+    return Bars(tuple(shown), (*series, kog), "tokens/s (predicted, p10 to p90)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Which words a kernel of several GPUs loads and stores at system scope."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.native.disassembly import disassembled, find_nvdisasm
+from tests.native.test_device_builds import H200, NAMES, planned
+from twin.engine.cuda_build import compile_cubin
+from twin.errors import ToolchainError
+
+
+def names(build: str, folder: Path) -> list[str]:
+    """Of a kernel's instructions."""
+    nvdisasm = find_nvdisasm()
+    if nvdisasm is None:
+        pytest.skip("nvdisasm is not installed")
+    try:
+        report = compile_cubin(planned("llama-3.2-1b", H200, **NAMES[build]), lines=True)
+    except ToolchainError as error:
+        if "installed" not in str(error) and "loaded" not in str(error):
+            raise
+        pytest.skip(str(error))
+    cubin = folder / f"{build.replace(' ', '-')}.cubin"
+    cubin.write_bytes(report.cubin)
+    return [one.name for one in disassembled(nvdisasm, cubin).code]
+
+
+def count(found: list[str], pattern: str) -> int:
+    return sum(bool(re.fullmatch(pattern, name)) for name in found)
+
+
+@pytest.mark.slow
+def test_only_words_that_cross_gpus_have_the_systems_scope(tmp_path: Path) -> None:
+    """A hang under load was a payload without it. Words of the host have it on one GPU, too."""
+    one, two = names("defaults", tmp_path), names("two GPUs", tmp_path)
+    quads, stores = r"LDG\.E\.(?:64|128)\.STRONG\.", r"STG\.E\.STRONG\."
+    assert count(one, quads + "SYS") == 0 < count(one, quads + "GPU")
+    assert count(two, quads + "SYS") > 0 < count(two, quads + "GPU")  # residual; activations
+    assert count(two, stores + "SYS") > count(one, stores + "SYS")
+    assert count(two, stores + "GPU") > 0
+    # plain stores alone: counters and sums in other GPUs' memory would need native atomics
+    assert count(two, r"RED\..*SYS") == count(one, r"RED\..*SYS")
