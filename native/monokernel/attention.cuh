@@ -222,6 +222,8 @@ struct Scan : Item {
                 "what came through the ring is there once");
 
   const u8* fresh;  // the newest key and value, on the chip
+  // on the chip: a logit without a value for each query head of the first split; null: none
+  const float* sinks;
   // from memory: to look at next, and after that; of the block's first item asked for before the
   // queries were there
   Rows rows, next;
@@ -229,6 +231,7 @@ struct Scan : Item {
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
     Item::open(b.plan, b.memory, stage, item, position);
     fresh = nullptr;
+    sinks = nullptr;
   }
 
   // the warps of its set
@@ -390,8 +393,8 @@ struct Scan : Item {
   // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at
   // nothing weighs nothing.
   template <class Store>
-  __device__ static __forceinline__ void merge(Block& b, int head, int heads, const float* merged,
-                                               Store store) {
+  __device__ __forceinline__ void merge(Block& b, int head, int heads, const float* merged,
+                                        Store store) const {
     constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = Outputs::TOGETHER;
     TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
       const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM,
@@ -403,6 +406,12 @@ struct Scan : Item {
         weight[w] = row[w * APART + HEAD_DIM];
         top = weight[w] > top ? weight[w] : top;
       }
+      if constexpr (Additions::SINKS)
+        if (sinks) {
+          const float sink = sinks[head + h];
+          top = sink > top ? sink : top;
+          total = softmax_weight(sink, top);
+        }
       TWIN_UNROLL
       for (int w = 0; w < WARPS; ++w) {
         weight[w] = softmax_weight(weight[w], top);

@@ -1,6 +1,7 @@
 // The stages of a decode step. Each reads as: wait, reset, compute, publish.
 #pragma once
 
+#include "biases.cuh"
 #include "combine.cuh"
 #include "sampling.cuh"
 
@@ -9,10 +10,6 @@ namespace twin {
 // Does this step's LM head count? While a prompt is read, only its last position asks for a token.
 __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
   return wanted.every_position || step >= wanted.forced - 1;
-}
-
-__device__ __forceinline__ const float* constants(const Block& b, int at) {
-  return at < 0 ? nullptr : b.memory.constants + at;
 }
 
 // RMSNorm's factor of a vector, from its sum of squares.
@@ -48,22 +45,6 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
   }
   return true;
 }
-
-// What is added to a block's rows. A thread has that of its first row before the stage's inputs are
-// there; the others are looked up.
-struct Bias {
-  const float* rows;  // null: none
-  int first;
-  float own;
-
-  __device__ __forceinline__ Bias(const Block& b, const Stage& stage, Span owned)
-      : rows(b.plan.biased ? constants(b, stage.bias) : nullptr),
-        first(owned.lo + b.core.thread()),
-        own(rows && first < owned.hi ? rows[first] : 0.0f) {}
-  __device__ __forceinline__ float of(int row) const {
-    return !rows ? 0.0f : row == first ? own : rows[row];
-  }
-};
 
 // What an LM head publishes that is not computed.
 __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
@@ -129,6 +110,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   // behind it: its fence would wait for them
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
+  const PairBias<Additions::EXPERT_BIAS> pairs(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x)
               : !read_residual(b, index, stage, x))
@@ -163,6 +145,9 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
         return;
       }
       sum = other.logit;
+    } else if (gated && CLAMPED) {
+      pairs.add(b, row, sum, up);
+      sum = through_gate(sum, up);
     } else if (gated) {
       sum = sum / (1.0f + exp32(Family::GELU ? gelu_exponent(sum) : -sum)) * up;
     } else if (b.plan.biased) {
@@ -192,6 +177,9 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   const int kv_heads = !probe && any ? (items.hi - 1) / splits + 1 - first : 1;
   // [kv_heads][k, v][HEAD_DIM] as they are cached
   u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);
+  // behind them the sinks of their queries, of which a thread has its first before it waits
+  float* const sinks = heads + kv_heads * (GROUP * HEAD_DIM + 2 * ROW / int(sizeof(float)));
+  const Sinks<Additions::SINKS> added(b, stage, probe ? 0 : first * GROUP, any && !probe ? kv_heads * GROUP : 0);
   Scan scan;
   if (any) {
     if constexpr (!Core::CACHE_IN_RING) {  // older positions need no hand-off
@@ -200,6 +188,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     }
     b.core.barrier();  // the stage before may still read the scratch
     if (!probe && !prepare_heads(b, index, stage, kv_heads, position, heads, fresh)) return false;
+    added.put(b, sinks);
   }
   if (probe)
     TWIN_EACH(i, GROUP * HEAD_DIM)
@@ -213,6 +202,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     const int head = i / splits - first;
     if (i > items.lo) scan.open(b, stage, i, position);
     if (!probe) scan.fresh = fresh + head * 2 * HEAD_DIM * type_bytes(KV);
+    if (Additions::SINKS && !probe && i % splits == 0) scan.sinks = sinks + head * GROUP;
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       Output out = output_of(b, stage);
@@ -235,10 +225,12 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
   auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
+  const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
   if (!combine(b, index, stage, x)) return false;
   begin(b, index, stage);
-  return multiply(b, stage, work, x, ahead, unscaled,
-                  [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
+    publish(b, work.out, row, bias.added(row, sum));
+  });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {

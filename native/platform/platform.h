@@ -31,4 +31,5 @@ struct Candidate {
 #include "host.h"
 #endif
 
-#include "experts.h"  // behind the generated header, which may bring its own
+#include "additions.h"  // behind the generated header, which may bring its own
+#include "experts.h"

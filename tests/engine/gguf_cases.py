@@ -20,10 +20,10 @@ PERMUTED = ("llama", "granite", "smollm3")
 
 
 def _configs() -> dict[str, dict[str, Any]]:
-    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2. Experts in
-    one are refused.
+    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2. Experts and
+    YaRN in one are refused.
     """
-    left_out = ("mistral", "qwen2-window", "internlm3")
+    left_out = ("mistral", "qwen2-window", "internlm3", "qwen3-yarn")
     kept = {
         name: copy.deepcopy(config)
         for name, config in ALL.items()

@@ -57,6 +57,16 @@ CASES: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 16, "rope_theta": 1e6},
+    "qwen3-yarn": {
+        "model_type": "qwen3",
+        **_SIZES,
+        "head_dim": 16,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
 }
 
 # Families that do something otherwise than Llama. All heads have 16 elements, so that those with
@@ -148,6 +158,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 7,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        **_SIZES,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 0.5,  # which gates reach
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
     },
 }
 ALL = CASES | FAMILIES

@@ -14,6 +14,7 @@ from twin.errors import ConfigError
 from twin.models.load import from_config, load_model
 from twin.models.spec import DType, LaneHead, RopeScaling, RopeStyle
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -102,7 +103,7 @@ def test_the_norm_epsilon_must_be_said(family: str, value: object) -> None:
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"dtype": "float16", "torch_dtype": "bfloat16"}, "torch_dtype"),
         ({"rope_theta": -1.0}, "rope_theta"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         (
             {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
@@ -125,6 +126,29 @@ def test_a_contradiction_is_named(family: str, changes: dict[str, object], field
         from_config(base(family, **changes), "tiny")
     assert field in str(error.value)
     assert "tiny" in str(error.value)
+
+
+@pytest.mark.parametrize("family", [name for name in ALL if "laneformer" not in name])
+@pytest.mark.parametrize(
+    ("scaling", "theta", "field"),
+    [
+        ({"original_max_position_embeddings": None}, 1e4, "original_max_position_embeddings is"),
+        ({"beta_fast": 0.5}, 1e4, "beta_fast is 0.5"),
+        ({"attention_factor": -1.0}, 1e4, "attention_factor is -1.0"),
+        ({}, 1.0, "rope_theta is 1"),
+    ],
+)
+def test_a_contradiction_in_yarn_is_named(
+    family: str, scaling: dict[str, object], theta: float, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"allowed|missing") as error:
+        from_config(base(family, rope_scaling=YARN | scaling, rope_theta=theta), "tiny")
+    assert field in str(error.value)
+
+
+def test_lanes_were_not_trained_with_yarn() -> None:
+    with pytest.raises(ConfigError, match="rope_type is 'yarn'"):
+        from_config(base("laneformer", rope_scaling=YARN), "tiny")
 
 
 @pytest.mark.parametrize(

@@ -399,6 +399,8 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
         return 1.0, 0.1
     if leaf.endswith("_bias"):
         return 0.0, 0.1
+    if leaf == "sinks":
+        return 0.0, 1.0
     if leaf == "embed":
         # A tied table is also the LM head: rows of length 2 keep its logits within reach of
         # sampling.

@@ -117,3 +117,31 @@ def constants(plan: Plan) -> dict[str, bool | int | float]:
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
     }
+
+
+NO_ADDITIONS: dict[str, bool | int | float] = {
+    "SINKS": False,
+    "OUTPUT_BIAS": False,
+    "EXPERT_BIAS": False,
+    "GAIN": 1.0,
+    "OFFSET": 0.0,
+    "LIMIT": 0.0,
+}
+
+
+def additions(plan: Plan) -> dict[str, bool | int | float]:
+    """What a layer has besides: sinks of its softmax, biases, clamped gates (LIMIT 0: not
+    clamped).
+    """
+    spec = plan.spec
+    kind = spec.experts if spec and has_experts(plan) else None
+    if spec is None or kind is None:
+        return NO_ADDITIONS
+    return {
+        "SINKS": spec.sinks,
+        "OUTPUT_BIAS": spec.o_bias,
+        "EXPERT_BIAS": kind.bias,
+        "GAIN": kind.gain,
+        "OFFSET": kind.offset,
+        "LIMIT": kind.limit or 0.0,
+    }

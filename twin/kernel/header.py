@@ -8,6 +8,7 @@ plans share binaries; a device build embeds everything as constants.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -152,6 +153,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *_family(plan),
         *_codes(plan, embedded),
         *_experts(plan),
+        *_additions(plan),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
         _memory("Request", REQUEST_FIELDS, Request),
@@ -203,15 +205,25 @@ def _codes_by_input(plan: Plan) -> list[str]:
 
 def _experts(plan: Plan) -> list[str]:
     """What a router does; native/platform/experts.h stands in for models without one."""
-    made = experts.constants(plan)
+    return _constants("Experts", experts.constants(plan))
+
+
+def _additions(plan: Plan) -> list[str]:
+    """Biases, sinks and clamped gates; native/platform/additions.h says that there are none."""
+    made = experts.additions(plan)
+    return [] if made == experts.NO_ADDITIONS else _constants("Additions", made)
+
+
+def _constants(name: str, made: Mapping[str, bool | int | float]) -> list[str]:
+    """A struct of the kernel's; nothing where it has no members."""
     if not made:
         return []
     types = {bool: "bool", int: "int", float: "float"}
     body = "\n".join(
-        f"  static constexpr {types[type(value)]} {name} = {_constant(value)};"
-        for name, value in made.items()
+        f"  static constexpr {types[type(value)]} {member} = {_constant(value)};"
+        for member, value in made.items()
     )
-    return [f"#define TWIN_EXPERTS\nstruct Experts {{\n{body}\n}};\n"]
+    return [f"#define TWIN_{name.upper()}\nstruct {name} {{\n{body}\n}};\n"]
 
 
 def _constant(value: bool | int | float) -> str:

@@ -25,8 +25,9 @@ from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.kernel.teams import KINDS, ahead_pieces, teams_of
 from twin.models.codes import Coded
-from twin.models.spec import LaneHead, RopeStyle
+from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan import shards
+from twin.plan.biases import bias_shape, stage_bias, stage_sinks
 from twin.plan.catalogue import ROWS
 from twin.plan.shards import Weights
 from twin.plan.types import (
@@ -145,8 +146,9 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "streams": ("StreamStart", ("page",)),
     "starts": ("StageStart", ("units",)),
 }
-# where the model norms what modules add; where layers are rotated differently
-STAGE_EXTRAS = ("post_norm", "rope")
+# where the model norms what modules add; where layers are rotated differently; where heads have
+# sinks
+STAGE_EXTRAS = ("post_norm", "rope", "sinks")
 # of a plan with coded weights: twin/kernel/coded.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")
 # of a stage's fields
@@ -258,6 +260,7 @@ def stage_extras(plan: Plan) -> tuple[str, ...]:
     used = (
         spec is not None and spec.variant.norms.after,
         spec is not None and len(spec.rotations) > 1,
+        spec is not None and spec.sinks and plan.attention is not None,
     )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
@@ -535,7 +538,7 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
             "interleaved": int(spec is not None and spec.rope.style is RopeStyle.INTERLEAVED),
             "mean_of": lanes.count if lanes and lanes.head is LaneHead.MEAN else 1,
             "norm_eps": spec.norm_eps if spec else 0.0,
-            "biased": int(spec is not None and spec.qkv_bias),
+            "biased": int(spec is not None and _biased(spec)),
             "slot_bytes": options.slot_bytes,
             "ring_slots": options.ring_slots,
             "window_slots": options.window_slots,
@@ -553,6 +556,11 @@ def _sizes(plan: Plan) -> dict[str, int | float]:
         | _team_sizes(plan)
         | _prompt_sizes(plan)
     )
+
+
+def _biased(spec: ModelSpec) -> bool:
+    """Do products of the residual have biases, besides those of experts?"""
+    return spec.qkv_bias or (spec.experts is not None and spec.experts.router_bias)
 
 
 def _team_sizes(plan: Plan) -> dict[str, int]:
@@ -642,19 +650,15 @@ def _scratch_floats(plan: Plan) -> int:
             partials = max(scanned, MOST_WARPS, own.group)
             merge = _up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             heads = (own.group + 2) * own.head_dim  # without reads, one constant head
-            wanted.append(
-                merge
-                + max(
-                    [
-                        heads,
-                        *(
-                            sum(hi - lo for lo, hi in spans)
-                            for r in stage.reads
-                            for spans in r.spans
-                        ),
-                    ]
-                )
+            gathered = max(
+                [
+                    heads,
+                    *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans),
+                ]
             )
+            # behind them the sinks of their queries
+            sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
+            wanted.append(merge + gathered + sinks)
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted.append(SCAN_FLOATS)
         if stage.kind is StageKind.EMBED and stage.reads:
@@ -741,8 +745,10 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
             yield "norm", plan.shard.hidden
         if plan.spec.variant.norms.after and stage.reads:
             yield "post_norm", plan.shard.hidden
-    if stage.kind is StageKind.QKV and plan.spec.qkv_bias and stage.matrix:
-        yield "bias", stage.matrix.rows
+    if shape := bias_shape(plan.spec, stage):
+        yield "bias", math.prod(shape)
+    if ROWS[stage.kind].sinks and plan.spec.sinks:
+        yield "sinks", plan.kernel_attention().heads
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
         own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
@@ -757,7 +763,9 @@ def _vector(
     elif name == "post_norm":
         found = shards.stage_post_norm(stage, weights)
     elif name == "bias":
-        found = shards.stage_bias(plan, stage, rank, weights)
+        found = stage_bias(plan, stage, rank, weights)
+    elif name == "sinks":
+        found = stage_sinks(plan, stage, rank, weights)
     else:
         norms = shards.query_key_norms(stage, weights)
         found = norms[name == "k_norm"] if norms else None

@@ -151,7 +151,12 @@ FIELDS: dict[str, Range] = {
     "compress_rope_theta": Range(1.0, 1e15, "as for rope_theta"),
     "partial_rotary_factor": Range(2.0**-14, 1.0, "a share of a head"),
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
-    **dict.fromkeys(("swiglu_limit", "routed_scaling_factor"), _SCALE),
+    **dict.fromkeys(("swiglu_limit", "swiglu_alpha", "routed_scaling_factor"), _SCALE),
+    "attention_factor": _FACTOR,
+    **dict.fromkeys(
+        ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        Range(0, 2.0**20, "published ones lie between 0.7 and 32; 0 means the default"),
+    ),
     **dict.fromkeys(
         (
             "embedding_multiplier",

@@ -9,6 +9,7 @@ from twin.errors import ConfigError
 from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity, whole
 from twin.models.foreign import INSTEAD, format_of_config
 from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
+from twin.models.yarn import magnitude
 from twin.text import shown
 
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
@@ -204,16 +205,15 @@ def rope(
     theta: float | None,
     style: RopeStyle = RopeStyle.HALF,
     simulated: bool = False,
-    yarn: bool = False,
+    yarn: bool = True,
 ) -> Rope:
     """Rotary embedding from `rope_theta` and `rope_scaling`, or from `rope_parameters`
     (transformers 5).
 
     `theta` is the family's class default; None means that the configuration must say it.
     `simulated`: of a family that the engine does not run, where partial rotation (which the mixers
-    tell) and yarn pass. `yarn`: it passes alone.
+    tell) passes. `yarn`: the family may have it.
     """
-    yarn = yarn or simulated
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     for holder in (config, parameters, scaling):
         if holder and not simulated:
@@ -228,7 +228,13 @@ def rope(
             "remove one of the two",
         )
     used = parameters or scaling
-    return Rope(base, style, _scaling(used, yarn) if used else None)
+    scaled = _scaling(used, yarn) if used else None
+    if scaled and scaled.kind == "yarn" and base <= 1:
+        raise ConfigError(
+            f"{config.name}: rope_theta is {base:g}; allowed: above 1 with yarn, which tells pairs "
+            "apart by their turns; correct the configuration"
+        )
+    return Rope(base, style, scaled)
 
 
 def _theta(config: Config, parameters: Config | None, default: float | None) -> float:
@@ -255,16 +261,33 @@ def _scaling(config: Config, yarn: bool) -> RopeScaling | None:
         case "llama3":
             return llama3_scaling(config)
         case "yarn" if yarn:
-            return RopeScaling(
-                "yarn",
-                config.real("factor"),
-                original_context=config.count("original_max_position_embeddings"),
-            )
+            return _yarn(config)
         case _:
+            known = "default, linear, llama3" + (", yarn" if yarn else "")
             raise ConfigError(
-                f"{config.name}: rope_type is {shown(kind)}; allowed: default, linear, llama3; "
-                "use a checkpoint without it"
+                f"{config.name}: rope_type is {shown(kind)}; allowed: {known}; use a checkpoint "
+                "without it"
             )
+
+
+def _yarn(config: Config) -> RopeScaling:
+    """As transformers reads it; zero turns mean the default."""
+    factor = config.real("factor")
+    said = config.real("attention_factor") if "attention_factor" in config else None
+    fast, slow = config.real("beta_fast", 32.0) or 32.0, config.real("beta_slow", 1.0) or 1.0
+    if fast < slow:
+        raise config.refuse("beta_fast", f"at least beta_slow, {slow:g}")
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=config.count("original_max_position_embeddings"),
+        fast_turns=fast,
+        slow_turns=slow,
+        truncate=config.flag("truncate", True),
+        magnitude=magnitude(
+            factor, said, config.real("mscale", 0.0), config.real("mscale_all_dim", 0.0)
+        ),
+    )
 
 
 def llama3_scaling(config: Config) -> RopeScaling:

@@ -161,7 +161,9 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
     if leaf in ("q_norm", "k_norm"):
         whole = spec.q_size if leaf == "q_norm" else spec.kv_size
         return (whole if spec.variant.whole_qk_norm else spec.head_dim,)
-    if leaf.endswith("_bias"):
+    if leaf == "sinks":
+        return (spec.heads,)
+    if leaf.endswith("_bias") and leaf != "o_bias":
         return (spec.q_size,) if leaf == "q_bias" else (spec.kv_size,)
     return matrix_shapes(spec).get(leaf, (spec.hidden,))
 
@@ -198,6 +200,10 @@ def _layer(spec: ModelSpec) -> dict[str, Tensor]:
     }
     if spec.qkv_bias:
         out |= {f"{key}_bias": Tensor(f"{names[key]}.bias", (out[key].shape[0],)) for key in "qkv"}
+    if spec.o_bias:
+        out["o_bias"] = Tensor(f"{names['o']}.bias", (spec.hidden,))
+    if spec.sinks:
+        out["sinks"] = Tensor("self_attn.sinks", (spec.heads,))
     if spec.qk_norm:
         norms = {name: canonical_shape(spec, name) for name in ("q_norm", "k_norm")}
         out |= {name: Tensor(f"self_attn.{name}.weight", shape) for name, shape in norms.items()}

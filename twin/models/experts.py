@@ -22,9 +22,19 @@ def runs(layout: Sequence[Layer]) -> bool:
     mixers = {_plain(layer.mixer) for layer in layout}
     feeds = {layer.feed for layer in layout}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
-    return (
-        None not in mixers and len(mixers) == 1 and len(routed) == 1 and all(map(_feed_runs, feeds))
+    # a kernel has one kind of gate
+    gates = {_gate(feed) for feed in feeds if isinstance(feed, ExpertFeed)} | (
+        {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
+    alike = None not in mixers and len(mixers) == len(routed) == len(gates) == 1
+    return alike and all(map(_feed_runs, feeds))
+
+
+_PLAIN_GATE = (False, None, 1.0, 0.0)
+
+
+def _gate(feed: ExpertFeed) -> tuple[bool, float | None, float, float]:
+    return feed.bias, feed.limit, feed.gain, feed.offset
 
 
 def experts_of(layout: Sequence[Layer]) -> ExpertFeed | None:
@@ -42,7 +52,9 @@ def _plain(mixer: object) -> GroupedAttention | None:
         head_dim=mixer.head_dim,
         window=mixer.window,
         qkv_bias=mixer.qkv_bias,
+        o_bias=mixer.o_bias,
         qk_norm=mixer.qk_norm,
+        sinks=mixer.sinks,
     )
     return replace(mixer, window=0) if mixer == known else None
 
@@ -57,6 +69,11 @@ def _feed_runs(feed: Feed) -> bool:
         scoring=feed.scoring,
         renormalise=feed.renormalise,
         scaling=feed.scaling,
+        router_bias=feed.router_bias,
+        bias=feed.bias,
+        limit=feed.limit,
+        gain=feed.gain,
+        offset=feed.offset,
     )
     return feed == known and feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
 
@@ -87,7 +104,13 @@ def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
     if name == "router" and isinstance(feed, ExpertFeed):
         return (feed.experts, hidden)
+    if name == "router_bias" and isinstance(feed, ExpertFeed):
+        return (feed.experts,)
     leaf = name.rpartition(".")[2]
+    if leaf in ("gate_bias", "up_bias"):
+        return (feed.width,)
+    if leaf == "down_bias":
+        return (hidden,)
     if leaf in ("gate", "up"):
         return (feed.width, hidden)
     return (hidden, feed.width) if leaf == "down" else None

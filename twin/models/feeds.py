@@ -56,6 +56,8 @@ class ExpertFeed:
     bias: bool = False  # biases in the experts
     shared_gate: bool = False  # sigmoid of one row times the shared experts' output
     limit: float | None = None  # gate and up are clamped to it before they meet
+    gain: float = 1.0  # of a gate within its sigmoid
+    offset: float = 0.0  # is added to what passes the gate
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
         """router; shared_gate, shared_up, shared_down (and the row that gates them); gate, up, down

@@ -4,9 +4,16 @@ stored in MXFP4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.models import decoder
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor
+from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
@@ -17,6 +24,8 @@ _MODULES = {
     Role.ATTENTION: "model.layers.0.self_attn.q_proj",
     Role.EXPERT: "model.layers.0.mlp.experts.gate_up_proj",
 }
+_NAMES = Names("mlp.router", "mlp.experts", "gate_up_proj", "gate_up_proj", "down_proj")
+_GAIN = 1.702  # of transformers' configuration, where a checkpoint's does not say it
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -51,7 +60,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="gpt_oss",
-        rope=rope(fields, theta=None, simulated=True),
+        rope=rope(fields, theta=None),
         layout=layers,
         modules=_MODULES,
         kv_heads=kv_heads,
@@ -69,4 +78,62 @@ def _experts(config: Config) -> ExpertFeed:
         router_bias=True,
         bias=True,
         limit=config.real("swiglu_limit"),
+        gain=config.real("swiglu_alpha", _GAIN),
+        offset=1.0,
     )
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint in 16 or 32 bits. All experts of a layer share a
+    tensor, [experts, in, out]; rows of gates and of what passes them take turns in it.
+    """
+    out = decoder.tensors(spec, _NAMES)
+    for layer in range(spec.layers):
+        feed = spec.layer(layer).feed
+        if not isinstance(feed, ExpertFeed):
+            continue
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}.mlp"
+        count, pairs, hidden = feed.experts, 2 * feed.width, spec.hidden
+        up = Tensor(f"{theirs}.experts.gate_up_proj", (count, hidden, pairs))
+        down = Tensor(f"{theirs}.experts.down_proj", (count, feed.width, hidden))
+        biases = {
+            "gate": Tensor(f"{up.name}_bias", (count, pairs)),
+            "up": Tensor(f"{up.name}_bias", (count, pairs)),
+            "down": Tensor(f"{down.name}_bias", (count, hidden)),
+        }
+        out[f"{ours}.router_bias"] = Tensor(f"{theirs}.router.bias", (count,))
+        for expert in range(count):
+            for leaf, bias in biases.items():
+                name = f"{ours}.experts.{expert}.{leaf}"
+                out[name] = down if leaf == "down" else up
+                out[f"{name}_bias"] = bias
+    return out
+
+
+def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A stored array's part of one expert, as [out, in] or [out]; others as they are."""
+    expert = _expert(name)
+    if expert is None:
+        return array
+    own: NDArray[Any] = array[expert].T
+    leaf = name.rpartition(".")[2].removesuffix("_bias")
+    return own if leaf == "down" else own[int(leaf == "up") :: 2]
+
+
+def joined(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The way back, of all parts of a tensor in the order of `tensors`."""
+    if _expert(names[0]) is None:
+        return arrays[0]
+    if "down" in names[0].rpartition(".")[2]:
+        return np.stack([array.T for array in arrays])
+    pairs = [np.stack(two, axis=1) for two in zip(arrays[0::2], arrays[1::2], strict=True)]
+    return np.stack([pair.reshape(-1, *pair.shape[2:]).T for pair in pairs])
+
+
+def _expert(name: str) -> int | None:
+    """Which expert a tensor is of: "layers.3.experts.7.up"."""
+    parts = name.split(".")
+    return int(parts[3]) if len(parts) > 4 and parts[2] == "experts" else None

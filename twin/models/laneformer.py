@@ -172,7 +172,7 @@ def _windowed_layers(config: Config, key: str, layers: int) -> set[int]:
 def _rope(config: Config) -> Rope:
     """The released model calls Llama 3's scaling `rope_scaling_args`."""
     arguments = config.part("rope_scaling_args")
-    base = rope(config, theta=_THETA, style=RopeStyle.INTERLEAVED)
+    base = rope(config, theta=_THETA, style=RopeStyle.INTERLEAVED, yarn=False)
     if arguments is None or not arguments.values:
         return base
     if base.scaling is not None:

@@ -4,7 +4,7 @@ file).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,6 +73,8 @@ class _Family:
     beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
     # the way back, of the part of a tensor that a canonical name means
     stored: _Canonical = _as_stored
+    # a tensor of several parts from these, by their names
+    joined: Callable[[Sequence[str], Sequence[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
 
 
 _LLAMA = _Family(llama.from_config, llama.tensors)
@@ -100,7 +102,9 @@ _FAMILIES = {  # by model_type
     "mixtral": _Family(mixtral.from_config, mixtral.tensors),
     "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
     "qwen3_next": _Family(qwen3_next.from_config),
-    "gpt_oss": _Family(gpt_oss.from_config),
+    "gpt_oss": _Family(
+        gpt_oss.from_config, gpt_oss.tensors, gpt_oss.canonical, joined=gpt_oss.joined
+    ),
     "deepseek_v3": _Family(deepseek_v3.from_config),
     "kimi_k2": _Family(deepseek_v3.from_config),
     "kimi_k25": _Family(deepseek_v3.from_multimodal),
@@ -263,8 +267,10 @@ def stored(spec: ModelSpec, names: Iterable[str], weights: _Arrays) -> npt.NDArr
     """A checkpoint's tensor from the canonical arrays of its parts: fused matrices whole, norms as
     the family stores them.
     """
-    back = _FAMILIES[spec.family].stored
-    arrays = [back(spec, name, weights[name]) for name in names]
+    family, names = _FAMILIES[spec.family], list(names)
+    arrays = [family.stored(spec, name, weights[name]) for name in names]
+    if family.joined:
+        return family.joined(names, arrays)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

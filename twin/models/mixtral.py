@@ -50,7 +50,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="mixtral",
-        rope=rope(fields, theta=1.0e6, yarn=True),
+        rope=rope(fields, theta=1.0e6),
         modules=_MODULES,
         layout=layout(fields, lambda i: attention, feed_of(fields, experts)),
         kv_heads=kv_heads,

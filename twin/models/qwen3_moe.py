@@ -63,7 +63,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="qwen3_moe",
-        rope=rope(fields, theta=None, yarn=True),
+        rope=rope(fields, theta=None),
         layout=layers,
         modules=MODULES,
         kv_heads=kv_heads,

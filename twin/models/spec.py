@@ -58,8 +58,10 @@ class LaneHead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's frequency scaling; `linear` uses `factor` alone, `yarn` factor and
-    original_context.
+    """Llama 3's frequency scaling; `linear` uses `factor` alone.
+
+    `yarn` divides slow pairs by `factor`, keeps fast ones and blends those between, by their turns
+    within original_context; it multiplies the rotated elements by `magnitude`.
 
     `longrope` divides each pair's frequency by its own number, `short` up to original_context
     positions and else `long`, and multiplies the rotated elements by `factor`.
@@ -72,6 +74,10 @@ class RopeScaling:
     original_context: int = 8192
     short: tuple[float, ...] = ()
     long: tuple[float, ...] = ()
+    fast_turns: float = 32.0  # yarn: from this many on pairs are kept,
+    slow_turns: float = 1.0  # up to this many divided;
+    truncate: bool = True  # the ends of the blend are whole pairs
+    magnitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +277,21 @@ class ModelSpec:
         return all(form.name in RUN for form in self._formats())
 
     def _layered_runs(self) -> bool:
-        return self.stored is None and self.rope_runs() and experts.runs(self.layout)
+        plain = all(form.name in PLAIN for form in self._formats())
+        return plain and experts.runs(self.layout)
 
-    def rope_runs(self) -> bool:
-        """Are there tables for the rotary embedding?"""
-        return self.rope.scaling is None or self.rope.scaling.kind != "yarn"
+    @property
+    def o_bias(self) -> bool:
+        """Of a model that the engine runs: has the output projection biases?"""
+        return self._of_attention("o_bias")
+
+    @property
+    def sinks(self) -> bool:
+        """The same: has each head a learned logit that joins its softmax's sum?"""
+        return self._of_attention("sinks")
+
+    def _of_attention(self, what: str) -> bool:
+        return bool(self.layout) and bool(getattr(self.layout[0].mixer, what, False))
 
     @property
     def experts(self) -> ExpertFeed | None:

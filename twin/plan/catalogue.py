@@ -44,6 +44,8 @@ class Row:
     vector: bool = False  # its blocks gather whole vectors
     norm: bool = False  # the engine norms what it reads
     summed: bool = False  # every rank makes a part of what it publishes
+    bias: bool = False  # the engine adds a model's biases to its rows
+    sinks: bool = False  # the engine adds learned logits to its softmax
     in_pass: bool = True  # a prompt pass runs it, where it stands before the last layer's attention
     spent: Spent = Spent.CONSUMER
 
@@ -51,9 +53,9 @@ class Row:
 ROWS: dict[StageKind, Row] = {
     # in a pass the first norm embeds
     StageKind.EMBED: Row(engine=True, in_pass=False, spent=Spent.OTHER),
-    StageKind.QKV: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
-    StageKind.ATTENTION: Row(engine=True, spent=Spent.ATTENTION),
-    StageKind.O_PROJ: Row(engine=True, input=Input.HEADS, vector=True, summed=True),
+    StageKind.QKV: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True, bias=True),
+    StageKind.ATTENTION: Row(engine=True, sinks=True, spent=Spent.ATTENTION),
+    StageKind.O_PROJ: Row(engine=True, input=Input.HEADS, vector=True, summed=True, bias=True),
     StageKind.GATE_UP: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True),
     # in a pass parts are read where they lie
@@ -72,12 +74,12 @@ ROWS: dict[StageKind, Row] = {
     StageKind.HEAD_OUT: Row(vector=True),
     StageKind.DELTA_IN: Row(vector=True),
     StageKind.DELTA: Row(spent=Spent.ATTENTION),
-    StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True, bias=True),
     StageKind.ROUTE: Row(engine=True, spent=Spent.ROUTING),
     StageKind.SHARED_UP: Row(),
     StageKind.SHARED_DOWN: Row(vector=True),
-    StageKind.ROUTED_UP: Row(engine=True, input=Input.HIDDEN, norm=True),
-    StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True),
+    StageKind.ROUTED_UP: Row(engine=True, input=Input.HIDDEN, norm=True, bias=True),
+    StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True, bias=True),
 }
 
 # What the engine runs of options that plans may have more of.

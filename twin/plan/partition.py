@@ -131,7 +131,7 @@ def cut(
     # Warps that all hold columns need no conditions; the last slice is short then. Of two slices
     # each is a team's last.
     whole = widest // TEAM_COLUMNS * TEAM_COLUMNS
-    if format is None and slices > 2 and whole and -(-cols // whole) == slices:
+    if format is None and not even and slices > 2 and whole and -(-cols // whole) == slices:
         tile_cols = whole
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from twin.errors import PlanError
 from twin.models.codes import Coded, code_of, joined, paired
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
+from twin.models.yarn import blended
 from twin.plan.types import Plan, Shard, Stage, StageKind
 
 Array = NDArray[Any]
@@ -69,7 +70,7 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
         case StageKind.ROUTER:
-            return _padded(weights[f"{layer}.router"], rank * matrix.rows, matrix.rows)
+            return padded(weights[f"{layer}.router"], rank * matrix.rows, matrix.rows)
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
@@ -113,16 +114,16 @@ def expert_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights, expert:
     assert matrix is not None
     assert stage.routed is not None
     if stage.kind is StageKind.ROUTED_DOWN:
-        columns = _padded(weights[f"{name}.down"].T, rank * matrix.cols, matrix.cols)
+        columns = padded(weights[f"{name}.down"].T, rank * matrix.cols, matrix.cols)
         return columns.T
     width = matrix.rows // matrix.unit
     pair = np.stack(
-        [_padded(weights[f"{name}.{half}"], rank * width, width) for half in ("gate", "up")], axis=1
+        [padded(weights[f"{name}.{half}"], rank * width, width) for half in ("gate", "up")], axis=1
     )
     return pair.reshape(matrix.rows, matrix.cols)
 
 
-def _padded(table: Array, first: int, count: int) -> Array:
+def padded(table: Array, first: int, count: int) -> Array:
     """Rows first..first+count-1 of a table, zeros past its end."""
     rows = table[first : first + count]
     missing = count - len(rows)
@@ -133,10 +134,8 @@ def _padded(table: Array, first: int, count: int) -> Array:
     )
 
 
-def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector | None:
-    """[rows] added to the stage's rows on this rank, None when it has no bias."""
-    if stage.kind is not StageKind.QKV or not weights.spec.qkv_bias:
-        return None
+def qkv_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector:
+    """[rows] of q, k and v on this rank."""
     biases = {
         name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)]
         for name in "qkv"
@@ -218,15 +217,22 @@ def rope_table(spec: ModelSpec, positions: int, rope: Rope | None = None) -> tup
     rope = rope or spec.rope
     rotated = rope.rotated or spec.head_dim
     pairs = np.arange(0, rotated, 2, dtype=np.float64)
-    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope.scaling, positions)
+    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope, positions)
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
-    factor = rope.scaling.factor if rope.scaling and rope.scaling.kind == "longrope" else 1.0
+    factor = _magnitude(rope.scaling)
     cos, sin = _standing(spec, positions)
     cos[:, : rotated // 2], sin[:, : rotated // 2] = (
         factor * np.cos(angles),
         factor * np.sin(angles),
     )
     return cos, sin
+
+
+def _magnitude(scaling: RopeScaling | None) -> float:
+    """Of rotated elements."""
+    if scaling is None:
+        return 1.0
+    return scaling.factor if scaling.kind == "longrope" else scaling.magnitude
 
 
 def _standing(spec: ModelSpec, positions: int) -> tuple[Vector, Vector]:
@@ -264,19 +270,27 @@ def _head_rows(plan: Plan, name: str, rank: int) -> slice:
 def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
     """[shard.vocab, hidden]: this rank's slice of the vocabulary, zero rows past its end."""
     table = weights["embed" if weights.spec.tied else "lm_head"]
-    return _padded(table, rank * shard.vocab, shard.vocab)
+    return padded(table, rank * shard.vocab, shard.vocab)
 
 
-def _scaled(
-    frequencies: NDArray[np.float64], scaling: RopeScaling | None, positions: int
-) -> NDArray[np.float64]:
+def _scaled(frequencies: NDArray[np.float64], rope: Rope, positions: int) -> NDArray[np.float64]:
     """Llama 3: long wavelengths are divided by the factor, short ones kept, those between blended.
 
     LongRoPE: each pair's own factor, by how far the plan reaches. A sequence keeps its factors:
     cached keys are turned already.
     """
+    scaling = rope.scaling
     if scaling is None:
         return frequencies
+    if scaling.kind == "yarn":
+        return blended(
+            frequencies,
+            rope.theta,
+            factor=scaling.factor,
+            context=scaling.original_context,
+            turns=(scaling.fast_turns, scaling.slow_turns),
+            truncate=scaling.truncate,
+        )
     if scaling.kind == "longrope":
         own: NDArray[np.float64] = frequencies / np.array(
             scaling.long if positions > scaling.original_context else scaling.short
@@ -285,7 +299,7 @@ def _scaled(
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind != "llama3":
-        raise PlanError(f"rope scaling {scaling.kind!r}: expected llama3 or linear")
+        raise PlanError(f"rope scaling {scaling.kind!r}: expected llama3, linear or yarn")
     # full turns within the original context
     turns = scaling.original_context * frequencies / (2 * math.pi)
     keep = np.clip(

@@ -403,8 +403,8 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
         and all(map(_known, spec.layout))
         and len({_cache(layer) for layer in spec.layout}) == 1
     )
-    stored = spec.stored is None if spec.layout else multiplied(spec)
-    return known and stored and spec.rope_runs() and not (spec.hyper or several)
+    stored = multiplied(spec, coded=not spec.layout)
+    return known and stored and not (spec.hyper or several)
 
 
 def _known(layer: Layer) -> bool:
@@ -415,19 +415,17 @@ def _known(layer: Layer) -> bool:
     if not isinstance(mixer, GroupedAttention):
         return False
     odd = (
-        mixer.o_bias,
         mixer.whole_qk_norm,
-        mixer.sinks,
         mixer.values_are_keys,
         mixer.output_gate,
         mixer.rotary_dim,
     )
-    if any(odd) or feed.limit is not None:
+    if any(odd):
         return False
     if isinstance(feed, DenseFeed):
-        return True
+        return feed.limit is None
     plain = feed.groups == feed.top_groups == 1 and feed.scoring is not Scoring.SQRT_SOFTPLUS
-    extra = (feed.shared_width, feed.hashed, feed.router_bias, feed.bias, feed.shared_gate)
+    extra = (feed.shared_width, feed.hashed, feed.shared_gate)
     return plain and not any(extra) and 0 < feed.top_k <= feed.experts
 
 
@@ -435,7 +433,8 @@ def _cache(layer: Layer) -> tuple[object, ...]:
     """What all layers must have in common."""
     mixer = layer.mixer
     assert isinstance(mixer, GroupedAttention)
-    return mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.qkv_bias, mixer.qk_norm
+    has = (mixer.qkv_bias, mixer.o_bias, mixer.qk_norm, mixer.sinks)
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, has
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

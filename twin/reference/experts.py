@@ -10,6 +10,7 @@ import numpy as np
 
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.plan import shards
+from twin.plan.biases import stage_bias
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Stage
 
@@ -33,6 +34,7 @@ class Experts:
     def __init__(self, plan: Plan, weights: Weights, dtype: type[np.floating[Any]]) -> None:
         self.plan, self.weights, self.dtype = plan, weights, dtype
         self._matrices: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
+        self._biases: dict[tuple[int, int], Array | None] = {}
 
     def choose(self, logits: Array) -> Choices:
         """From [n, parts, elements]: ranks that divide a router publish their experts' logits in
@@ -54,8 +56,12 @@ class Experts:
         return np.stack(made)
 
     def _up(self, stage: Stage, rank: int, x: Array, choice: Choice) -> Array:
+        bias, kind = self._bias(stage, rank), self.plan.spec.experts if self.plan.spec else None
+        assert kind is not None
         rows = [self._matrix(stage, rank, expert) @ x for expert in choice.experts]
-        return np.concatenate([silu(made[0::2]) * made[1::2] for made in rows])
+        if bias is not None:
+            rows = [made + bias[e] for made, e in zip(rows, choice.experts, strict=True)]
+        return np.concatenate([gated(kind, made[0::2], made[1::2]) for made in rows])
 
     def down(self, stage: Stage, rank: int, act: Array, choices: Choices) -> Array:
         """[n, hidden]: their rows of the down projection, weighed and added in the order of the
@@ -74,8 +80,19 @@ class Experts:
             self._matrix(stage, rank, expert) @ (x * weight)
             for expert, weight, x in zip(choice.experts, choice.weights, inputs, strict=True)
         ]
+        bias = self._bias(stage, rank)
+        if bias is not None:
+            parts.append(choice.weights @ bias[list(choice.experts)])
         out: Array = np.sum(parts, axis=0)
         return out
+
+    def _bias(self, stage: Stage, rank: int) -> Array | None:
+        """[experts, rows]"""
+        key = (stage.index, rank)
+        if key not in self._biases:
+            made = stage_bias(self.plan, stage, rank, self.weights)
+            self._biases[key] = None if made is None else made.astype(self.dtype)
+        return self._biases[key]
 
     def _matrix(self, stage: Stage, rank: int, expert: int) -> Array:
         key = (stage.index, rank, expert)
@@ -102,6 +119,15 @@ def chosen(kind: ExpertFeed, logits: Array) -> Choice:
         weights = weights / weights.sum()
     scaled: Array = (weights * kind.scaling).astype(logits.dtype)
     return Choice(tuple(int(expert) for expert in order), scaled)
+
+
+def gated(kind: ExpertFeed, gate: Array, up: Array) -> Array:
+    """What passes the gates of an expert."""
+    if kind.limit is not None:
+        gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
+    with np.errstate(over="ignore"):
+        out: Array = gate / (1 + np.exp(-kind.gain * gate)) * (up + kind.offset)
+    return out.astype(gate.dtype, copy=False)
 
 
 def silu(x: Array) -> Array:

@@ -19,6 +19,7 @@ from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
 from twin.models.variant import Activation
 from twin.plan import shards
+from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
 from twin.reference.experts import Choices, Experts, silu
@@ -234,7 +235,7 @@ class Reference:
             for block, (lo, hi) in enumerate(owned):
                 rows[block, lo:hi] = matrix[lo:hi] @ x[block]
         bias = self._vector(
-            "bias", stage, rank, lambda: shards.stage_bias(self.plan, stage, rank, self.weights)
+            "bias", stage, rank, lambda: stage_bias(self.plan, stage, rank, self.weights)
         )
         if bias is not None:
             rows += bias
@@ -248,6 +249,9 @@ class Reference:
         """
         own, group = self.attention, self.attention.group
         out = np.full((own.items, group, own.head_dim + 2), np.nan, self.dtype)
+        sinks = self._vector(
+            "sinks", stage, rank, lambda: stage_sinks(self.plan, stage, rank, self.weights)
+        )
         for block, (lo, hi) in enumerate(stage.items):
             view = qkv[block if len(qkv) > 1 else 0]
             if qk is not None:
@@ -259,6 +263,8 @@ class Reference:
                 k = self._rotated(stage, heads[own.heads + head], 1)
                 v = heads[own.heads + own.kv_heads + head]
                 out[item] = self._item(stage, rank, item, q, k, v)
+                if sinks is not None and item % own.splits == 0:
+                    out[item] = with_sinks(out[item], sinks[head * group : (head + 1) * group])
         return self._worded(stage, out)
 
     def _worded(self, stage: Stage, items: Array) -> Array:
@@ -402,6 +408,18 @@ class Reference:
         if key not in self._vectors:
             self._vectors[key] = make()
         return self._vectors[key]
+
+
+def with_sinks(partial: Array, sinks: Array) -> Array:
+    """[heads, outputs, maximum, sum] with a logit more for each head, which has no value: it stands
+    in the first split.
+    """
+    made, most = partial.copy(), np.maximum(partial[:, -2], sinks.astype(partial.dtype))
+    by = np.exp(partial[:, -2] - most)
+    made[:, :-2] *= by[:, None]
+    made[:, -1] = partial[:, -1] * by + np.exp(sinks.astype(partial.dtype) - most)
+    made[:, -2] = most
+    return made
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
