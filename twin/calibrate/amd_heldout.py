@@ -19,7 +19,7 @@ def amd_held_out(node: Node) -> list[HeldOut]:
     """The runs of `twin validate` on one AMD GPU of `node`."""
     llama, lanes = load_model("llama-3.2-1b"), load_model("laneformer-2b")
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
-    fp16 = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
+    fp16: dict[str, Any] = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
 
     def run(
         name: str,
