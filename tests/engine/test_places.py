@@ -33,6 +33,9 @@ def test_hops_that_are_all_alike_tell_nothing() -> None:
     assert io_dies_of(hops(1e-6, 1.01e-6)) is None
     assert io_dies_of(hops(1.2e-6, 1.1e-6)) is None
     assert io_dies_of({(0, 1): 1e-6}) is None
+    some = hops(1e-6, 1.1e-6)
+    del some[2, 5]
+    assert io_dies_of(some) is None
 
 
 def test_a_table_says_only_what_was_found() -> None:

@@ -4,15 +4,18 @@ runtime of the tests, whose GPUs interpret the code object that the driver has l
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.command_line import Twin
 from tests.engine.hip_runtime import ARGUMENTS, ILLEGAL_ADDRESS, Runtime, Started, installed
 from tests.engine.small_engine import SEED, TOKENS, expected
 from tests.gfx942.code import compiled, objdump, read_code
@@ -31,6 +34,7 @@ PLANS: dict[str, Plan] = {
     "counter": small(handoff=HandOffKind.COUNTER),
     "two GPUs": small(gpus=2, collective=CollectiveKind.PUSH),
 }
+FULL_LENGTH = ("one GPU", "counter")  # too long for the gate
 
 
 class Interpreted(Runtime):
@@ -75,12 +79,12 @@ def engine(plan: Plan) -> HipEngine:
     [name if name == "two GPUs" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS],
 )
 def test_the_driver_computes_the_references_logits_and_tokens(install: Any, name: str) -> None:
-    plan = PLANS[name]
+    plan, prompt = PLANS[name], PROMPT if name in FULL_LENGTH else PROMPT[:2]
     runtime = install(Interpreted(gpus=plan.options.gpus))
-    wanted = expected(plan, PROMPT)
+    wanted = expected(plan, prompt)
     with engine(plan) as running:
-        off = np.abs(running.logits(PROMPT) - wanted).max() / np.abs(wanted).max()
-        made = running.generate(PROMPT[:1], max_tokens=1)
+        off = np.abs(running.logits(prompt) - wanted).max() / np.abs(wanted).max()
+        made = running.generate(prompt[:1], max_tokens=1)
         places = running.places
     assert off < CLOSE, runtime.fault
     assert made.tokens == [int(np.argmax(wanted[0]))]
@@ -111,3 +115,29 @@ def test_memory_that_the_driver_did_not_allocate_ends_the_run(install: Any) -> N
     with pytest.raises(EngineError, match="hipErrorIllegalAddress"):
         running.generate(PROMPT, max_tokens=1)
     assert "belong to nobody" in runtime.fault
+
+
+COMMANDS = (
+    ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--json"),
+    ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--random", "1", "--json"),
+    ("bench", "--context", "2", "--tokens", "2", "--repeats", "1", "--check", "2", "--json"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_reach_an_amd_gpu(
+    words: tuple[str, ...], install: Any, twin: Twin, checkpoint: Path
+) -> None:
+    compiled(ONE)  # skips without a compiler
+    runtime = install(Interpreted())
+    done = twin(words[0], checkpoint, *words[1:], "--node", "1xmi300x", "--blocks", 4)
+    assert done.code == 0, (done.err, runtime.fault)
+    found = json.loads(done.out)
+    assert found["blocks_per_gpu"] == 4
+    assert (runtime.held, runtime.mistakes) == ({}, [])
+    if words[0] == "bench":
+        assert found["logit_difference"] < CLOSE
+    elif "--random" not in words:
+        on_cpu = twin(words[0], checkpoint, *words[1:], "--blocks", 4)
+        assert found["tokens"] == json.loads(on_cpu.out)["tokens"]

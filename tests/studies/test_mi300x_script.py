@@ -88,7 +88,7 @@ def test_probes_are_measured_and_those_that_cannot_run_are_named(
     said = script.run_step("probes", setup)
     assert said["result"] == "done", said
     samples = (setup.out / "probes" / "samples.csv").read_text()
-    assert "stream-window3" in samples
+    assert "stream-window4" in samples
     meta = (setup.out / "probes" / "meta.yaml").read_text()
     assert "exceed a compute unit" in meta
     script.run_step("probes", setup)

@@ -62,12 +62,12 @@ class Places:
 
 def io_dies_of(hops: Mapping[Pair, float]) -> dict[int, int] | None:
     """I/O die of each compute die, two to an I/O die, from the seconds of a hop between each two of
-    them: the pairing with the shortest hops within. None where it is not clear.
+    them: the pairing with the shortest hops within. None where it is not clear, or a hop is missing.
     """
     dies = sorted({die for pair in hops for die in pair})
-    if len(dies) % 2 or len(dies) < 4:
-        return None
     seconds = {frozenset(pair): taken for pair, taken in hops.items()}
+    if len(dies) % 2 or len(dies) < 4 or len(seconds) < len(dies) * (len(dies) - 1) // 2:
+        return None
     best = min(_pairings(dies), key=lambda pairs: sum(seconds[frozenset(pair)] for pair in pairs))
     within = [seconds[frozenset(pair)] for pair in best]
     inside = {frozenset(pair) for pair in best}
