@@ -11,7 +11,7 @@ import pytest
 from twin.calibrate.node import calibrated_node
 from twin.errors import EngineError
 from twin.models.load import load_model
-from twin.study import many_gpus
+from twin.report import many_gpus
 from twin.study.many_gpus import KOG, ROWS, Row, Run, check_row, cut, measure_row, spec_of, study
 
 
