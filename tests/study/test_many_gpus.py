@@ -32,6 +32,7 @@ def test_a_step_is_made_once_and_what_was_refused_is_kept(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 
 
+@pytest.mark.slow
 def test_a_row_on_emulated_gpus_repeats_its_tokens_and_is_as_the_reference(tmp_path: Path) -> None:
     run, row = tried(tmp_path), Row("a", "llama-3.2-1b")
     assert measure_row(run, row)["same_tokens"]
