@@ -121,7 +121,7 @@ def _interval(values: list[float]) -> dict[str, float]:
     """With the twin's own error, as its held-out runs on one H200 showed it."""
     known = known_error(calibrated_node("1xh200-sxm"))
     assert known is not None
-    errors = [error for _, error in known.errors]
+    errors = list(known.errors.values())
     seen = [value / (1 + error) for value in values for error in errors]
     low, middle, high = (float(level) for level in np.quantile(seen, LEVELS))
     return {"p10": low, "p50": middle, "p90": high}

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (("--fidelity", "3"), "--fidelity needs a GPU"),
         (("--no-peers",), "--peers needs a GPU"),
-        (("--node", "2xh200"), "the engine runs on one"),
+        (("--node", "2xh200"), "this command measures one: name 1xh200-sxm"),
         (("--node", "mi355x"), "mi355x"),
         (("--node", "h200-sxm", "--gpus", "2"), "one GPU"),
         (("--context", "0"), "at least 1"),

@@ -11,7 +11,7 @@ import pytest
 from twin.calibrate.node import calibrated_node
 from twin.errors import EngineError
 from twin.models.load import load_model
-from twin.study import many_gpus
+from twin.report import many_gpus
 from twin.study.many_gpus import KOG, ROWS, Row, Run, check_row, cut, measure_row, spec_of, study
 
 
@@ -32,6 +32,7 @@ def test_a_step_is_made_once_and_what_was_refused_is_kept(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 
 
+@pytest.mark.slow
 def test_a_row_on_emulated_gpus_repeats_its_tokens_and_is_as_the_reference(tmp_path: Path) -> None:
     run, row = tried(tmp_path), Row("a", "llama-3.2-1b")
     assert measure_row(run, row)["same_tokens"]

@@ -146,7 +146,8 @@ def one_device(name: str) -> Node:
     node = load_node(name)
     if node.gpus > 1:
         raise ConfigError(
-            f"{shown(name)}: {node.gpus} devices; the engine runs on one: name 1x{node.device.name}"
+            f"{shown(name)}: {node.gpus} devices, and this command measures one: name "
+            f"1x{node.device.name}; studies/many-gpus/run.sh measures several"
         )
     return node
 

@@ -292,7 +292,7 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
     """Everything that can be refused is, before the weights are made."""
     one_device(args.node)
     if args.gpus not in (None, 1):
-        raise ConfigError(f"--gpus {args.gpus} is for this CPU: the engine runs on one GPU")
+        raise ConfigError(f"--gpus {args.gpus} is for this CPU: bench measures one GPU")
     check_present(node.device)
     settings = settings_of(args)
     out = args.out or check_folder(store.runs_folder(node.device.name))

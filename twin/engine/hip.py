@@ -59,6 +59,7 @@ class HipEngine(CudaEngine):
             architecture(gpu.about.arch, gpu.name)
         self.report = cached_code_object(plan, self._gpus[0].about.arch, trace=trace)
         self.places: list[Places] = []
+        self._given = {}
         try:
             self._prepare(weights, random_streams)
         except BaseException:
@@ -82,7 +83,8 @@ class HipEngine(CudaEngine):
                     gpu.see(other)
         self._gpus[0].use()
         self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
-        self._launch = _Launch(control=ctypes.addressof(self._control))
+        self._controls = [self._control] * len(self._gpus)  # all of them report there
+        self._launch = _Launch()  # of which each GPU is given a copy with its own words
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
@@ -96,14 +98,13 @@ class HipEngine(CudaEngine):
             if len(self._gpus) > 1:  # a peer may push before this GPU's kernel begins
                 gpu.synchronize()
         ctypes.memset(ctypes.addressof(self._control), 0, ctypes.sizeof(Control))
-        self._launch.request = request
+        self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
         self._told_to_leave = 0.0
         ranks = self.plan.ranks // len(self._gpus)
         try:
             for at, gpu in enumerate(self._gpus):
                 gpu.use()
-                self._launch.request.abort = gpu.abort  # a look into another's memory is slow
-                gpu.start(ctypes.addressof(self._launch), at * ranks)
+                gpu.start(ctypes.addressof(self._launches[at]), at * ranks)
         except BaseException:  # those that have begun wait for those that have not
             self._control.abort = 1
             self._join()

@@ -7,14 +7,12 @@ cut off goes on. On a CPU (2xhost) the same steps run on emulated GPUs with smal
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
-import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from twin.bench.measure import check_logits
-from twin.calibrate.node import calibrated_node
-from twin.calibrate.peer_probes import SIZES, peer_probes, reduce_seconds
+from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.probes import Probe
 from twin.data import data_dir
 from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
-from twin.engine.opening import check_runs_here, plan_run
+from twin.engine.opening import plan_run
 from twin.engine.weights import random_weights
 from twin.errors import TwinError
 from twin.hardware.types import Node
@@ -37,7 +34,6 @@ from twin.kernel.defaults import limits_of
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Plan
-from twin.report.tables import table
 
 SEED = 1
 REPEATS = 3
@@ -252,68 +248,9 @@ def slug(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
 
 
-# ---- what is told --------------------------------------------------------------------------------
-
-
-def told(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
-    """The tables: rows beside their predictions, and the all-reduce by size."""
-    rows, notes = [], list[str]()
-    for row in ROWS:
-        timed, checked = found["row"][row.name], found["check"][row.name]
-        cell = predicted.get(row.name, {}).get(run.node.name, {})
-        speed = timed.get("tokens_per_s")
-        said = f"{speed:,.0f}" if speed else "not run"
-        guess = f"{cell['p50']:,.0f} ({cell['p10']:,.0f}-{cell['p90']:,.0f})" if cell else ""
-        off = f"{cell['p50'] / speed - 1:+.1%}" if cell and speed else ""
-        same, right = _judged(timed, "same_tokens"), _judged(checked, "correct")
-        notes += [f"{row.name}: {one['refused']}" for one in (timed, checked) if "refused" in one]
-        kog = KOG.get((row.name, run.node.name))
-        rows.append((row.name, said, guess, off, same, right, f"{kog:,.0f}" if kog else ""))
-    heads = ("row", "tokens/s", "predicted (p10-p90)", "off", "same tokens", "as reference", "Kog")
-    medians = {name: one["median_s"] for name, one in found["probes"].items() if "median_s" in one}
-    gpus, sizes = run.node.gpus, list[tuple[int, str, str]]()
-    for kib in SIZES:
-        try:
-            idle, under = (
-                reduce_seconds(medians, gpus, kib, loaded=loaded) for loaded in (False, True)
-            )
-        except KeyError:
-            sizes.append((kib, "not run", "not run"))
-            continue
-        sizes.append((kib, f"{idle * 1e6:.2f}", f"{under * 1e6:.2f}"))
-    reduced = table(("all-reduce, KiB", "idle, us", "under stream, us"), sizes)
-    return "\n\n".join([table(heads, rows), reduced, f"soak: {found['soak']}", *notes])
-
-
-def _judged(found: dict[str, Any], what: str) -> str:
-    return "refused" if "refused" in found else "yes" if found[what] else "NO"
-
-
 def pack(run: Run) -> Path:
     """All files of the run, as one to carry away."""
     made = run.out.with_suffix(".tar.gz")
     with tarfile.open(made, "w:gz") as archive:
         archive.add(run.out, arcname=run.out.name)
     return made
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="studies/many-gpus/run.sh", description=__doc__)
-    parser.add_argument("node", help="2xh200, 4xh100, ...; 2xhost tries it on emulated GPUs")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    args = parser.parse_args(words)
-    node = calibrated_node(args.node)
-    check_runs_here(node)
-    args.out.mkdir(parents=True, exist_ok=True)
-    tiny = not node.device.nvidia
-    run = Run(node, args.out, tiny, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
-    found = everything(run)
-    file = study() / "predictions.json"
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    print(f"records: {pack(run)}\n")
-    print(told(run, found, {} if tiny else kept.get("rows", {})))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
