@@ -51,6 +51,7 @@ generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 	@$(BIN)/python -m twin.report.words > docs/glossary.md
 	@$(BIN)/python -m twin.kernel.facts > native/platform/facts.h
+	@$(BIN)/python -m twin.report.readme_figure > docs/beside.svg
 
 # Each line may be run alone. What is known already is not simulated again.
 studies: $(STAMP) compiler

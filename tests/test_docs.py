@@ -18,6 +18,7 @@ from twin.commands import whatif
 from twin.commands.arguments import option_value
 from twin.commands.reference import reference, subparsers
 from twin.hardware.template import template
+from twin.report import readme_figure, svg
 from twin.study.whatif import changed, parse_axes, parse_changes, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,6 +145,11 @@ def test_readme_make_targets_exist() -> None:
 
 def test_command_reference_is_up_to_date() -> None:
     assert (ROOT / "docs" / "commands.md").read_text() == reference(), "run `make generated`"
+
+
+def test_the_picture_of_the_readme_is_that_of_the_kept_study() -> None:
+    drawn = svg.figure(readme_figure.chart())
+    assert (ROOT / "docs" / "beside.svg").read_text() == drawn, "run `make generated`"
 
 
 @pytest.mark.parametrize("document", LINKING)

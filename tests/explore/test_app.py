@@ -127,12 +127,12 @@ def test_the_page_names_no_foreign_host_and_every_control_has_a_label(live: Runn
 def test_reports_are_listed_and_shown_without_rights(live: Running) -> None:
     folder = live.app.folder / "mine"
     folder.mkdir(parents=True)
-    (folder / "report.html").write_text("<p>a report")
-    (folder / "result.json").write_text('{"title": "What it is"}')
+    text = "<title>What it &lt;is</title><p>a report"
+    (folder / "report.html").write_text(text)
     found = live.get("reports").json()["reports"]
-    assert [(one["name"], one["title"]) for one in found] == [("mine", "What it is")]
+    assert [(one["name"], one["title"]) for one in found] == [("mine", "What it <is")]
     answer = live.get("reports/mine")
-    assert answer.text == "<p>a report"
+    assert answer.text == text
     assert "sandbox" in answer.headers["content-security-policy"]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from twin.files import read_text
 from twin.server.problem import Problem
 from twin.text import shown
 
-PAGE, RESULT = "report.html", "result.json"
+PAGE = "report.html"
 MOST = 200  # reports that are listed
 MOST_PAGE = 64 << 20  # bytes; plotly takes 4.6 MB of each
-MOST_RESULT = 64 << 20
+HEAD = 2000  # bytes in which a page says its title
+_TITLE = re.compile("<title>([^<]+)</title>")
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
@@ -38,8 +40,11 @@ def report(folder: Path, name: str) -> bytes:
 
 
 def _title(page: Path) -> str:
+    """As it stands in the page's head; the folder's name where there is none."""
     try:
-        found = json.loads(read_text(page.with_name(RESULT), MOST_RESULT))["title"]
-    except (ConfigError, ValueError, KeyError, TypeError):
-        return page.parent.name
-    return str(found)[:200]
+        with page.open("rb") as file:
+            head = file.read(HEAD).decode("utf-8", "replace")
+    except OSError:
+        head = ""
+    found = _TITLE.search(head)
+    return unescape(found[1])[:200] if found else page.parent.name

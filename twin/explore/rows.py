@@ -59,16 +59,16 @@ class Rows:
         if len(missing) > MOST_POINTS:
             raise ConfigError(f"{len(missing)} simulations in one question; at most {MOST_POINTS}")
         rows = {key: self._kept[key] for key in keys if key in self._kept}
-        helper, left = self._aside if aside else None, deque(missing.values())
+        processes, left = self._aside if aside else None, deque(missing.values())
         under_way: deque[Future[Row]] = deque()
         try:
             for at, (key, point) in enumerate(missing.items()):
                 yield Progress(what, at, len(missing))
-                if helper is None:
+                if processes is None:
                     row = compute([point])[0]
                 else:
-                    while left and len(under_way) < helper.workers:
-                        under_way.append(helper.submit(left.popleft()))
+                    while left and len(under_way) < processes.workers:
+                        under_way.append(processes.submit(left.popleft()))
                     future = under_way.popleft()
                     yield Waiting(future)
                     row = _result(future, point)

@@ -39,16 +39,16 @@ def template(file: Path, like: str) -> str:
     lines = [HEAD.format(device=device.name, file=file.name).rstrip()]
     lines += [f"name: {file.stem}", f"title: {json.dumps(f'my part, like a {device.title}')}"]
     lines += [f"vendor: {data['vendor']}", "isa: null"]
-    lines.append(f"like: {json.dumps(data.get('like') or _likeness(device.name, data))}")
-    if lines[-1] == "like: null":
-        lines.pop()
+    kinship = data.get("like") or _likeness(device.name, data)
+    if kinship:
+        lines.append(f"like: {json.dumps(kinship)}")
     for name, section in data.items():
         if isinstance(section, Mapping) and name != "like":
-            lines += [f"{name}:", *_section(device.name, name, section, 1, like=lines)]
+            lines += [f"{name}:", *_section(device.name, name, section, follows=bool(kinship))]
     node = _file("nodes", device.name)
     lines += [f"{SECTION}:", f"  gpus: {json.dumps(node['gpus'])}"]
     if isinstance(node.get("link"), Mapping):
-        lines += ["  link:", *_section(device.name, "link", node["link"], 2, like=())]
+        lines += ["  link:", *_section(device.name, "link", node["link"], depth=2)]
     return "\n".join(lines) + "\n"
 
 
@@ -64,13 +64,12 @@ def _likeness(name: str, data: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _section(
-    device: str, path: str, section: Mapping[str, Any], depth: int, *, like: object
+    device: str, path: str, section: Mapping[str, Any], *, depth: int = 1, follows: bool = False
 ) -> Iterator[str]:
-    """Lines of a section; of a part that is like another one without what follows that one."""
-    followed = isinstance(like, list) and any(line.startswith("like: {") for line in like)
+    """Lines of a section; `follows`: without what follows from the part that it is like."""
+    indent = "  " * depth
     for key, item in section.items():
-        indent = "  " * depth
-        if followed and f"{path}.{key}" in FOLLOWS:
+        if follows and f"{path}.{key}" in FOLLOWS:
             continue
         if not isinstance(item, Mapping):
             yield f"{indent}{key}: {json.dumps(item)}"
@@ -78,7 +77,7 @@ def _section(
             yield f"{indent}{key}: {_leaf(device, str(key), path, item)}"
         else:
             yield f"{indent}{key}:"
-            yield from _section(device, str(key), item, depth + 1, like=())
+            yield from _section(device, str(key), item, depth=depth + 1)
 
 
 def _leaf(device: str, key: str, path: str, item: Mapping[str, Any]) -> str:
