@@ -529,6 +529,8 @@ def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> 
     unknown = twin("simulate", tiny, "1xmi355x", "--blocks", "8").out
     assert "no interval: 1xmi355x has no fit" in unknown
     assert "tokens/s, if it" not in unknown
+    published = twin("simulate", tiny, "1xmi300x", "--blocks", "8").out  # fitted to others' figures
+    assert "no interval: no held-out runs of the fit of 1xmi300x are on file" in published
 
 
 def test_a_table_of_draws_is_called_by_the_median_and_another_by_the_prediction(
