@@ -9,7 +9,7 @@ A tile holds two codes a byte, those of eight neighbours in a word from its lowe
 checkpoints do.
 
 Error of what the kernel computes: twice a weight is a whole number, and a thread multiplies it with
-its inputs as whole numbers of 16 bits, scaled by the largest of the 32 that it holds, so each input
+its inputs as whole numbers of 16 bits, scaled by the largest of the 16 that it holds, so each input
 is off by at most 1 in 65,000 of that one. Products and sums are exact up to there.
 """
 
