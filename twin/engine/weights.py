@@ -364,11 +364,13 @@ class RandomWeights:
 
 
 def format_of(spec: ModelSpec, name: str) -> Format:
-    """The stored format of a matrix of a dense model by its canonical name; of a vector, that of
-    what is not chosen.
+    """The stored format of a matrix by its canonical name; of a vector, that of what is not
+    chosen.
     """
     leaf = name.rpartition(".")[2]
     role = next((role for role, leaves in _ROLES.items() if leaf in leaves), None)
+    if role is Role.DENSE and ".experts." in name:
+        role = Role.EXPERT
     return spec.formats.of(role) if role else spec.formats.rest
 
 
