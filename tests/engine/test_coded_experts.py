@@ -4,15 +4,20 @@ lies with its scales where the kernel looks for it.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import LIMITS, SEED, error, planned, sanitized
 from tests.engine.test_experts import routed
-from twin.engine.weights import random_weights
+from tests.engine.test_packed_experts import write_safetensors
+from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.errors import PlanError
 from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
@@ -20,6 +25,7 @@ from twin.kernel.header import header
 from twin.kernel.layout import PAGE_BYTES, UNIT_BYTES, layout, pack
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
+from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
@@ -159,3 +165,36 @@ def test_a_device_knows_the_shape_of_all_layers() -> None:
     assert "struct RoutedDown {" in header(gpu)
     assert "RoutedDown" not in header(gpu, embedded=False)
     assert "RoutedDown" not in header(planned(routed()))
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_experts_of_a_checkpoint_in_fp8_blocks_are_read(tmp_path: Path) -> None:
+    """Each matrix with its `weight_scale_inv`, as Qwen ships them; routers stay in 16 bits."""
+    config = FAMILIES["qwen3-moe-plain"] | {
+        "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+        },
+    }
+    spec = from_config(config, "case")
+    random, stored, meant = random_weights(spec, SEED, DType.BF16), {}, {}
+    for name, tensor in tensors(spec).items():
+        if format_of(spec, name).name != "fp8-128x128":
+            stored[tensor.name] = random[name]
+            continue
+        codes, scales = random[f"{name}.codes"], random[f"{name}.scales"]
+        stored[tensor.name] = codes.view(ml_dtypes.float8_e4m3fn)
+        stored[f"{tensor.name}_scale_inv"] = scales[::128].astype(np.float32)
+        meant[name] = random[name]
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = open_checkpoint(tmp_path)
+    assert opened.spec.runnable_reason() is None
+    assert "layers.1.experts.5.down" in meant
+    assert "layers.1.router" not in meant
+    for name, wanted in meant.items():
+        assert np.array_equal(opened.weights[name], wanted), name

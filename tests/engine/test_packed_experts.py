@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -51,14 +52,19 @@ def write(folder: Path, change: dict[str, Array] | None = None) -> dict[str, Arr
         packed[f"{name}_scales"] = random.randint(120, 126, shape).astype(np.uint8)
     packed |= change or {}
     folder.mkdir(exist_ok=True)
-    _write_safetensors(folder / "model.safetensors", table | packed)
+    write_safetensors(folder / "model.safetensors", table | packed)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return packed
 
 
-def _write_safetensors(path: Path, arrays: dict[str, Array]) -> None:
-    """With bytes, which ours does not write."""
-    kinds = {np.dtype(np.uint8): "U8", NUMPY[DType.BF16]: "BF16"}
+def write_safetensors(path: Path, arrays: dict[str, Array]) -> None:
+    """With bytes and 8-bit types, which ours does not write."""
+    kinds = {
+        np.dtype(np.uint8): "U8",
+        NUMPY[DType.BF16]: "BF16",
+        NUMPY[DType.FP32]: "F32",
+        np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+    }
     header, at = {}, 0
     for name, array in arrays.items():
         header[name] = {
