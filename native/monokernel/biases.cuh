@@ -43,40 +43,51 @@ struct OutputBias<true> : Bias {
   __device__ __forceinline__ float added(int row, float sum) const { return sum + of(row); }
 };
 
-// Biases of the chosen experts' pairs of a gate and of what passes it, which follow each other. Of
-// its first pair a thread has them before the weights are there.
+// Biases of a model whose experts have some: of rows, and of the chosen experts' pairs of a gate and
+// of what passes it, which follow each other. Of its first row or pair a thread has them before the
+// weights are there, and nothing else: wide vectors leave few registers.
 template <bool ANY, class P = Plan>  // a parameter: without experts nobody asks for their choice
-struct PairBias {
-  __device__ __forceinline__ PairBias(const Block&, const Stage&, Span) {}
-  __device__ __forceinline__ void add(const Block&, int, float&, float&) const {}
+struct FirstBias {
+  __device__ __forceinline__ FirstBias(const Block&, const Stage&, Span) {}
+  __device__ __forceinline__ void add(const Block&, const Stage&, Span, int, float&, float&) const {
+  }
+  __device__ __forceinline__ float added(const Block&, const Stage&, Span, int, float sum) const {
+    return sum;
+  }
 };
 
 template <class P>
-struct PairBias<true, P> {
-  const float* rows;  // [experts][WIDTH][2]; null: of another stage
-  int first;
-  float gate, up;
+struct FirstBias<true, P> {
+  float gate, up;  // or a row's, and nothing
 
-  __device__ __forceinline__ PairBias(const Block& b, const Stage& stage, Span owned)
-      : rows(routed(stage.kind) ? constants(b, stage.bias) : nullptr),
-        first(owned.lo / 2 + b.core.thread()),
-        gate(0.0f),
-        up(0.0f) {
-    if (rows && first < owned.hi / 2) {
-      const float* const own = at(b, first);
-      gate = own[0], up = own[1];
-    }
+  __device__ __forceinline__ FirstBias(const Block& b, const Stage& stage, Span own)
+      : gate(0.0f), up(0.0f) {
+    const bool pairs = routed(stage.kind);
+    const int first = (pairs ? own.lo / 2 : own.lo) + b.core.thread();
+    if (stage.bias < 0 || first >= (pairs ? own.hi / 2 : own.hi)) return;
+    const float* const at = pairs ? pair(b, stage, first) : constants(b, stage.bias) + first;
+    gate = at[0];
+    if (pairs) up = at[1];
   }
-  __device__ __forceinline__ const float* at(const Block& b, int pair) const {
-    const int place = pair / Experts::WIDTH;
+  // rows are [experts][WIDTH][2]
+  __device__ static __forceinline__ const float* pair(const Block& b, const Stage& stage,
+                                                      int number) {
+    const int place = number / Experts::WIDTH;
     const P& plan = b.plan;
     const Choice choice = choice_of(plan, b.scratch);
-    return rows + 2 * (choice.expert[place] * Experts::WIDTH + pair - place * Experts::WIDTH);
+    return constants(b, stage.bias) +
+           2 * (choice.expert[place] * Experts::WIDTH + number - place * Experts::WIDTH);
   }
-  __device__ __forceinline__ void add(const Block& b, int pair, float& to_gate, float& to_up) const {
-    const bool own = pair == first;
-    to_gate += own ? gate : at(b, pair)[0];
-    to_up += own ? up : at(b, pair)[1];
+  __device__ __forceinline__ void add(const Block& b, const Stage& stage, Span own, int number,
+                                      float& to_gate, float& to_up) const {
+    const bool mine = number == own.lo / 2 + b.core.thread();
+    to_gate += mine ? gate : pair(b, stage, number)[0];
+    to_up += mine ? up : pair(b, stage, number)[1];
+  }
+  __device__ __forceinline__ float added(const Block& b, const Stage& stage, Span own, int row,
+                                         float sum) const {
+    if (stage.bias < 0) return sum;
+    return sum + (row == own.lo + b.core.thread() ? gate : constants(b, stage.bias)[row]);
   }
 };
 
@@ -85,31 +96,31 @@ struct PairBias<true, P> {
 template <bool ANY, class P = Plan>
 struct SumBias {
   __device__ __forceinline__ SumBias(const Block&, const Stage&, Span) {}
-  __device__ __forceinline__ float added(const Block&, int, float sum) const { return sum; }
+  __device__ __forceinline__ float added(const Block&, const Stage&, Span, int, float sum) const {
+    return sum;
+  }
 };
 
 template <class P>
 struct SumBias<true, P> {
-  const float* rows;  // [experts][all rows]
-  int apart, first;
   float own;
 
-  __device__ __forceinline__ SumBias(const Block& b, const Stage& stage, Span owned)
-      : rows(constants(b, stage.bias)),
-        apart(stage.rows),
-        first(owned.lo + b.core.thread()),
-        own(first < owned.hi ? of(b, first) : 0.0f) {}
-  __device__ __forceinline__ float of(const Block& b, int row) const {
+  __device__ __forceinline__ SumBias(const Block& b, const Stage& stage, Span rows)
+      : own(rows.lo + b.core.thread() < rows.hi ? of(b, stage, rows.lo + b.core.thread()) : 0.0f) {}
+  // rows are [experts][all rows]
+  __device__ static __forceinline__ float of(const Block& b, const Stage& stage, int row) {
     const P& plan = b.plan;
     const Choice choice = choice_of(plan, b.scratch);
+    const float* const rows = constants(b, stage.bias) + row;
     float sum = 0.0f;
     TWIN_UNROLL
     for (int i = 0; i < Experts::TOP_K; ++i)
-      sum += choice.weight[i] * rows[long(choice.expert[i]) * apart + row];
+      sum += choice.weight[i] * rows[long(choice.expert[i]) * stage.rows];
     return sum;
   }
-  __device__ __forceinline__ float added(const Block& b, int row, float sum) const {
-    return sum + (row == first ? own : of(b, row));
+  __device__ __forceinline__ float added(const Block& b, const Stage& stage, Span rows, int row,
+                                         float sum) const {
+    return sum + (row == rows.lo + b.core.thread() ? own : of(b, stage, row));
   }
 };
 

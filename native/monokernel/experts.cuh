@@ -73,7 +73,8 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
   if constexpr (Experts::ANY) {
     Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
     auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
-    const SumBias<Additions::EXPERT_BIAS> bias(b, stage, b.plan.owned_of(stage.owned, b.block));
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    const SumBias<Additions::EXPERT_BIAS> bias(b, stage, own);
     for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
       if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
     begin(b, index, stage);
@@ -81,7 +82,7 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
     x.each(b.core, [&](int i, float& value) { value *= choice.weight[i / Experts::WIDTH]; });
     const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
     return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
-      publish(b, work.out, row, bias.added(b, row, sum));
+      publish(b, work.out, row, bias.added(b, stage, own, row, sum));
     });
   }
   return false;

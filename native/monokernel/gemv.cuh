@@ -34,8 +34,13 @@ __device__ __forceinline__ void dot_tiles(Block& b, const Stage& stage, const Ve
   if constexpr (Experts::ANY && !Core::EXPERTS_IN_RING) {
     if (stage.expert_rows) {
       const u8* first = b.memory.stream + u64(stage.expert_page) * PAGE_BYTES;
-      return dot_expert_tiles(b.core, stage, first, choice_of(b.plan, b.scratch).expert, x, lo, hi,
-                              sums);
+      const int own = b.plan.owned_of(stage.owned, b.block).lo;
+      return dot_expert_tiles(
+          b.core, stage, first, choice_of(b.plan, b.scratch).expert, x, lo, hi, sums,
+          [&](int row, int rows, int slice) {
+            if constexpr (CODED) return coded_place(stage, b.block, own, row, rows, slice);
+            return 0u;
+          });
     }
   }
   b.core.dot_tiles(stage, x, lo, hi, sums, batch, ahead);

@@ -110,7 +110,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   // behind it: its fence would wait for them
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
-  const PairBias<Additions::EXPERT_BIAS> pairs(b, stage, work.own);
+  const FirstBias<Additions::EXPERT_BIAS> own(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x)
               : !read_residual(b, index, stage, x))
@@ -146,10 +146,12 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
       }
       sum = other.logit;
     } else if (gated && CLAMPED) {
-      pairs.add(b, row, sum, up);
+      own.add(b, stage, work.own, row, sum, up);
       sum = through_gate(sum, up);
     } else if (gated) {
       sum = sum / (1.0f + exp32(Family::GELU ? gelu_exponent(sum) : -sum)) * up;
+    } else if (Additions::EXPERT_BIAS) {
+      sum = own.added(b, stage, work.own, row, sum);
     } else if (b.plan.biased) {
       sum += bias.of(row);
     }

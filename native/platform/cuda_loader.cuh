@@ -60,6 +60,7 @@ template <class Plan>  // a parameter: without experts nobody asks for its words
 struct ExpertStream {
   const RankMemory& memory;
   Loader& loader;
+  int block;
 
   // In shared memory, addressed anew each time: side warps have few registers.
   __device__ static __forceinline__ u32 word(int at) {
@@ -114,14 +115,53 @@ struct ExpertStream {
     return true;
   }
 
-  template <class Stage>
-  __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
-    if (!chosen(stage.kind == int(StageKind::ROUTED_UP))) return false;
-    for (int row = own.lo; row < own.hi; row += stage.tile_rows)
-      for (int column = 0; column < stage.cols; column += stage.tile_cols)
-        if (loader.mine() && !fill(stage, row, least(stage.tile_rows, own.hi - row), column))
+  // The same of few-bit weights and of what stands beside them: a tile with its scales lies in one
+  // piece, of one expert. `Shape` says what all such stages have in common: side warps have too few
+  // registers for what a table says of it.
+  template <class Shape, class Stage>
+  __device__ __forceinline__ bool fill_coded(Shape shape, const Stage& stage, int first, int row,
+                                             int rows, int column) {
+    constexpr bool UP = Shape::kind == int(StageKind::ROUTED_UP);
+    const int place = UP ? row / (2 * Experts::WIDTH) : column / Experts::WIDTH;
+    row -= UP ? place * (2 * Experts::WIDTH) : 0;
+    column -= UP ? 0 : place * Experts::WIDTH;
+    const int bytes =
+        coded_bytes(shape, rows, int(Shape::expert_cols) - column >= int(Shape::tile_cols));
+    if (!loader.place(bytes)) return false;
+    const u64 units = u64(look(place)) * u64(Shape::expert_units) +
+                      coded_place(shape, block, first, row, rows, column / Shape::tile_cols);
+    bulk_copy(loader.slot,
+              memory.stream + u64(stage.expert_page) * PAGE_BYTES + units * UNIT_BYTES, bytes,
+              loader.now.at, loader.policy);
+    loader.placed();
+    return true;
+  }
+
+  template <class Shape, class Stage>
+  __device__ __forceinline__ bool coded(Shape shape, const Stage& stage, const Span& own) {
+    TWIN_ONCE
+    for (int row = own.lo; row < own.hi; row += Shape::tile_rows)
+      TWIN_ONCE
+      for (int column = 0; column < Shape::cols; column += Shape::tile_cols)
+        if (loader.mine() && !fill_coded(shape, stage, own.lo, row,
+                                         least(Shape::tile_rows, own.hi - row), column))
           return false;
     return true;
+  }
+
+  template <class Stage>
+  __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
+    const bool up = stage.kind == int(StageKind::ROUTED_UP);
+    if (!chosen(up)) return false;
+    if constexpr (CODED) {
+      return up ? coded(RoutedUp{}, stage, own) : coded(RoutedDown{}, stage, own);
+    } else {
+      for (int row = own.lo; row < own.hi; row += stage.tile_rows)
+        for (int column = 0; column < stage.cols; column += stage.tile_cols)
+          if (loader.mine() && !fill(stage, row, least(stage.tile_rows, own.hi - row), column))
+            return false;
+      return true;
+    }
   }
 };
 
@@ -131,8 +171,8 @@ struct NoExperts {
 };
 
 template <bool ANY>
-__device__ __forceinline__ auto experts_of(const RankMemory& memory, Loader& loader) {
-  if constexpr (ANY) return ExpertStream<Plan>{memory, loader};
+__device__ __forceinline__ auto experts_of(const RankMemory& memory, Loader& loader, int block) {
+  if constexpr (ANY) return ExpertStream<Plan>{memory, loader, block};
   if constexpr (!ANY) return NoExperts{};
 }
 
@@ -143,7 +183,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   CacheStream cache = {launch, memory, signals, loader, block};
-  auto experts = experts_of<Experts::ANY>(memory, loader);
+  auto experts = experts_of<Experts::ANY>(memory, loader, block);
   const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };
   const u8* from = stream;
   const auto fill = [&](int bytes) {

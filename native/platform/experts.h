@@ -16,4 +16,9 @@ struct Experts {
 };
 #endif
 
+#ifndef TWIN_ROUTED_SHAPES
+struct RoutedUp {};  // what a device's loaders know of experts of few-bit weights
+struct RoutedDown {};
+#endif
+
 }  // namespace twin

@@ -126,10 +126,11 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
 
 // The same of a stage of experts, whose tiles lie where the choice says: [experts][column
 // slices][rows][columns of a slice] from `first` on. Its rows are those of all chosen experts one
-// below the other, or its columns side by side.
-template <class Core, class Stage>
+// below the other, or its columns side by side. In a plan with few-bit weights tiles lie where
+// place(row, rows, column slice) says, in units.
+template <class Core, class Stage, class Place>
 __device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first, const int* chosen,
-                                 const MemoryVector& x, int lo, int hi, float* sums) {
+                                 const MemoryVector& x, int lo, int hi, float* sums, Place place) {
   const int high = stage.expert_rows, wide = stage.expert_cols;
   for (int row = lo, end; row < hi; row = end) {
     end = (row / high + 1) * high;  // a tile is of one expert
@@ -140,9 +141,16 @@ __device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first
       const int left = wide - col % wide, cols = left < stage.tile_cols ? left : stage.tile_cols;
       const u8* expert =
           first + u64(chosen[row / high + col / wide]) * u64(stage.expert_units) * UNIT_BYTES;
-      const long at = long(high) * (col % wide) + long(row % high) * cols;
-      if (core.ring.mine())
-        core.dot_tile(expert + at * type_bytes(WEIGHT), end - row, cols, x.at + col, to);
+      if (core.ring.mine()) {
+        if constexpr (CODED) {
+          const u8* tile = expert + u64(place(row % high, end - row, col % wide / stage.tile_cols)) *
+                                        UNIT_BYTES;
+          core.dot_coded(code_of(stage), tile, end - row, cols, x.at + col, to);
+        } else {
+          const long at = long(high) * (col % wide) + long(row % high) * cols;
+          core.dot_tile(expert + at * type_bytes(WEIGHT), end - row, cols, x.at + col, to);
+        }
+      }
       core.ring.next(0);
     }
   }

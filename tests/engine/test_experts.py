@@ -206,8 +206,8 @@ def test_a_wrong_expert_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One expert's down projection lies in another's place."""
     right = kernel_experts.pack
 
-    def swapped(plan: Plan, stage: Any, rank: int, weights: Any, out: Array) -> None:
-        right(plan, stage, rank, weights, out)
+    def swapped(plan: Plan, stage: Any, rank: int, weights: Any, place: Any, out: Array) -> None:
+        right(plan, stage, rank, weights, place, out)
         size = len(out) // FEED.experts
         if stage.kind is StageKind.ROUTED_DOWN and stage.layer == 1:
             out[: 2 * size] = np.roll(out[: 2 * size], size)

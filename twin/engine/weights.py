@@ -21,6 +21,13 @@ import numpy as np
 from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
+from twin.engine.packed_experts import (
+    PackedWeights,
+    is_packed,
+    others,
+    packed_entries,
+    unpacked,
+)
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
@@ -36,7 +43,14 @@ from twin.models.foreign import (
 )
 from twin.models.formats import Format, Role
 from twin.models.gguf_file import is_gguf
-from twin.models.load import beside, canonical, load_model, refuse_foreign, tensors
+from twin.models.load import (
+    beside,
+    canonical,
+    described,
+    load_model,
+    refuse_foreign,
+    tensors,
+)
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -161,8 +175,8 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
     """Check a directory of config.json and safetensors, or a GGUF file, then map it. Raises
     CheckpointError or ConfigError.
 
-    `dtype`: of a GGUF file's weights, which are turned into it; those of safetensors stay as they
-    are stored.
+    `dtype`: of a GGUF file's weights and of packed experts, which are turned into it; others of
+    safetensors stay as they are stored.
     """
     path = Path(path)
     if is_gguf(path):
@@ -178,6 +192,8 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
         raise CheckpointError(
             f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint"
         )
+    if is_packed(packed := described(path)):
+        return _open_packed(path, unpacked(path, packed, dtype), dtype)
     spec = load_model(path, runs=True)
     found, layout, named = _entries(path), _layout(path), tensors(spec)
     spec = with_stored_scales(spec, named, layout, found)
@@ -210,6 +226,26 @@ def _layout(path: Path) -> Layout | None:
     config = find(path, CONFIG)
     quantization = read_json(config).get("quantization_config") if config else None
     return layout_of(quantization) if isinstance(quantization, dict) else None
+
+
+def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint:
+    """Experts that are packed in few bits, turned into `dtype`."""
+    found, named = _entries(path), tensors(spec)
+    experts = packed_entries(path, spec, found)
+    beside = {entry.name for one in experts.values() for entry in (one.blocks, one.scales)}
+    _refuse_suspicious(
+        path, spec, {name: entry for name, entry in found.items() if name not in beside}, None
+    )
+    entries = {name: _checked(path, tensor, found) for name, tensor in others(named, spec).items()}
+    stored = _common_dtype(path, entries.values())
+    every = [*entries.values(), *(e for one in experts.values() for e in (one.blocks, one.scales))]
+    files: dict[Path, Array] = {
+        file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in every)
+    }
+    plain = StoredWeights(replace(spec, dtype=stored), stored, entries, files)
+    spec = replace(spec, dtype=dtype or stored)
+    weights = PackedWeights(spec, spec.dtype, experts, named, plain, files)
+    return Checkpoint(path, spec, spec.dtype, weights, weights.note)
 
 
 def _entries(path: Path) -> dict[str, Entry]:
@@ -372,11 +408,13 @@ class RandomWeights:
 
 
 def format_of(spec: ModelSpec, name: str) -> Format:
-    """The stored format of a matrix of a dense model by its canonical name; of a vector, that of
-    what is not chosen.
+    """The stored format of a matrix by its canonical name; of a vector, that of what is not
+    chosen.
     """
     leaf = name.rpartition(".")[2]
     role = next((role for role, leaves in _ROLES.items() if leaf in leaves), None)
+    if role is Role.DENSE and ".experts." in name:
+        role = Role.EXPERT
     return spec.formats.of(role) if role else spec.formats.rest
 
 

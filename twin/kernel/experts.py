@@ -8,34 +8,45 @@ a tile's address depends on the choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.errors import PlanError
+from twin.kernel.coded import STORAGE, stored_bytes, tile
+from twin.models.codes import Coded
 from twin.models.feeds import Scoring
+from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Matrix, Plan, Stage, StageKind
+from twin.plan.types import Matrix, Plan, Stage, StageKind, tiles_of
 
 CHOICE_WORDS = 2  # of a chosen expert: its number, its weight;
 COUNTS = 3  # words behind them: of choices, and of those that each of two loaders has asked for
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
+CODED_FIELDS = ("expert_group", "expert_apart")  # besides, where it has few-bit weights
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the experts of a stage lie behind a rank's streams: [experts][column
     slices][rows][columns of a slice].
+
+    In a plan with few-bit weights it is [experts][row groups][column slices] of whole tiles with
+    their scales. Where each block has rows of its own, its groups begin with the first of them, and
+    lie apart from those of the block before by what that one's last group fills up.
     """
 
     page: int  # of expert 0
     units: int  # from expert to expert
     rows: int  # of one expert
     cols: int
+    group: int = 0  # units of a whole row group
+    apart: int = 0  # units between blocks
 
 
 def has_experts(plan: Plan) -> bool:
@@ -67,17 +78,50 @@ def places(
         if stage.routed is None or stage.matrix is None:
             continue
         matrix = stage.matrix
-        size = matrix.rows * matrix.cols * plan.options.weight_dtype.bytes
-        found[stage.index] = Place(page, size // unit_bytes, matrix.rows, matrix.cols)
+        if plan.coded:
+            found[stage.index] = _coded_place(plan, matrix, page, unit_bytes)
+        else:
+            size = matrix.rows * matrix.cols * plan.options.weight_dtype.bytes
+            found[stage.index] = Place(page, size // unit_bytes, matrix.rows, matrix.cols)
+        size = found[stage.index].units * unit_bytes
         page += -(-size * stage.routed.experts // page_bytes)
     return found, page
 
 
-def fields(place: Place | None) -> dict[str, int]:
-    """The FIELDS of a stage; zeros where it has no experts."""
-    if place is None:
-        return dict.fromkeys(FIELDS, 0)
-    return dict(zip(FIELDS, (place.page, place.units, place.rows, place.cols), strict=True))
+def _coded_place(plan: Plan, matrix: Matrix, page: int, unit_bytes: int) -> Place:
+    high = matrix.tile_rows
+    group = _group_units(plan, matrix, high, unit_bytes)
+    apart = 0
+    for lo, hi in matrix.owned:
+        whole, rest = divmod(hi - lo, high)
+        units = whole * group + (_group_units(plan, matrix, rest, unit_bytes) if rest else 0)
+        apart = max(apart, units - (hi - lo) * group // high)
+    units = -(-matrix.rows * group // high) + apart * len(matrix.owned)
+    return Place(page, units, matrix.rows, matrix.cols, group, apart)
+
+
+def _group_units(plan: Plan, matrix: Matrix, rows: int, unit_bytes: int) -> int:
+    """Of all column slices of some rows."""
+    whole, rest = divmod(matrix.cols, matrix.tile_cols)
+    sizes = [stored_bytes(plan, matrix, rows, cols) for cols in (matrix.tile_cols, rest) if cols]
+    return (whole * sizes[0] + sum(sizes[1:])) // unit_bytes
+
+
+def begins(place: Place, high: int, block: int, lo: int) -> int:
+    """Units from an expert's first to a block's, whose first row is `lo`."""
+    return -(-lo * place.group // high) + block * place.apart
+
+
+def fields(place: Place | None, names: tuple[str, ...]) -> dict[str, int]:
+    """FIELDS, and those of CODED_FIELDS that the plan has; zeros where a stage has no experts."""
+    return {name: getattr(place, name.removeprefix("expert_")) if place else 0 for name in names}
+
+
+def fields_of(plan: Plan) -> tuple[str, ...]:
+    """What stages say of experts."""
+    if not has_experts(plan):
+        return ()
+    return FIELDS + (CODED_FIELDS if plan.coded else ())
 
 
 def slices(matrix: Matrix, expert: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -88,17 +132,35 @@ def slices(matrix: Matrix, expert: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield expert[:, lo : lo + matrix.tile_cols]
 
 
-def pack(plan: Plan, stage: Stage, rank: int, weights: Weights, out: NDArray[Any]) -> None:
-    """All experts of a stage into `out`, which begins with the first one's, in its element type."""
+def pack(
+    plan: Plan, stage: Stage, rank: int, weights: Weights, place: Place, out: NDArray[np.uint8]
+) -> None:
+    """All experts of a stage into `out`, which begins with the first one's."""
     assert stage.matrix is not None
     assert stage.routed is not None
-    size = stage.matrix.rows * stage.matrix.cols
+    size = len(out) // stage.routed.experts
     for expert in range(stage.routed.experts):
         rows = shards.expert_matrix(plan, stage, rank, weights, expert)
+        own = out[expert * size : (expert + 1) * size]
+        if plan.coded:
+            _pack_tiles(plan, stage.matrix, place, rows, own)
+            continue
+        assert not isinstance(rows, Coded)
         made = [part.reshape(-1) for part in slices(stage.matrix, rows)]
-        out[expert * size : (expert + 1) * size] = np.concatenate(made).astype(
-            out.dtype, copy=False
-        )
+        storage = STORAGE[plan.options.weight_dtype]
+        own.view(storage)[:] = np.concatenate(made).astype(storage, copy=False)
+
+
+def _pack_tiles(
+    plan: Plan, matrix: Matrix, place: Place, source: NDArray[Any] | Coded, out: NDArray[np.uint8]
+) -> None:
+    """The tiles of an expert, of all blocks that own rows of it or of its row groups in order."""
+    for block, (lo, hi) in enumerate(matrix.owned or ((0, matrix.rows),)):
+        at = begins(place, matrix.tile_rows, block, lo) * UNIT_BYTES
+        for rows, cols in tiles_of(matrix, lo, hi):
+            made = tile(plan, matrix, source, rows, cols)
+            out[at : at + len(made)] = made
+            at += stored_bytes(plan, matrix, rows[1] - rows[0], cols[1] - cols[0])
 
 
 def constants(plan: Plan) -> dict[str, bool | int | float]:
@@ -117,6 +179,38 @@ def constants(plan: Plan) -> dict[str, bool | int | float]:
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
     }
+
+
+SHAPES = {"RoutedUp": StageKind.ROUTED_UP, "RoutedDown": StageKind.ROUTED_DOWN}
+SHAPE_FIELDS = (
+    *("kind", "cols", "tile_rows", "tile_cols"),
+    *("code", "row_bytes", "last_bytes", "row_scales", "last_scales"),
+    *("expert_units", "expert_rows", "expert_cols", *CODED_FIELDS),
+)
+
+
+def shapes(
+    plan: Plan, rows: Sequence[Sequence[int | float]], fields: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Of a plan with few-bit weights, by struct: the fields of its routed stages, which are those
+    of all layers. `rows`: the table of stages. Raises PlanError where layers differ.
+    """
+    if not plan.coded or not has_experts(plan):
+        return {}
+    made: dict[str, dict[str, int]] = {}
+    for name, kind in SHAPES.items():
+        found = {
+            tuple(int(rows[stage.index][fields.index(field)]) for field in SHAPE_FIELDS)
+            for stage in plan.stages
+            if stage.kind is kind
+        }
+        if len(found) > 1:
+            raise PlanError(
+                f"{plan.name}: {kind.value} differs between layers; an NVIDIA block's loaders know "
+                "one shape: use one stored format for all experts"
+            )
+        made[name] = dict(zip(SHAPE_FIELDS, found.pop(), strict=True))
+    return made
 
 
 NO_ADDITIONS: dict[str, bool | int | float] = {

@@ -154,6 +154,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *_codes(plan, embedded),
         *_experts(plan),
         *_additions(plan),
+        *(_shapes(plan, made) if embedded else []),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
         _memory("Request", REQUEST_FIELDS, Request),
@@ -212,6 +213,20 @@ def _additions(plan: Plan) -> list[str]:
     """Biases, sinks and clamped gates; native/platform/additions.h says that there are none."""
     made = experts.additions(plan)
     return [] if made == experts.NO_ADDITIONS else _constants("Additions", made)
+
+
+def _shapes(plan: Plan, made: Layout) -> list[str]:
+    """What all stages of chosen experts have in common; native/platform/experts.h says nothing."""
+    found = experts.shapes(plan, made.stages, made.stage_fields)
+    if not found:
+        return []
+    structs = [
+        f"struct {name} {{\n"
+        + "\n".join(f"  static constexpr int {field} = {value};" for field, value in shape.items())
+        + "\n};"
+        for name, shape in found.items()
+    ]
+    return ["#define TWIN_ROUTED_SHAPES", *structs, ""]
 
 
 def _constants(name: str, made: Mapping[str, bool | int | float]) -> list[str]:

@@ -79,6 +79,7 @@ class Layout:
     # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
     starts: Table
     stage_fields: tuple[str, ...]  # FIELDS, and those of STAGE_EXTRAS that the model's family uses
+    placed: dict[int, experts.Place]  # the experts of each stage that has some
 
     def fields(self, table: str) -> tuple[str, ...]:
         """The names of a table's columns."""
@@ -176,7 +177,7 @@ def layout(plan: Plan) -> Layout:
     stages: Table = []
     constants, vectors = _constants(plan)
     extras, codes = stage_extras(plan), CODED_FIELDS if plan.coded else ()
-    routed = experts.FIELDS if experts.has_experts(plan) else ()
+    routed = experts.fields_of(plan)
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     streams, pages = _streams(plan)
     placed, pages = experts.places(plan, pages, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
@@ -205,7 +206,7 @@ def layout(plan: Plan) -> Layout:
                     next=_next_stage(plan, stage),
                     **{name: at.get(name, -1) for name in extras},
                     **(coded_fields(plan, matrix) if codes else {}),
-                    **(experts.fields(placed.get(stage.index)) if routed else {}),
+                    **experts.fields(placed.get(stage.index), routed),
                 ),
             )
         )
@@ -251,6 +252,7 @@ def layout(plan: Plan) -> Layout:
         streams,
         _starts(plan),
         fields,
+        placed,
     )
 
 
@@ -316,7 +318,11 @@ def stream_bytes(plan: Plan) -> list[int]:
     """[blocks] weights that one step streams through each."""
     if plan.coded:
         return [
-            sum(sum(tile_bytes(plan, stage, block)) for stage in plan.stages if stage.matrix)
+            sum(
+                sum(tile_bytes(plan, stage, block))
+                for stage in plan.stages
+                if stage.matrix and not stage.routed
+            )
             for block in range(plan.blocks)
         ]
     # of all matrices whose rows the blocks share alike
@@ -342,16 +348,10 @@ def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> Non
         if stage.matrix is None:
             continue
         if stage.routed:
-            first = made.stages[stage.index][made.stage_fields.index("expert_page")] * PAGE_BYTES
-            size = (
-                stage.routed.experts
-                * stage.matrix.rows
-                * stage.matrix.cols
-                * np.dtype(storage).itemsize
-            )
-            experts.pack(
-                plan, stage, rank, weights, out[int(first) : int(first) + size].view(storage)
-            )
+            place = made.placed[stage.index]
+            first = place.page * PAGE_BYTES
+            size = stage.routed.experts * place.units * UNIT_BYTES
+            experts.pack(plan, stage, rank, weights, place, out[first : first + size])
             continue
         found = shards.stage_matrix(plan, stage, rank, weights)
         if plan.coded:
@@ -492,7 +492,7 @@ def _starts(plan: Plan) -> Table:
     rows: Table = []
     for stage in plan.stages:
         rows += [(a // UNIT_BYTES,) for a in at]
-        if stage.matrix and plan.coded:
+        if stage.matrix and plan.coded and not stage.routed:
             at = [a + sum(tile_bytes(plan, stage, block)) for block, a in enumerate(at)]
         elif stage.matrix and not stage.routed:
             at = [

@@ -48,6 +48,8 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
+# where a layer has experts
+CODED_EXPERT_AHEAD = {"hidden": 1, "heads": 0, "ffn": 0}
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
@@ -212,9 +214,12 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
-        return PIECE_REGISTERS * next(
+        pieces = next(
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
+        if has_experts(plan):
+            pieces = min(pieces, CODED_EXPERT_AHEAD[name])
+        return PIECE_REGISTERS * pieces
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )

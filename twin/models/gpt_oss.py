@@ -113,6 +113,20 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     return out
 
 
+def packed(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
+    """Of a checkpoint in MXFP4, by the name that a tensor has in 16 bits: [experts, rows, columns],
+    whose codes and scales stand in `*_blocks` and `*_scales` in its place.
+    """
+    out = {}
+    for layer in range(spec.layers):
+        feed = spec.layer(layer).feed
+        if isinstance(feed, ExpertFeed):
+            name = f"model.layers.{layer}.mlp.experts"
+            out[f"{name}.gate_up_proj"] = (feed.experts, 2 * feed.width, spec.hidden)
+            out[f"{name}.down_proj"] = (feed.experts, spec.hidden, feed.width)
+    return out
+
+
 def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """A stored array's part of one expert, as [out, in] or [out]; others as they are."""
     expert = _expert(name)

@@ -75,6 +75,8 @@ class _Family:
     stored: _Canonical = _as_stored
     # a tensor of several parts from these, by their names
     joined: Callable[[Sequence[str], Sequence[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
+    # shapes of tensors whose codes and scales a checkpoint holds packed, in their places
+    packed: Callable[[ModelSpec], dict[str, tuple[int, int, int]]] | None = None
 
 
 _LLAMA = _Family(llama.from_config, llama.tensors)
@@ -103,7 +105,11 @@ _FAMILIES = {  # by model_type
     "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
     "qwen3_next": _Family(qwen3_next.from_config),
     "gpt_oss": _Family(
-        gpt_oss.from_config, gpt_oss.tensors, gpt_oss.canonical, joined=gpt_oss.joined
+        gpt_oss.from_config,
+        gpt_oss.tensors,
+        gpt_oss.canonical,
+        joined=gpt_oss.joined,
+        packed=gpt_oss.packed,
     ),
     "deepseek_v3": _Family(deepseek_v3.from_config),
     "kimi_k2": _Family(deepseek_v3.from_config),
@@ -131,6 +137,11 @@ def load_model(name_or_path: str | Path, *, runs: bool = False) -> ModelSpec:
     if runs:
         tensors(spec)
     return spec
+
+
+def described(path: Path) -> ModelSpec:
+    """As load_model with `runs`, also of a model that the engine cannot run as it is stored."""
+    return _load(str(path), path, runs=True)
 
 
 def _load(text: str, path: Path, runs: bool) -> ModelSpec:
@@ -253,6 +264,14 @@ class _Arrays(Protocol):
 def beside(spec: ModelSpec) -> tuple[str, ...]:
     """How the names of tensors begin that a checkpoint of the family may hold beside the model."""
     return _FAMILIES[spec.family].beside
+
+
+def packed_tensors(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
+    """Name -> [experts, rows, columns] of what the family's checkpoints hold packed in few bits;
+    empty where it packs nothing.
+    """
+    shapes = _FAMILIES[spec.family].packed
+    return shapes(spec) if shapes else {}
 
 
 def checkpoint(spec: ModelSpec) -> dict[Tensor, list[str]]:

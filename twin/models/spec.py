@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-RUN = (*PLAIN, *DECODED)  # formats of dense models that the engine runs
+RUN = (*PLAIN, *DECODED)  # formats that the engine runs
 
 
 class DType(Enum):
@@ -265,20 +265,19 @@ class ModelSpec:
         """Why the engine cannot run this model (it can still be planned and simulated); None: it
         can.
         """
-        if self.hyper is None and (self._layered_runs() if self.layout else self._dense_runs()):
+        if self.hyper is None and (self._layered_runs() if self.layout else self._formats_run()):
             return None
         what = f"{self.name} ({', '.join(self.features())})"
         return (
-            f"{what} can be planned and simulated only; the engine runs dense models in "
-            f"{', '.join(RUN)}, and experts behind grouped attention in 16 or 32 bits"
+            f"{what} can be planned and simulated only; the engine runs dense models, and experts "
+            f"behind grouped attention, in {', '.join(RUN)}"
         )
 
-    def _dense_runs(self) -> bool:
+    def _formats_run(self) -> bool:
         return all(form.name in RUN for form in self._formats())
 
     def _layered_runs(self) -> bool:
-        plain = all(form.name in PLAIN for form in self._formats())
-        return plain and experts.runs(self.layout)
+        return self._formats_run() and experts.runs(self.layout)
 
     @property
     def o_bias(self) -> bool:

@@ -8,13 +8,14 @@ layer.
 
 from __future__ import annotations
 
+from twin.errors import PlanError
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import COLUMN_STEP, cut, share, spread
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
-from twin.plan.types import Read, Routed, Span, StageKind, Value, always_all, routed_share
+from twin.plan.types import Matrix, Read, Routed, Span, StageKind, Value, always_all, routed_share
 
 Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it
@@ -126,9 +127,17 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
     matrix = cut(
-        rows=2 * width, cols=up.cols, unit=2, owned=(), options=b.options, format=stored(b, up)
+        rows=2 * width,
+        cols=up.cols,
+        unit=2,
+        owned=(),
+        options=b.options,
+        format=stored(b, up),
+        coding=b.coding,
+        single=True,
     )
-    owned = _shares(routed, width, b.blocks)
+    _check_tiles(b, matrix, routed)
+    owned = _shares(routed, width, b.blocks, matrix.share_step)
     act = b.value(
         "routed_up", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned
     )
@@ -149,7 +158,7 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     return b.rows(
         StageKind.ROUTED_DOWN,
         layer,
-        [Piece(down.rows, width, form, even=form is None)],
+        [Piece(down.rows, width, form, even=form is None or b.coding is not None)],
         reads=[b.whole(act)],
         vector=0,
         operations=("grouped_down_proj", "combine"),
@@ -158,12 +167,30 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     )
 
 
-def _shares(routed: Routed, width: int, blocks: int) -> tuple[Span, ...]:
+def _check_tiles(b: Builder, matrix: Matrix, routed: Routed) -> None:
+    """Of few-bit weights: experts of whole tiles, and one for each block."""
+    if not matrix.pack:
+        return
+    if matrix.rows % matrix.tile_rows:
+        raise PlanError(
+            f"{b.spec.name}: an expert's {matrix.rows} gate and up rows are no whole tiles of "
+            f"{matrix.tile_rows} rows: use fewer GPUs or a smaller tile_rows"
+        )
+    tiles = routed.most * matrix.rows // matrix.tile_rows
+    if tiles < b.blocks:
+        raise PlanError(
+            f"routed_up has {tiles} tiles of {matrix.tile_rows} rows per rank for {b.blocks} "
+            f"blocks: use at most {tiles} blocks per rank"
+        )
+
+
+def _shares(routed: Routed, width: int, blocks: int, step: int) -> tuple[Span, ...]:
     """What each block publishes of the chosen experts' rows, stacked. Where draws differ in their
     number, elements are numbered by owner, and each has room for its largest share.
     """
     if always_all(routed):
-        return tuple(routed_share(routed.most * width, blocks, block) for block in range(blocks))
+        total = routed.most * width
+        return tuple(routed_share(total, blocks, block, step) for block in range(blocks))
     most = -(-routed.most * width // blocks)
     return tuple((block * most, (block + 1) * most) for block in range(blocks))
 
@@ -174,6 +201,8 @@ def _slice(b: Builder, width: int, format: Format) -> int:
     """
     ranks = b.ranks // b.options.expert_ranks
     grain = COLUMN_STEP
-    if ranks > 1 and format.block[0] == 1:  # scales of a row's elements cannot be cut
+    if b.coding:
+        grain = max(grain, b.coding.share)
+    elif ranks > 1 and format.block[0] == 1:  # scales of a row's elements cannot be cut
         grain = max(grain, format.block[1])
     return -(-width // (ranks * grain)) * grain

@@ -77,6 +77,7 @@ def cut(
     format: Format | None = None,
     coding: Coding | None = None,
     even: bool = False,
+    single: bool = False,
 ) -> Matrix:
     """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as
     stored, if not in the plan's weight type.
@@ -84,10 +85,12 @@ def cut(
     `coding`: of a plan with coded weights.
 
     `even`: column slices of one width, so that the slices of several matrices side by side are
-    those of one wide matrix.
+    those of one wide matrix. `single`: beside few-bit weights, tiles of no more rows than a warp
+    multiplies at once.
     """
     if coding:
-        return _cut_coded(Matrix(rows, cols, unit, 0, 0, owned, format), coding, options)
+        matrix = Matrix(rows, cols, unit, 0, 0, owned, format)
+        return _cut_coded(matrix, coding, options, even=even, single=single or even)
     if cols % COLUMN_STEP:
         raise PlanError(
             f"a matrix has {cols} columns per rank; the kernel loads {COLUMN_STEP} at a time: use "
@@ -176,7 +179,9 @@ def coded_slot_bytes(spec: ModelSpec, least: int) -> int:
     return max([least, *(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)])
 
 
-def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
+def _cut_coded(
+    matrix: Matrix, coding: Coding, options: Options, *, even: bool, single: bool
+) -> Matrix:
     """The same with the tile of a coded plan: columns by the narrowest format, rows as many as the
     slot then holds.
     """
@@ -199,11 +204,14 @@ def _cut_coded(matrix: Matrix, coding: Coding, options: Options) -> Matrix:
 
     for slices in range(1, -(-matrix.cols // coding.grain) + 1):
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
+        if even and matrix.cols % wide:
+            continue
         fits = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide)) <= options.slot_bytes
         if fits and wide <= PACK * COVERED_THREADS:
             high = at_once
             while (
                 slices == 1
+                and not single
                 and high + at_once <= MOST_ROWS
                 and size(high + at_once, wide) <= options.slot_bytes
             ):

@@ -7,16 +7,18 @@ Matrices keep their stored type; vectors and tables are FP32, the type the engin
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.models.codes import Coded, code_of, joined, paired
+from twin.models.codes import Code, Coded, code_of, joined, paired
+from twin.models.formats import WHOLE_ROW
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
-from twin.plan.types import Plan, Shard, Stage, StageKind
+from twin.plan.types import Matrix, Plan, Shard, Span, Stage, StageKind
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
@@ -84,9 +86,7 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
     code, outputs, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
 
     def named(leaf: str) -> Coded:
-        name = leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}"
-        parts = {part: weights[f"{name}.{part}"] for part in code.parts}
-        return Coded(code, **parts)
+        return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
 
     def turned(name: str) -> Coded:
         rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
@@ -106,13 +106,21 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
 
-def expert_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int) -> Array:
+def _named(weights: Weights, code: Code, name: str) -> Coded:
+    return Coded(code, **{part: weights[f"{name}.{part}"] for part in code.parts})
+
+
+def expert_matrix(
+    plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int
+) -> Array | Coded:
     """[rows, cols] of one expert of a routed stage on this rank. Ranks divide its width; what is
     beyond it is zero.
     """
     matrix, name = stage.matrix, f"layers.{stage.layer}.experts.{expert}"
     assert matrix is not None
     assert stage.routed is not None
+    if matrix.format is not None:
+        return _coded_expert(stage, matrix, rank, weights, name)
     if stage.kind is StageKind.ROUTED_DOWN:
         columns = padded(weights[f"{name}.down"].T, rank * matrix.cols, matrix.cols)
         return columns.T
@@ -121,6 +129,39 @@ def expert_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights, expert:
         [padded(weights[f"{name}.{half}"], rank * width, width) for half in ("gate", "up")], axis=1
     )
     return pair.reshape(matrix.rows, matrix.cols)
+
+
+def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str) -> Coded:
+    assert matrix.format is not None
+    code, width, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
+    if stage.kind is StageKind.ROUTED_DOWN:
+        down = _named(weights, code, f"{name}.down")
+        return _within(down, (0, matrix.rows), (first, first + matrix.cols))
+    own = (rank * width, (rank + 1) * width)
+    halves = [_named(weights, code, f"{name}.{half}") for half in ("gate", "up")]
+    return paired(*(_within(half, own, (0, matrix.cols)) for half in halves))
+
+
+def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
+    """A rank's part, of whole blocks. Beyond the matrix weights are zero, which any code with a
+    scale of zero is.
+    """
+    wide = stored.shape[1]
+    part = stored.rows(slice(*rows)).columns(min(cols[0], wide), min(cols[1], wide))
+    more = (rows[1] - rows[0] - part.shape[0], cols[1] - cols[0] - part.shape[1])
+    if more == (0, 0):
+        return part
+    block = stored.code.format.block[1]
+    blocks = 1 if block == WHOLE_ROW else -(-(cols[1] - cols[0]) // block)
+    filled: dict[str, Any] = {}
+    for field in fields(part):
+        array = getattr(part, field.name)
+        if not isinstance(array, np.ndarray):
+            continue
+        by_block = field.name != "codes" and array.shape[1] == part.scales.shape[1]
+        short = more[1] if field.name == "codes" else by_block * (blocks - part.scales.shape[1])
+        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)))
+    return replace(part, **filled)
 
 
 def padded(table: Array, first: int, count: int) -> Array:

@@ -181,6 +181,13 @@ class Matrix:
     pack: int = 0
 
     @property
+    def share_step(self) -> int:
+        """Elements that blocks do not divide where they share the chosen experts' rows: a tile of
+        few-bit weights lies in memory with its scales.
+        """
+        return self.tile_rows // self.unit if self.pack else 1
+
+    @property
     def batch_rows(self) -> int:
         """Most rows that a block multiplies between two barriers: the fewer share a row, the more
         rows' partial sums have room.
@@ -639,8 +646,9 @@ def always_all(routed: Routed) -> bool:
     return routed.most == routed.top_k and routed.experts == routed.total
 
 
-def routed_share(total: int, blocks: int, block: int) -> Span:
+def routed_share(total: int, blocks: int, block: int, step: int = 1) -> Span:
     """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them
-    evenly and in order.
+    in order, and evenly but for whole steps.
     """
-    return block * total // blocks, (block + 1) * total // blocks
+    steps = total // step
+    return step * (block * steps // blocks), step * ((block + 1) * steps // blocks)

@@ -127,6 +127,7 @@ def _experts(plan: Plan) -> Iterator[Violation]:
                 "are of one width"
             )
             yield Violation("kernel", stage.name, message)
+        yield from _expert_tiles(plan, stage, matrix)
         if plan.limits.teams and matrix.tile_rows > matrix.rows:
             message = (
                 f"tiles of {matrix.tile_rows} rows of experts of {matrix.rows}; a tile has rows of "
@@ -139,6 +140,18 @@ def _experts(plan: Plan) -> Iterator[Violation]:
             "feed-forward layers"
         )
         yield Violation("kernel", THE_PLAN, message)
+
+
+def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
+    """Tiles of few-bit weights lie in memory with their scales: of rows that blocks share, a block
+    has whole ones, which lie in one expert.
+    """
+    if not matrix.pack or matrix.owned or stage.publishes is None:
+        return
+    high, owned = matrix.tile_rows, plan.values[stage.publishes].owned
+    if matrix.rows % high or any(matrix.unit * lo % high for lo, _ in owned):
+        message = f"blocks divide tiles of {high} of an expert's {matrix.rows} rows"
+        yield Violation("kernel", stage.name, message)
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.mixers import (
@@ -18,8 +19,19 @@ from twin.models.mixers import (
     LatentAttention,
     Mixer,
 )
-from twin.plan.types import Common, Parts, Residual, Routed, Scan, Span, Stage, StageKind, Value
-from twin.proof.stored import PLAIN, streams
+from twin.plan.types import (
+    Common,
+    Matrix,
+    Parts,
+    Residual,
+    Routed,
+    Scan,
+    Span,
+    Stage,
+    StageKind,
+    Value,
+)
+from twin.proof.stored import DECODED, PLAIN, streams
 from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
@@ -382,9 +394,10 @@ class _Layer:
                 matrix=[(hidden, act.elements, 1)],
             )
         known = 0 if kind.hashed else route.index
-        up, width = walk.peek(StageKind.ROUTED_UP, self.index), self.slice(kind.width)
+        up = walk.peek(StageKind.ROUTED_UP, self.index)
+        width = self.slice(kind.width, up.matrix.pack if up.matrix else 0)
         self._chosen(up, kind, known)
-        wanted = self._shares_of_chosen(kind, width)
+        wanted = self._shares_of_chosen(kind, width, up.matrix)
         value = walk.take(
             StageKind.ROUTED_UP,
             self.index,
@@ -406,16 +419,20 @@ class _Layer:
             walk.say(down, "blocks do not own the rows whose sums they kept")
         return self.rows(StageKind.ROUTED_DOWN, [self.all(value)], [(hidden, "down")], cols=width)
 
-    def _shares_of_chosen(self, kind: ExpertFeed, width: int) -> tuple[Span, ...]:
+    def _shares_of_chosen(
+        self, kind: ExpertFeed, width: int, matrix: Matrix | None
+    ) -> tuple[Span, ...]:
         """One token on a rank with all experts always multiplies top_k of them: the stacked rows
-        themselves, divided evenly and in order. Otherwise a block's elements follow each other
-        whatever the draw, with room for the largest.
+        themselves, divided evenly and in order, in whole tiles of a plan with few-bit weights.
+        Otherwise a block's elements follow each other whatever the draw, with room for the largest.
         """
         blocks, options = self.plan.blocks, self.options
         held = kind.experts // options.expert_ranks
         rows = min(held, options.tokens * kind.top_k) * width
         if options.tokens == 1 and options.expert_ranks == 1:
-            return tuple((rows * at // blocks, rows * (at + 1) // blocks) for at in range(blocks))
+            whole = matrix.tile_rows // 2 if matrix is not None and matrix.pack else 1
+            ends = [rows // whole * at // blocks * whole for at in range(blocks + 1)]
+            return tuple(pairwise(ends))
         most = -(-rows // blocks)
         return tuple((at * most, (at + 1) * most) for at in range(blocks))
 
@@ -445,11 +462,17 @@ class _Layer:
         """Rows of one rank of what all ranks need."""
         return -(-rows // self.ranks) if self.sharded else rows
 
-    def slice(self, width: int) -> int:
-        """Columns of an expert on a rank: whole groups of scales."""
+    def slice(self, width: int, pack: int) -> int:
+        """Columns of an expert on a rank: whole groups of scales; beside few-bit weights whole
+        loads of `pack` columns, and on several ranks whole blocks of each format.
+        """
         ranks = self.ranks // self.options.expert_ranks
-        high, wide = self.weights["down"].format.block
+        form = self.weights["down"].format
+        high, wide = form.block
         grain = max(8, wide) if ranks > 1 and high == 1 else 8
+        if pack:
+            blocks = [DECODED[form.name][1] or pack for form in self.walk.spec.coded]
+            grain = max([pack, *blocks]) if ranks > 1 else pack
         return grain * -(-width // (grain * ranks))
 
     def rows(

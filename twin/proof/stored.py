@@ -38,9 +38,8 @@ def streams(matrix: Matrix, stored: Format | None) -> bool:
     )
 
 
-def multiplied(spec: ModelSpec, *, coded: bool = True) -> bool:
-    """Are all matrices of a model in formats that the kernel multiplies? `coded`: of few bits,
-    too.
-    """
-    known = (*PLAIN, *DECODED) if coded else PLAIN
-    return spec.stored is None or all(weight.format.name in known for weight in spec.weights())
+def multiplied(spec: ModelSpec) -> bool:
+    """Are all matrices of a model in formats that the kernel multiplies?"""
+    return spec.stored is None or all(
+        weight.format.name in (*PLAIN, *DECODED) for weight in spec.weights()
+    )

@@ -403,8 +403,7 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
         and all(map(_known, spec.layout))
         and len({_cache(layer) for layer in spec.layout}) == 1
     )
-    stored = multiplied(spec, coded=not spec.layout)
-    return known and stored and not (spec.hyper or several)
+    return known and multiplied(spec) and not (spec.hyper or several)
 
 
 def _known(layer: Layer) -> bool:

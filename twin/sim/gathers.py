@@ -10,6 +10,7 @@ from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     Execution,
     HandOffKind,
+    Matrix,
     Parts,
     Plan,
     Read,
@@ -36,11 +37,12 @@ def polled(plan: Plan) -> bool:
     )
 
 
-def shares(width: int, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:
-    """A block's rows of each chosen expert when all blocks divide them, stacked; and the tokens
+def shares(matrix: Matrix, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:
+    """A block's elements of each chosen expert when all blocks divide them, stacked; and the tokens
     that chose it.
     """
-    lo, hi = routed_share(width * len(experts), blocks, block)
+    width = matrix.rows // matrix.unit
+    lo, hi = routed_share(width * len(experts), blocks, block, matrix.share_step)
     for expert in range(lo // width, -(-hi // width)) if lo < hi else ():
         yield (max(lo - expert * width, 0), min(hi - expert * width, width)), experts[expert]
 
@@ -210,11 +212,5 @@ class Gathers:
         """What a block publishes of the chosen experts' rows: a word a token, and at least one, so
         that readers learn of the block.
         """
-        width = stage.matrices[0].rows // stage.matrices[0].unit
-        return max(
-            1,
-            sum(
-                (hi - lo) * tokens
-                for (lo, hi), tokens in shares(width, self.plan.blocks, block, experts)
-            ),
-        )
+        parts = shares(stage.matrices[0], self.plan.blocks, block, experts)
+        return max(1, sum((hi - lo) * tokens for (lo, hi), tokens in parts))

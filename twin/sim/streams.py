@@ -106,9 +106,7 @@ class Streams:
             for tokens in experts:
                 yield from self._tiles(matrix, *matrix.owned[block], tokens)
         else:
-            for (lo, hi), tokens in shares(
-                matrix.rows // matrix.unit, self.plan.blocks, block, experts
-            ):
+            for (lo, hi), tokens in shares(matrix, self.plan.blocks, block, experts):
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(

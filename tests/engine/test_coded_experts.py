@@ -1,0 +1,200 @@
+"""Routed experts of few-bit weights: the CPU engine gives the reference's numbers, and each tile
+lies with its scales where the kernel looks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.engine.hf_cases import FAMILIES
+from tests.engine.small_engine import LIMITS, SEED, error, planned, sanitized
+from tests.engine.test_experts import routed
+from tests.engine.test_packed_experts import write_safetensors
+from twin.engine.weights import format_of, open_checkpoint, random_weights
+from twin.errors import PlanError
+from twin.kernel import experts
+from twin.kernel.coded import stored_bytes, tile
+from twin.kernel.header import header
+from twin.kernel.layout import PAGE_BYTES, UNIT_BYTES, layout, pack
+from twin.models.feeds import ExpertFeed
+from twin.models.formats import format_named
+from twin.models.load import from_config, tensors
+from twin.models.quantized import requantized
+from twin.models.spec import DType, ModelSpec
+from twin.plan.build import build
+from twin.plan.shards import expert_matrix
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Plan,
+    Sampling,
+    StageKind,
+    tiles_of,
+)
+from twin.proof.kernel_rules import check_kernel
+from twin.proof.prove import prove, violations
+
+
+def model(name: str = "fp8", *, width: int = 64) -> ModelSpec:
+    spec = routed(ExpertFeed(experts=6, top_k=3, width=width))
+    wide = [replace(layer, mixer=replace(layer.mixer, head_dim=16)) for layer in spec.layout]
+    return requantized(replace(spec, head_dim=16, layout=tuple(wide)), format_named(name))
+
+
+def coded(name: str = "fp8", *, width: int = 64, **more: Any) -> Plan:
+    return planned(model(name, width=width), **({"slot_bytes": 4096} | more))
+
+
+PLANS: list[dict[str, Any]] = [
+    {"blocks": 5, "attention_splits": 2},
+    {"width": 272, "blocks": 5, "slot_bytes": 2048},  # column slices; groups of fewer rows
+    {"gpus": 2, "blocks": 3},
+    {"width": 136, "gpus": 2, "blocks": 3},  # the last rank's rows are filled up
+    {"gpus": 4, "blocks": 1, "handoff": HandOffKind.GRID},
+    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
+    {"execution": Execution.GRAPH},
+    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
+    {"weight_dtype": DType.BF16, "blocks": 7},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
+)
+def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
+    plan = coded(**more)
+    prove(plan)
+    assert plan.simulation_only() is None
+    assert error(plan) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8", "fp8-128x128"])
+@pytest.mark.parametrize("width", [64, 384])
+def test_every_format(name: str, width: int) -> None:
+    assert error(coded(name, width=width, blocks=5)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitize: str) -> None:
+    script = (
+        "from tests.engine.test_coded_experts import *\n"
+        "from tests.engine.small_engine import TOKENS, engine\n"
+        "for more in ({'gpus': 2}, {'width': 272, 'blocks': 5, 'slot_bytes': 2048}):\n"
+        "    with engine(coded(**more), sanitize=SANITIZE) as e:\n"
+        "        e.generate(TOKENS[:3], max_tokens=4)\n        e.logits(TOKENS[:3])\n"
+        "print('clean')\n"
+    )
+    sanitized(script, sanitize, timeout_s=300)
+
+
+# ---- where tiles lie -----------------------------------------------------------------------------
+
+
+def looked_for(plan: Plan, place: experts.Place, stage: Any, block: int, first: int) -> Any:
+    """`coded_place` in choice.cuh: bytes from an expert's first to a tile of rows and columns."""
+    high, shared = stage.matrix.tile_rows, stage.kind is StageKind.ROUTED_UP
+    start = 0 if shared else first
+    home = -(-start * place.group // high) + block * place.apart
+
+    def at(rows: tuple[int, int], cols: tuple[int, int]) -> int:
+        size = stored_bytes(plan, stage.matrix, rows[1] - rows[0], stage.matrix.tile_cols)
+        slices = cols[0] // stage.matrix.tile_cols * size
+        return (home + (rows[0] - start) // high * place.group) * UNIT_BYTES + slices
+
+    return at
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "fp8-128x128"])
+def test_each_tile_lies_where_the_kernel_looks(name: str) -> None:
+    plan = coded(name, width=272, blocks=5)
+    prove(plan)
+    made, table = layout(plan), random_weights(model(name, width=272), SEED, DType.FP32)
+    out = np.zeros(int(made.sizes["stream_pages"]) * PAGE_BYTES, np.uint8)
+    pack(plan, table, 0, out)
+    for stage in (s for s in plan.stages if s.routed and s.matrix and s.layer == 1):
+        assert stage.matrix
+        place = made.placed[stage.index]
+        for expert in (0, 5):
+            source = expert_matrix(plan, stage, 0, table, expert)
+            start = place.page * PAGE_BYTES + expert * place.units * UNIT_BYTES
+            for block, (lo, hi) in enumerate(stage.matrix.owned or ((0, stage.matrix.rows),)):
+                at = looked_for(plan, place, stage, block, lo)
+                for rows, cols in tiles_of(stage.matrix, lo, hi):
+                    wanted = tile(plan, stage.matrix, source, rows, cols)
+                    found = out[start + at(rows, cols) :][: len(wanted)]
+                    assert np.array_equal(found, wanted), (stage.name, expert, rows, cols)
+
+
+def test_blocks_share_whole_tiles() -> None:
+    plan = coded(blocks=5)
+    up = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_UP)
+    assert up.matrix
+    assert up.publishes is not None
+    value = plan.values[up.publishes]
+    assert {2 * lo % up.matrix.tile_rows for lo, _ in value.owned} == {0}
+    moved = replace(value, owned=tuple((lo + bool(lo), hi + (hi < 192)) for lo, hi in value.owned))
+    values = tuple(moved if v is value else v for v in plan.values)
+    broken = replace(plan, values=values)
+    assert any("divide tiles of 8" in str(found) for found in check_kernel(broken))
+    assert violations(broken)
+
+
+def test_more_blocks_than_tiles_are_refused() -> None:
+    with pytest.raises(PlanError, match="48 tiles of 8 rows per rank for 64 blocks"):
+        coded(blocks=64)
+
+
+def test_a_device_knows_the_shape_of_all_layers() -> None:
+    spec = model()
+    gpu = build(
+        spec,
+        replace(coded().options, weight_dtype=DType.BF16, kv_dtype=DType.BF16),
+        replace(LIMITS, teams=True),
+    )
+    assert "struct RoutedDown {" in header(gpu)
+    assert "RoutedDown" not in header(gpu, embedded=False)
+    assert "RoutedDown" not in header(planned(routed()))
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_experts_of_a_checkpoint_in_fp8_blocks_are_read(tmp_path: Path) -> None:
+    """Each matrix with its `weight_scale_inv`, as Qwen ships them; routers stay in 16 bits."""
+    config = FAMILIES["qwen3-moe-plain"] | {
+        "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+        },
+    }
+    spec = from_config(config, "case")
+    random, stored, meant = random_weights(spec, SEED, DType.BF16), {}, {}
+    for name, tensor in tensors(spec).items():
+        if format_of(spec, name).name != "fp8-128x128":
+            stored[tensor.name] = random[name]
+            continue
+        codes, scales = random[f"{name}.codes"], random[f"{name}.scales"]
+        stored[tensor.name] = codes.view(ml_dtypes.float8_e4m3fn)
+        stored[f"{tensor.name}_scale_inv"] = scales[::128].astype(np.float32)
+        meant[name] = random[name]
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = open_checkpoint(tmp_path)
+    assert opened.spec.runnable_reason() is None
+    assert "layers.1.experts.5.down" in meant
+    assert "layers.1.router" not in meant
+    for name, wanted in meant.items():
+        assert np.array_equal(opened.weights[name], wanted), name
