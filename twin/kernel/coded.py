@@ -22,10 +22,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.kernel.teams import KINDS
 from twin.models.codes import CODES, Coded
 from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
+from twin.plan.catalogue import BY_INPUT
 from twin.plan.partition import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
 
@@ -57,7 +57,7 @@ def codes_by_input(plan: Plan) -> dict[str, int]:
             [stage.matrix for stage in plan.stages if stage.matrix and stage.kind in kinds]
         )
         or 1
-        for name, kinds in KINDS.items()
+        for name, kinds in BY_INPUT.items()
     }
 
 

@@ -23,12 +23,12 @@ from twin.kernel.coded import STORAGE as STORAGE
 from twin.kernel.coded import coded_fields, pack_coded, stored_bytes
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import KINDS, ahead_pieces, teams_of
+from twin.kernel.teams import ahead_pieces, teams_of
 from twin.models.codes import Coded
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import BY_INPUT, ROWS
 from twin.plan.shards import Weights
 from twin.plan.types import (
     MOST_WARPS,
@@ -162,7 +162,7 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "tensor_scan",
     *(
         f"{use}_{what}"
-        for use in KINDS
+        for use in BY_INPUT
         for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")
     ),
 )

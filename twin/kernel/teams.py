@@ -16,7 +16,7 @@ from twin.errors import PlanError
 from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS, Input
+from twin.plan.catalogue import BY_INPUT
 from twin.plan.types import Matrix, Plan, StageKind
 
 WARP = 32
@@ -139,11 +139,6 @@ class Teams:
     ffn: Team
 
 
-KINDS = {
-    input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input
-}
-
-
 def rows_at_once(matrix: Matrix, dtype: DType) -> int:
     """Rows of a tile whose weights a thread has at once: of a coded plan as many bytes of each
     format.
@@ -162,10 +157,10 @@ def teams_of(plan: Plan) -> Teams:
     than a team of several slices takes.
     """
     shapes: dict[str, Matrix] = {}
-    weights: dict[str, int] = dict.fromkeys(KINDS, 0)
+    weights: dict[str, int] = dict.fromkeys(BY_INPUT, 0)
     for stage in plan.stages:
         matrix = multiplied(plan, stage)
-        for name, kinds in KINDS.items():
+        for name, kinds in BY_INPUT.items():
             if matrix and stage.kind in kinds:
                 shapes[name] = matrix
                 weights[name] += matrix.rows * matrix.cols
@@ -200,7 +195,7 @@ def teams_of(plan: Plan) -> Teams:
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)
-    return Teams(warps, *(made.get(name) or none for name in KINDS))
+    return Teams(warps, *(made.get(name) or none for name in BY_INPUT))
 
 
 def ahead_registers(plan: Plan, name: str) -> int:
@@ -210,7 +205,9 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
     teams = teams_of(plan)
-    elements = {kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in KINDS}
+    elements = {
+        kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in BY_INPUT
+    }
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
@@ -313,6 +310,6 @@ def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
     teams = teams_of(plan)
     by_input = {
         name: Ahead(getattr(teams, name), *ahead_pieces(plan, name), plan.options.weight_dtype)
-        for name in KINDS
+        for name in BY_INPUT
     }
-    return {kind: by_input[name] for name, kinds in KINDS.items() for kind in kinds}
+    return {kind: by_input[name] for name, kinds in BY_INPUT.items() for kind in kinds}

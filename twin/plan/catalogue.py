@@ -82,5 +82,9 @@ ROWS: dict[StageKind, Row] = {
     StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True, bias=True),
 }
 
+BY_INPUT = {
+    input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input
+}
+
 # What the engine runs of options that plans may have more of.
 ENGINE_OPTIONS = {"batch": 1, "draft": 0, "expert_ranks": 1, "ahead_slots": 0}
