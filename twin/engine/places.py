@@ -62,8 +62,7 @@ class Places:
 
 def io_dies_of(hops: Mapping[Pair, float]) -> dict[int, int] | None:
     """I/O die of each compute die, two to an I/O die, from the seconds of a hop between each two of
-    them: the pairing with the shortest hops within. None where it is not clear, or a hop is
-    missing.
+    them: the pairing with the shortest hops within. None where it is not clear or a hop is missing.
     """
     dies = sorted({die for pair in hops for die in pair})
     seconds = {frozenset(pair): taken for pair, taken in hops.items()}
