@@ -83,9 +83,9 @@ def test_wrong_values_are_refused(name: str, value: object) -> None:
 
 def test_the_description_lists_the_fields() -> None:
     text = (RUNS / "README.md").read_text()
-    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(
-        record.FIELDS
-    )
+    own = text[text.index("## Benchmarks") :]
+    listed = [line.split("`")[1] for line in own.splitlines() if line.startswith("| `")]
+    assert listed == list(record.FIELDS)
 
 
 def test_stored_results_keep_the_format() -> None:

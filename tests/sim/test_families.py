@@ -410,12 +410,12 @@ def test_a_recorded_histogram_draws_only_what_it_counts() -> None:
     assert second == ((),)
 
 
-def gathers(model: str, **chosen: Any) -> list[tuple[StageKind, StageKind, int, int]]:
+def gathers(model: str, layers: int = 4, **chosen: Any) -> list[tuple[StageKind, StageKind, int, int]]:
     """(reader, producer, FP32 words, time of the gather) of the reads of one block of an H200,
     whose warps pay for sectors.
     """
     node = load_node("1xh200")
-    plan = planned(first_layers(load_model(model), 4), node, **chosen)
+    plan = planned(first_layers(load_model(model), layers), node, **chosen)
     works = compile_plan(plan, node.device).stages[0]
     return [
         (stage.kind, plan.stages[plan.values[read.value].stage].kind, done.size // 4, done.cost_ps)
@@ -425,10 +425,10 @@ def gathers(model: str, **chosen: Any) -> list[tuple[StageKind, StageKind, int, 
 
 
 def test_a_window_combines_its_own_splits_whatever_the_context() -> None:
-    """GPT-OSS: layers 0 and 2 attend 128 positions, 1 and 3 all of them."""
+    """Gemma 4: five layers attend 1,024 positions, the sixth all of them."""
 
     def combined(context: int) -> list[int]:
-        found = gathers("gpt-oss-120b", context=context, max_context=context)
+        found = gathers("gemma-4-31b", layers=6, context=context, max_context=context)
         return [
             ps
             for reader, producer, _, ps in found
@@ -436,8 +436,8 @@ def test_a_window_combines_its_own_splits_whatever_the_context() -> None:
         ]
 
     short, long = combined(1024), combined(16384)
-    assert long[0] == long[2] == short[0]
-    assert long[1] == long[3] > short[1] > short[0]
+    assert set(long[:5]) == set(short[:5]) == {short[0]}
+    assert long[5] > short[5]
 
 
 def test_a_few_elements_are_not_paid_for_as_a_vector() -> None:

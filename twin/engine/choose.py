@@ -98,7 +98,7 @@ def check_present(device: Device, gpus: int = 1) -> None:
             "(1xh200) and on AMD's MI300X (1xmi300x); simulate it instead"
         )
     found = gpu() if device.nvidia else amd_gpu()
-    if device.nvidia:
+    if device.nvidia and gpus > 1:
         find(open_driver(), 0, gpus)
     wanted = device.memory.capacity_bytes.value
     same = (
