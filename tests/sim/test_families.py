@@ -410,7 +410,9 @@ def test_a_recorded_histogram_draws_only_what_it_counts() -> None:
     assert second == ((),)
 
 
-def gathers(model: str, layers: int = 4, **chosen: Any) -> list[tuple[StageKind, StageKind, int, int]]:
+def gathers(
+    model: str, layers: int = 4, **chosen: Any
+) -> list[tuple[StageKind, StageKind, int, int]]:
     """(reader, producer, FP32 words, time of the gather) of the reads of one block of an H200,
     whose warps pay for sectors.
     """
