@@ -75,11 +75,11 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
     auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const SumBias<Additions::EXPERT_BIAS> bias(b, stage, own);
-    for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
-      if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
+    if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
-    x.each(b.core, [&](int i, float& value) { value *= choice.weight[i / Experts::WIDTH]; });
+    x.times<Experts::WIDTH>(b.core, [&](int place) { return choice.weight[place]; });
+    b.core.become_whole(x, ahead);
     const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
     return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
       publish(b, work.out, row, bias.added(b, stage, own, row, sum));

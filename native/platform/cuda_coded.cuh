@@ -337,6 +337,14 @@ __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
   }
 }
 
+// The same of the only one of AMONG.
+template <u32 AMONG, int NUMBER = facts::CODE_KINDS, class Use>
+__device__ __forceinline__ void with_single_coding(Use use) {
+  static_assert((AMONG & (AMONG - 1u)) == 0, "one");
+  if constexpr (AMONG >> NUMBER == 1u) use(Coding<Code(NUMBER)>{});
+  else with_single_coding<AMONG, NUMBER - 1>(use);
+}
+
 // What a stage's batches have in common: the weights that were taken ahead, in the order in which
 // they are multiplied, and the input as whole numbers, made once it is there.
 template <class Vector>

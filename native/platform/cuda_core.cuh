@@ -394,6 +394,21 @@ struct Core {
       dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
+  // A wide input becomes whole numbers before its first batch, where all matrices of such inputs
+  // are multiplied so. In the loop over batches it would lie beside them, to be asked for again.
+  template <class Vector, class Ahead>
+  __device__ __forceinline__ static void become_whole(const Vector& x, Ahead& begun) {
+    if constexpr (CODED) {
+      constexpr u32 AMONG = codes_by<Vector>();
+      if constexpr ((AMONG & (AMONG - 1u)) == 0)
+        with_single_coding<AMONG>([&](auto coding) {
+          if constexpr (decltype(coding)::WHOLE) {
+            begun.whole.template set<decltype(coding)::ELEMENT>(x);
+            begun.made = true;
+          }
+        });
+    }
+  }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
                                                   int rows, float* sums, int batch,

@@ -316,6 +316,23 @@ struct TeamVector {
         if (valid(core.thread(), c)) each(column(core.thread(), c) + i, at[c][i]);
   }
 
+  // Each element times by(index / WIDTH), which is asked for once where a thread's neighbours share
+  // it: a weight for each took as many registers as the vector.
+  template <int WIDTH, class Core, class By>
+  __device__ __forceinline__ void times(Core& core, By by) {
+    constexpr int ALIKE = WIDTH % VECTOR == 0 ? VECTOR : 1;
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c) {
+      if (!valid(core.thread(), c)) continue;
+#pragma unroll
+      for (int i = 0; i < VECTOR; i += ALIKE) {
+        const float factor = by((column(core.thread(), c) + i) / WIDTH);
+#pragma unroll
+        for (int j = 0; j < ALIKE; ++j) at[c][i + j] *= factor;
+      }
+    }
+  }
+
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
     constexpr int PACKS = VECTOR / PACK, COUNT = PORTIONS * PACKS;

@@ -64,6 +64,12 @@ struct MemoryVector {
     core.barrier();
   }
 
+  // Each element times by(index / WIDTH).
+  template <int WIDTH, class Core, class By>
+  __device__ void times(Core& core, By by) {
+    each(core, [&](int i, float& value) { value *= by(i / WIDTH); });
+  }
+
   // make(first, valid, elements), arrays of a pack each: PACK neighbours at a time. False when one
   // of them says so.
   template <class Core, class Make>

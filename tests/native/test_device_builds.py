@@ -118,6 +118,8 @@ BUILDS = [
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     ("qwen3-30b-a3b", "defaults"),
     *slow("gpt-oss-20b@bf16", "defaults", "FP32"),
+    ("gpt-oss-20b", "defaults"),
+    *slow("gpt-oss-120b", "defaults"),
     *(case for name in CODES for case in slow(f"qwen3-30b-a3b@{name}", "defaults")),
     *slow("llama-3.1-8b", "counter", "defaults"),
     *(

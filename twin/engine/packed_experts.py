@@ -1,6 +1,6 @@
 """GPT-OSS's own layout of experts: all of a layer in two tensors of bytes, `*_blocks` with two
 MXFP4 codes a byte, the lower one first, and `*_scales` with an exponent for each 32 of them. The
-engine takes them turned into 16 or 32 bits.
+engine takes them as they are stored or, where somebody asks for a type, turned into 16 or 32 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from twin.engine.safetensors import NUMPY, Array, Entry
 from twin.errors import CheckpointError
+from twin.models.codes import CODES, Coded
 from twin.models.decoder import Tensor
 from twin.models.formats import MXFP4, Role
 from twin.models.load import packed_tensors
@@ -37,29 +38,86 @@ class Packed:
     blocks: Entry  # [experts, rows, blocks of a row, 16]
     scales: Entry  # [experts, rows, blocks of a row]
 
-    def values(self, files: Mapping[Path, Array], expert: int, rows: slice) -> Array:
-        """[rows, columns] of an expert, FP32. Raises CheckpointError for a scale that is no
-        number.
+    def codes(self, files: Mapping[Path, Array], expert: int, rows: slice) -> Array:
+        """[rows, columns] of an expert, a byte each."""
+        own = _bytes_of(self.blocks, files)[expert][rows]
+        pairs: Array = np.stack([own & 15, own >> 4], axis=-1).reshape(len(own), -1)
+        return pairs
+
+    def exponents(self, files: Mapping[Path, Array], expert: int, rows: slice) -> Array:
+        """[rows, blocks of a row] of an expert, of two. Raises CheckpointError for a scale that is
+        no number.
         """
-        codes, scales = (
-            np.asarray(files[entry.path][entry.begin : entry.end]).reshape(entry.shape)[expert][
-                rows
-            ]
-            for entry in (self.blocks, self.scales)
-        )
-        if (scales == NO_NUMBER).any():
+        own = _bytes_of(self.scales, files)[expert][rows]
+        if (own == NO_NUMBER).any():
             raise CheckpointError(
                 f"{self.scales.path}: {shown(self.scales.name)} holds a NaN; download the file "
                 "again"
             )
-        pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*scales.shape, BLOCK)
-        made = np.ldexp(VALUES[pairs], scales[..., None].astype(np.int32) - BIAS)
-        whole: Array = made.reshape(len(made), -1)
+        exponents: Array = own.astype(np.int32) - BIAS
+        return exponents
+
+    def values(self, files: Mapping[Path, Array], expert: int, rows: slice) -> Array:
+        """[rows, columns] of an expert, FP32. Raises as `exponents` does."""
+        exponents = self.exponents(files, expert, rows)
+        codes = self.codes(files, expert, rows).reshape(*exponents.shape, BLOCK)
+        whole: Array = np.ldexp(VALUES[codes], exponents[..., None]).reshape(len(codes), -1)
         return whole
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.blocks, self.scales
+
+    @property
     def file_bytes(self) -> int:
-        return sum(entry.end - entry.begin for entry in (self.blocks, self.scales))
+        return sum(entry.end - entry.begin for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExpert:
+    """A matrix of one expert as it is stored."""
+
+    packed: Packed
+    expert: int
+    rows: slice
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.packed.entries
+
+    def matrix(self, files: dict[Path, Array]) -> Coded:
+        """Raises CheckpointError for a scale that is no number."""
+        return Coded(CODES[MXFP4.name], self.part("codes", files), self.part("scales", files))
+
+    def part(self, part: str, files: dict[Path, Array]) -> Array:
+        """Raises as `matrix` does."""
+        if part == "codes":
+            return self.packed.codes(files, self.expert, self.rows)
+        exponents = self.packed.exponents(files, self.expert, self.rows)
+        scales: Array = np.ldexp(np.float32(1), exponents)
+        return scales
+
+
+# by what a matrix is: its rows of the tensor, where gates and what passes them take turns
+_ROWS = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}
+
+
+def packed_matrix(
+    name: str, experts: Mapping[str, Packed], names: Mapping[str, Tensor]
+) -> PackedExpert | None:
+    """A matrix by its canonical name; None where it is not packed."""
+    found = _EXPERT.match(name)
+    if found is None:
+        return None
+    return PackedExpert(experts[names[name].name], int(found[2]), _ROWS[found[3]])
+
+
+def coded_matrices(
+    experts: Mapping[str, Packed], names: Mapping[str, Tensor]
+) -> dict[str, PackedExpert]:
+    """All that are packed, by canonical name."""
+    found = {name: packed_matrix(name, experts, names) for name in names}
+    return {name: matrix for name, matrix in found.items() if matrix is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +134,10 @@ class PackedWeights:
     files: dict[Path, Array]
 
     def __getitem__(self, name: str) -> Array:
-        found = _EXPERT.match(name)
+        found = packed_matrix(name, self.experts, self.names)
         if found is None:
             return _in(self.dtype, self.plain[name], name)
-        packed = self.experts[self.names[name].name]
-        rows = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[found[3]]
-        return _in(self.dtype, packed.values(self.files, int(found[2]), rows), name)
+        return _in(self.dtype, found.packed.values(self.files, found.expert, found.rows), name)
 
     @property
     def note(self) -> str:
@@ -116,15 +172,15 @@ def is_packed(spec: ModelSpec) -> bool:
     return bool(packed_tensors(spec)) and spec.formats.of(Role.EXPERT).name == MXFP4.name
 
 
-def unpacked(path: Path, spec: ModelSpec, dtype: DType | None) -> ModelSpec:
-    """The model with its experts in `dtype`. Raises CheckpointError where nobody asks for that."""
-    if dtype is None:
-        size = spec.parameters * DType.BF16.bytes / 1e9
-        raise CheckpointError(
-            f"{path}: its experts are stored in MXFP4, which the engine does not multiply; use "
-            f"--dtype bf16 to turn them into 16 bits, {size:.2f} GB in memory"
-        )
+def unpacked(spec: ModelSpec, dtype: DType) -> ModelSpec:
+    """The model with its experts in `dtype`."""
     return replace(spec, stored=None, dtype=dtype)
+
+
+def note_as_stored(experts: Mapping[str, Packed], dtype: DType) -> str:
+    """What a user should know of experts that stay as they are; `dtype`: of the rest."""
+    held = sum(packed.file_bytes for packed in experts.values())
+    return f"experts: {held / 1e9:.2f} GB of MXFP4, as stored; the rest in {dtype.value.upper()}"
 
 
 def packed_entries(path: Path, spec: ModelSpec, found: Mapping[str, Entry]) -> dict[str, Packed]:

@@ -22,8 +22,11 @@ from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, wit
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
 from twin.engine.packed_experts import (
+    PackedExpert,
     PackedWeights,
+    coded_matrices,
     is_packed,
+    note_as_stored,
     others,
     packed_entries,
     unpacked,
@@ -91,7 +94,7 @@ class StoredWeights:
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
     # matrices of few bits by canonical name
-    coded: dict[str, CodedTensor | FourBitTensor] = field(default_factory=dict)
+    coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = field(default_factory=dict)
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
     # of a tensor that several names are parts of, the first
@@ -175,8 +178,8 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
     """Check a directory of config.json and safetensors, or a GGUF file, then map it. Raises
     CheckpointError or ConfigError.
 
-    `dtype`: of a GGUF file's weights and of packed experts, which are turned into it; others of
-    safetensors stay as they are stored.
+    `dtype`: of a GGUF file's weights and of packed experts, which are turned into it; without it
+    packed experts, and always others of safetensors, stay as they are stored.
     """
     path = Path(path)
     if is_gguf(path):
@@ -193,7 +196,7 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
             f"{path}: has no {CONFIG}; give the folder of a Hugging Face checkpoint"
         )
     if is_packed(packed := described(path)):
-        return _open_packed(path, unpacked(path, packed, dtype), dtype)
+        return _open_packed(path, packed, dtype)
     spec = load_model(path, runs=True)
     found, layout, named = _entries(path), _layout(path), tensors(spec)
     spec = with_stored_scales(spec, named, layout, found)
@@ -229,22 +232,30 @@ def _layout(path: Path) -> Layout | None:
 
 
 def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint:
-    """Experts that are packed in few bits, turned into `dtype`."""
+    """Experts that are packed in few bits: as they are or, with a `dtype`, turned into it."""
+    if dtype is not None:
+        spec = unpacked(spec, dtype)
     found, named = _entries(path), tensors(spec)
     experts = packed_entries(path, spec, found)
-    beside = {entry.name for one in experts.values() for entry in (one.blocks, one.scales)}
+    beside = {entry.name for one in experts.values() for entry in one.entries}
+    plain = replace(spec, stored=None)  # in which each tensor has the name that it has in 16 bits
     _refuse_suspicious(
-        path, spec, {name: entry for name, entry in found.items() if name not in beside}, None
+        path, plain, {name: entry for name, entry in found.items() if name not in beside}, None
     )
     entries = {name: _checked(path, tensor, found) for name, tensor in others(named, spec).items()}
     stored = _common_dtype(path, entries.values())
-    every = [*entries.values(), *(e for one in experts.values() for e in (one.blocks, one.scales))]
+    every = [*entries.values(), *(entry for one in experts.values() for entry in one.entries)]
     files: dict[Path, Array] = {
         file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in every)
     }
-    plain = StoredWeights(replace(spec, dtype=stored), stored, entries, files)
     spec = replace(spec, dtype=dtype or stored)
-    weights = PackedWeights(spec, spec.dtype, experts, named, plain, files)
+    if dtype is None:
+        coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = {}
+        coded.update(coded_matrices(experts, named))
+        whole = StoredWeights(spec, stored, entries, files, coded)
+        return Checkpoint(path, spec, stored, whole, note_as_stored(experts, stored))
+    rest = StoredWeights(replace(spec, dtype=stored), stored, entries, files)
+    weights = PackedWeights(spec, spec.dtype, experts, named, rest, files)
     return Checkpoint(path, spec, spec.dtype, weights, weights.note)
 
 

@@ -48,8 +48,9 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
-# where a layer has experts
+# where a layer has experts, and where these have biases
 CODED_EXPERT_AHEAD = {"hidden": 1, "heads": 0, "ffn": 0}
+CODED_BIASED_AHEAD = {"hidden": 0, "heads": 0, "ffn": 0}
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
@@ -215,7 +216,9 @@ def ahead_registers(plan: Plan, name: str) -> int:
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
         if has_experts(plan):
-            pieces = min(pieces, CODED_EXPERT_AHEAD[name])
+            experts = plan.spec.experts if plan.spec else None
+            limits = CODED_BIASED_AHEAD if experts and experts.bias else CODED_EXPERT_AHEAD
+            pieces = min(pieces, limits[name])
         return PIECE_REGISTERS * pieces
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest

@@ -144,7 +144,7 @@ def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, nam
 
 def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
     """A rank's part, of whole blocks. Beyond the matrix weights are zero, which any code with a
-    scale of zero is.
+    scale of zero is; exponents have none, but code 0 of their weights is zero.
     """
     wide = stored.shape[1]
     part = stored.rows(slice(*rows)).columns(min(cols[0], wide), min(cols[1], wide))
@@ -160,7 +160,9 @@ def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
             continue
         by_block = field.name != "codes" and array.shape[1] == part.scales.shape[1]
         short = more[1] if field.name == "codes" else by_block * (blocks - part.scales.shape[1])
-        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)))
+        none = np.zeros((), stored.code.scale_type).astype(np.float32)
+        with_ = none if field.name == "scales" else 0
+        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=with_)
     return replace(part, **filled)
 
 
