@@ -18,7 +18,6 @@ from tests.engine.small_engine import LIMITS, SEED, error, planned, sanitized
 from tests.engine.test_experts import routed
 from tests.engine.test_packed_experts import write_safetensors
 from twin.engine.weights import format_of, open_checkpoint, random_weights
-from twin.errors import PlanError
 from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
 from twin.kernel.header import header
@@ -150,9 +149,14 @@ def test_blocks_share_whole_tiles() -> None:
     assert violations(broken)
 
 
-def test_more_blocks_than_tiles_are_refused() -> None:
-    with pytest.raises(PlanError, match="48 tiles of 8 rows per rank for 64 blocks"):
-        coded(blocks=64)
+@pytest.mark.parametrize("name", ["fp8", "mxfp4"])
+def test_blocks_beyond_the_last_tile_have_no_rows(name: str) -> None:
+    plan = coded(name, blocks=30 if name == "mxfp4" else 64)
+    up = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_UP)
+    assert up.publishes is not None
+    assert any(lo == hi for lo, hi in plan.values[up.publishes].owned)
+    prove(plan)
+    assert error(plan) < 1e-5
 
 
 def test_a_device_knows_the_shape_of_all_layers() -> None:

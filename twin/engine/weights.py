@@ -206,7 +206,7 @@ def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
         raise CheckpointError(
             f"{path}: fused matrices of family {spec.family} are not read in few bits; {INSTEAD}"
         )
-    coded = {
+    coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = {
         name: coded_tensor(path, named[name], form, layout, found) for name, form in few.items()
     }
     entries = {

@@ -297,7 +297,7 @@ def _share_faults(plan: Plan, stage: Stage, routed: Routed, matrix: Matrix) -> I
     rows = routed.most * matrix.rows // max(1, matrix.unit)
     for block, (lo, hi) in enumerate(plan.values[stage.publishes].owned):
         low, high = routed_share(rows, plan.blocks, block, matrix.share_step)
-        if hi - lo < max(1, high - low):
+        if hi - lo < high - low:
             yield (
                 f"block {block} owns {hi - lo} elements for up to {high - low} of the chosen "
                 "experts"
