@@ -180,10 +180,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
                              Loader& loader, const Signals& signals, int step, int first,
                              int last) {
   const Plan& plan = launch.plan;
-  const auto begins = [&] {
-    return memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
-  };
-  const u8* const stream = begins();
+  const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   CacheStream cache = {launch, memory, signals, loader, block};
   auto experts = experts_of<Experts::ANY>(memory, loader, block);
@@ -206,8 +203,10 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
     more = stream_stages(
         plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
         [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen);
-    // beside experts of few bits it found no registers
-    from = CODED && Experts::ANY ? begins() : stream;
+    // looked up again beside experts of few bits, where it found no registers
+    if constexpr (CODED && Experts::ANY)
+      from = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
+    else from = stream;
     if (step == 0) cache.of_a_step = cache.stages;
   }
   loader.drain();

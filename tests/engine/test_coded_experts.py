@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import LIMITS, SEED, error, planned, sanitized
@@ -22,6 +23,7 @@ from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
 from twin.kernel.header import header
 from twin.kernel.layout import PAGE_BYTES, UNIT_BYTES, layout, pack
+from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
 from twin.models.load import from_config, tensors
@@ -76,11 +78,28 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
     assert error(plan) < 1e-5
 
 
+def every_code(*quick: str) -> list[ParameterSet]:
+    """All codes; those that are not `quick` are slow."""
+    marks = {name: () if name in quick else (pytest.mark.slow,) for name in CODES}
+    return [pytest.param(name, marks=marks[name]) for name in CODES]
+
+
+@pytest.mark.parametrize("name", every_code("mxfp4"))
+def test_routed_tiles_of_every_format(name: str) -> None:
+    assert error(coded(name, blocks=5)) < 1e-5
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["int8", "fp8-128x128"])
-@pytest.mark.parametrize("width", [64, 384])
-def test_every_format(name: str, width: int) -> None:
-    assert error(coded(name, width=width, blocks=5)) < 1e-5
+@pytest.mark.parametrize("name", [name for name in CODES if not name.endswith("-fp16")])
+def test_wide_experts_of_every_format(name: str) -> None:
+    assert error(coded(name, width=384, blocks=5)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int4-g32", "int4-g32-zp"])
+def test_four_bit_experts_whose_last_ranks_part_is_filled_up(name: str) -> None:
+    """Weights beyond the matrix are zero, also where a scale is a power of two."""
+    assert error(coded(name, width=160, gpus=2, blocks=3)) < 1e-5
 
 
 @pytest.mark.slow

@@ -1,0 +1,101 @@
+"""The page of predictions.json: `python studies/few-bits/page.py`. What was measured is set beside
+it when `measured-DEVICE.json` is there (run.py's file).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.study.inputs import files_digest
+from twin.study.outcome import Bars, Series
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "predictions.json"
+SHORT = "32"  # tokens of the prompt of the figure
+
+
+def stamp() -> Stamp:
+    fits = _made()["fits"]
+    files = [FILE, *sorted(HERE.glob("measured-*.json"))]
+    return Stamp("+".join(fits[device] for device in sorted(fits)), files_digest(files))
+
+
+def main() -> None:
+    made = _made()
+    write_page(HERE, stamp(), {"rows": rows_table(made["rows"])}, chart(made["rows"]))
+
+
+def _made() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def measured(row: str, node: str, prompt: str) -> float | None:
+    file = HERE / f"measured-{node.removeprefix('1x')}.json"
+    if not file.is_file():
+        return None
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    speed: float | None = rows.get(row, {}).get(prompt, {}).get("tokens_per_s")
+    return speed
+
+
+def rows_table(rows: dict[str, Any]) -> str:
+    head = (
+        "row",
+        "node",
+        "after",
+        "predicted, tokens/s",
+        "p10 to p90",
+        "measured",
+        "floor",
+        "decoding free",
+        "of the step",
+    )
+    lines = []
+    for row, nodes in rows.items():
+        for node, prompts in nodes.items():
+            for prompt, cell in prompts.items():
+                if "refused" in cell:
+                    lines.append((row, node, prompt, "no room", *("",) * 5))
+                    continue
+                limits = ", ".join(
+                    f"{cause.replace('_', '-')} {share:.0%}"
+                    for cause, share in cell["limits"].items()
+                )
+                speed = measured(row, node, prompt)
+                lines.append(
+                    (
+                        row,
+                        node.removeprefix("1x").removesuffix("-sxm"),
+                        prompt,
+                        f"{cell['p50']:,.0f}",
+                        f"{cell['p10']:,.0f} to {cell['p90']:,.0f}",
+                        f"{speed:,.0f}" if speed else "",
+                        f"{cell['floor']:,.0f}",
+                        f"{cell['without_decoding']:,.0f}",
+                        limits,
+                    )
+                )
+    return markdown_table(head, lines)
+
+
+def chart(rows: dict[str, Any]) -> Bars:
+    """After a short prompt, by node."""
+    nodes = list(dict.fromkeys(node for of in rows.values() for node in of))
+
+    def values(node: str, level: str) -> tuple[float | None, ...]:
+        return tuple(of.get(node, {}).get(SHORT, {}).get(level) for of in rows.values())
+
+    series = [
+        Series(node, values(node, "p50"), values(node, "p10"), values(node, "p90"))
+        for node in nodes
+    ]
+    return Bars(tuple(rows), tuple(series), "tokens/s after 32 tokens (predicted, p10 to p90)")
+
+
+if __name__ == "__main__":
+    main()
