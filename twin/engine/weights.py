@@ -11,7 +11,7 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +94,7 @@ class StoredWeights:
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
     # matrices of few bits by canonical name
-    coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = field(default_factory=dict)
+    coded: Mapping[str, CodedTensor | FourBitTensor | PackedExpert] = field(default_factory=dict)
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
     # of a tensor that several names are parts of, the first
@@ -250,9 +250,7 @@ def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint
     }
     spec = replace(spec, dtype=dtype or stored)
     if dtype is None:
-        coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = {}
-        coded.update(coded_matrices(experts, named))
-        whole = StoredWeights(spec, stored, entries, files, coded)
+        whole = StoredWeights(spec, stored, entries, files, coded_matrices(experts, named))
         return Checkpoint(path, spec, stored, whole, note_as_stored(experts, stored))
     rest = StoredWeights(replace(spec, dtype=stored), stored, entries, files)
     weights = PackedWeights(spec, spec.dtype, experts, named, rest, files)

@@ -160,9 +160,9 @@ def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
             continue
         by_block = field.name != "codes" and array.shape[1] == part.scales.shape[1]
         short = more[1] if field.name == "codes" else by_block * (blocks - part.scales.shape[1])
-        none = np.zeros((), stored.code.scale_type).astype(np.float32)
-        with_ = none if field.name == "scales" else 0
-        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=with_)
+        least = np.zeros((), stored.code.scale_type).astype(np.float32)
+        beyond = least if field.name == "scales" else 0
+        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=beyond)
     return replace(part, **filled)
 
 
