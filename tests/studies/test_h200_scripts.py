@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 CHANGES = {"resident, sentinel", "sentinel -> grid", "resident -> graph"}
 
@@ -28,6 +30,7 @@ def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # it waits for watchdogs
 def test_acceptance_passes_on_the_host_engine(tmp_path: Path) -> None:
     quick = ("--device", "host", "--tokens", 100, "--soak-tokens", 500, "--seconds", 0.2)
     done = script("h200-acceptance/acceptance.py", *quick, "--out", tmp_path)
@@ -52,6 +55,7 @@ def test_acceptance_knows_its_parts(tmp_path: Path) -> None:
     assert "no part 'soaks'; choose from repeats, soak" in done.stderr
 
 
+@pytest.mark.slow  # it measures ten engines in turn
 def test_changes_are_checked_then_measured_then_compared(tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
     done = script(
