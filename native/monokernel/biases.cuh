@@ -1,6 +1,6 @@
-// What a stage adds beside its products: biases of rows, of experts' rows, and sinks of a softmax. A
-// thread asks for its first ones before the stage's inputs are there: looked up behind the sums they
-// would be waited for.
+// What a stage adds beside its products: biases of rows, of experts' rows, and sinks of a softmax.
+// A thread asks for its first ones before the stage's inputs are there: looked up behind the sums
+// they would be waited for.
 #pragma once
 
 #include "attention.cuh"
@@ -43,8 +43,8 @@ struct OutputBias<true> : Bias {
   __device__ __forceinline__ float added(int row, float sum) const { return sum + of(row); }
 };
 
-// Biases of a model whose experts have some: of rows, and of the chosen experts' pairs of a gate and
-// of what passes it, which follow each other. Of its first row or pair a thread has them before the
+// Biases of a model whose experts have some: of rows, and of the chosen experts' pairs of a gate
+// and of what passes it, which follow each other. Of its first row or pair a thread has them before the
 // weights are there, and nothing else: wide vectors leave few registers.
 template <bool ANY, class P = Plan>  // a parameter: without experts nobody asks for their choice
 struct FirstBias {

@@ -181,7 +181,8 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);
   // behind them the sinks of their queries, of which a thread has its first before it waits
   float* const sinks = heads + kv_heads * (GROUP * HEAD_DIM + 2 * ROW / int(sizeof(float)));
-  const Sinks<Additions::SINKS> added(b, stage, probe ? 0 : first * GROUP, any && !probe ? kv_heads * GROUP : 0);
+  const Sinks<Additions::SINKS> added(b, stage, probe ? 0 : first * GROUP,
+                                      any && !probe ? kv_heads * GROUP : 0);
   Scan scan;
   if (any) {
     if constexpr (!Core::CACHE_IN_RING) {  // older positions need no hand-off

@@ -12,7 +12,7 @@ struct Additions {
   static constexpr bool EXPERT_BIAS = false;
   static constexpr float GAIN = 1.0f;    // of a gate within its sigmoid
   static constexpr float OFFSET = 0.0f;  // is added to what passes the gate
-  static constexpr float LIMIT = 0.0f;   // gates, and what passes them, are clamped; 0: they are not
+  static constexpr float LIMIT = 0.0f;   // clamps gates and what passes them; 0: not
 };
 #endif
 

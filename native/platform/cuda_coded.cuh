@@ -28,8 +28,8 @@ struct Tables {
 
 // ---- a stage's input as whole numbers -----------------------------------------------------------
 
-// x as numbers of 16 bits times a scale: high and low signed bytes, four to a word. The scale is the
-// thread's own, by the largest element of each of its chunks, so no thread asks others.
+// x as numbers of 16 bits times a scale: high and low signed bytes, four to a word. The scale is
+// the thread's own, by the largest element of each of its chunks, so no thread asks others.
 template <class Vector>
 struct Whole {
   static constexpr int WORDS = Vector::VECTOR / 4;
@@ -105,11 +105,11 @@ struct Whole {
     return most > LEAST ? MOST / most : 0.0f;
   }
   __device__ __forceinline__ void bytes(int c, int w, const u32 (&v)[4]) {
-    u32 up[4];
+    u32 up[4];  // the low byte is signed: what it lacks, the high one has
 #pragma unroll
-    for (int i = 0; i < 4; ++i) up[i] = v[i] + 128u;  // the low byte is signed: what it lacks, the
+    for (int i = 0; i < 4; ++i) up[i] = v[i] + 128u;
     low[c][w] = bytes_of(bytes_of(v[0], v[1], 0x0040), bytes_of(v[2], v[3], 0x0040), 0x5410);
-    high[c][w] =  // high one has
+    high[c][w] =
         bytes_of(bytes_of(up[0], up[1], 0x0051), bytes_of(up[2], up[3], 0x0051), 0x5410);
   }
 };

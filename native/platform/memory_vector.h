@@ -149,8 +149,8 @@ __device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first
           first + u64(chosen[row / high + col / wide]) * u64(stage.expert_units) * UNIT_BYTES;
       if (core.ring.mine()) {
         if constexpr (CODED) {
-          const u8* tile = expert + u64(place(row % high, end - row, col % wide / stage.tile_cols)) *
-                                        UNIT_BYTES;
+          const u32 units = place(row % high, end - row, col % wide / stage.tile_cols);
+          const u8* tile = expert + u64(units) * UNIT_BYTES;
           core.dot_coded(code_of(stage), tile, end - row, cols, x.at + col, to);
         } else {
           const long at = long(high) * (col % wide) + long(row % high) * cols;

@@ -23,6 +23,7 @@ from twin.calibrate import store
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import peer_probes, reduce_seconds
+from twin.errors import TwinError
 from twin.hardware.floor import exchange_floor_s
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
@@ -82,7 +83,7 @@ def predicted_row(cell: tuple[str, str]) -> dict[str, Any] | None:
     node = calibrated_node(cell[1])
     try:
         Case(spec_of(row, HERE), node, _options(row)).check()
-    except Exception:  # a refusal of a cell, whatever its class
+    except TwinError:
         return None
     step, causes = _step(row, node)
     speeds = [1 / _step(row, with_settings(node, one))[0] for one in settings(node, DRAWS)]
