@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from twin.api.predict import Prediction, Where, chosen_options, load_node, simulate
 from twin.engine import choose
 from twin.engine.generate import Completion, OnPiece, Piece, Request, Stop, complete
-from twin.engine.opening import Source, check_runs_here, open_source, plan_run
+from twin.engine.opening import Source, check_runs_here, open_source, plan_served
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
@@ -24,7 +24,6 @@ from twin.hardware.types import Node
 from twin.plan.types import Plan, Sampling
 from twin.text import shown
 
-USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
 REASONS = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop", Stop.CANCELLED: "abort"}
 
 
@@ -281,9 +280,7 @@ def open_engine(
     check_runs_here(where)
     chosen = chosen_options(options)
     source = open_source(str(model), random, chosen.get("weight_dtype"), text=random is None)
-    chosen.setdefault("max_context", min(source.spec.context, USUAL_CONTEXT))
-    positions = chosen["max_context"]
-    plan = plan_run(source.spec, where, chosen, positions=positions, greedy=greedy)
+    plan = plan_served(source, where, chosen, greedy=greedy)
     return Engine(_session(where, plan, source), source, where)
 
 

@@ -29,6 +29,7 @@ from twin.proof.prove import prove
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1
+USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
 Show = Callable[[str], None]
 
 
@@ -224,3 +225,12 @@ def open_session(node: Node, plan: Plan, source: Source, show: Show) -> Session:
         if source.seed is not None:
             return open_random(node.device, plan, source.seed)
     return open_engine(node.device, plan, Watched(source.weights, show))
+
+
+def plan_served(source: Source, node: Node, chosen: Mapping[str, Any], *, greedy: bool) -> Plan:
+    """As plan_run, of as many positions as most requests need. Raises ConfigError, PlanError or
+    InvalidPlan.
+    """
+    context = chosen.get("max_context", min(source.spec.context, USUAL_CONTEXT))
+    options = {**chosen, "max_context": context}
+    return plan_run(source.spec, node, options, positions=context, greedy=greedy)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,35 +19,28 @@ from twin.explore.reports import report, reports
 from twin.explore.rows import Rows
 from twin.explore.view import MOST_QUERY, View, read_view
 from twin.files import csv_text
-from twin.server.exchange import Exchange, Gone, Message, Receive, Send
+from twin.server.application import Application, Route, page
+from twin.server.exchange import Exchange, Gone
 from twin.server.guard import Guard
 from twin.server.limits import Limits
 from twin.server.problem import Problem
 from twin.server.replies import PING, encoded
 from twin.text import shown
 
-LOG = logging.getLogger("twin.explore")
 PAGE = Path(__file__).with_name("page.html")
-POLICY = (
-    b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    b"frame-ancestors 'none'"
-)
 # A report's scripts draw its figures; they reach neither this server nor anything else.
 REPORT_POLICY = (
     b"default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     b"img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     b"sandbox allow-scripts allow-downloads"
 )
-HTML = b"text/html; charset=utf-8"
 CSV = b"text/csv; charset=utf-8"
 REPORT = "/reports/"
 TABLE, NODE = "table", "node"  # parameters besides those of a view
-Route = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class App:
+class App(Application):
     """All that a running explorer is made of. The caller owns the desk and closes it."""
 
     worker: Desk
@@ -76,35 +68,11 @@ class App:
             "/reports": self._reports,
         }
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            while True:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                if message["type"] == "lifespan.shutdown":
-                    return
-        elif scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, self.limits))
-
-    async def _http(self, exchange: Exchange) -> None:
-        try:
-            try:
-                self.guard.allow(exchange)
-                await self._route(exchange)(exchange)
-            except Problem as problem:
-                await exchange.refuse(problem)
-            except TwinError as error:
-                await exchange.refuse(Problem(str(error)))
-            except Gone:
-                raise
-            except Exception:
-                LOG.exception("%s %s", exchange.method, shown(exchange.path))
-                if exchange.begun:
-                    raise  # ends the connection: the answer is not whole
-                await exchange.refuse(Problem("an error of the server; see its log", status=500))
-        except Gone:
-            if exchange.begun:
-                raise ConnectionResetError("the client left") from None
+    async def _failed(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, TwinError):
+            await exchange.refuse(Problem(str(error)))
+        else:
+            await super()._failed(exchange, error)
 
     def _route(self, exchange: Exchange) -> Route:
         path = exchange.path
@@ -120,9 +88,7 @@ class App:
     # ---- what is there -------------------------------------------------------------------------
 
     async def _page(self, exchange: Exchange) -> None:
-        exchange.extra.append((b"content-security-policy", POLICY))
-        exchange.extra.append((b"x-content-type-options", b"nosniff"))
-        await exchange.answer(200, PAGE.read_bytes(), HTML)
+        await page(exchange, PAGE.read_bytes())
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.json({"status": "ok"})
@@ -143,9 +109,7 @@ class App:
     async def _report(self, exchange: Exchange) -> None:
         name = unquote(exchange.path.removeprefix(REPORT)).rstrip("/")
         body = await asyncio.to_thread(report, self.folder, name)
-        exchange.extra.append((b"content-security-policy", REPORT_POLICY))
-        exchange.extra.append((b"x-content-type-options", b"nosniff"))
-        await exchange.answer(200, body, HTML)
+        await page(exchange, body, REPORT_POLICY)
 
     # ---- views ---------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 from twin.engine.generate import Request
 from twin.engine.logprobs import Spelling
-from twin.server.exchange import Exchange, Gone, Message, Receive, Send
+from twin.server.application import Application, Route, page
+from twin.server.exchange import Exchange, Gone
 from twin.server.expected import Beside
 from twin.server.guard import Guard
 from twin.server.job import Ended, Failed, Job, Text
@@ -25,18 +25,11 @@ from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
 
-LOG = logging.getLogger("twin.server")
 PAGE = Path(__file__).with_name("page.html")
-POLICY = (
-    b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    b"frame-ancestors 'none'"
-)
-Route = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class App:
+class App(Application):
     """All that a running server is made of. The caller owns the worker and closes it."""
 
     served: Served
@@ -70,37 +63,8 @@ class App:
             ("POST", "/detokenize"): self._detokenize,
         }
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, self.limits))
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-
-    async def _http(self, exchange: Exchange) -> None:
-        try:
-            try:
-                self.guard.allow(exchange)
-                await self._route(exchange)(exchange)
-            except Problem as problem:
-                self.metrics.refused += 1
-                await exchange.refuse(problem)
-            except Gone:
-                raise
-            except Exception:
-                LOG.exception("%s %s", exchange.method, shown(exchange.path))
-                if exchange.begun:
-                    raise  # ends the connection: the answer is not whole
-                await exchange.refuse(Problem("an error of the server; see its log", status=500))
-        except Gone:
-            if exchange.begun:
-                raise ConnectionResetError("the client left") from None
+    def _refused(self) -> None:
+        self.metrics.refused += 1
 
     def _route(self, exchange: Exchange) -> Route:
         found = self._routes.get((exchange.method, exchange.path))
@@ -120,9 +84,7 @@ class App:
         await exchange.answer(204, b"")
 
     async def _page(self, exchange: Exchange) -> None:
-        exchange.extra.append((b"content-security-policy", POLICY))
-        exchange.extra.append((b"x-content-type-options", b"nosniff"))
-        await exchange.answer(200, PAGE.read_bytes(), b"text/html; charset=utf-8")
+        await page(exchange, PAGE.read_bytes())
 
     async def _health(self, exchange: Exchange) -> None:
         if trouble := self.worker.trouble(self.limits.stall_s):

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from twin.engine.opening import Show, Source, open_session, plan_run
+from twin.engine.opening import Show, Source, open_session, plan_served
 from twin.engine.session import Session
 from twin.errors import ConfigError
 from twin.hardware.types import Node
@@ -22,15 +22,6 @@ from twin.server.limits import Limits
 from twin.server.metrics import Metrics
 from twin.server.served import Served, served
 from twin.server.worker import Worker
-
-USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
-
-
-def plan_served(source: Source, node: Node, chosen: Mapping[str, Any], *, greedy: bool) -> Plan:
-    """Raises ConfigError, PlanError or InvalidPlan."""
-    context = chosen.get("max_context", min(source.spec.context, USUAL_CONTEXT))
-    options = {**chosen, "max_context": context}
-    return plan_run(source.spec, node, options, positions=context, greedy=greedy)
 
 
 @contextmanager
