@@ -242,7 +242,6 @@ RUNNING = (
     "hipFree",
     "hipMemcpyHtoD",
     "hipMemsetD32Async",
-    "hipDeviceSynchronize",
     "hipModuleLaunchCooperativeKernel",
     "hipStreamSynchronize",
 )

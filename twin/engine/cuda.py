@@ -112,7 +112,7 @@ class CudaEngine(Session):
         self._controls: list[Control] = []
         for gpu in self._gpus:
             gpu.use()
-            gpu.load(self.report, shape)
+            gpu.load(self.report.cubin, shape)
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out

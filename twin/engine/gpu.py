@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from twin.engine.cuda_build import CompileReport
 from twin.engine.driver import Driver
 from twin.engine.session import address
 from twin.errors import EngineError
@@ -28,7 +27,8 @@ class Shape:
 
     blocks: int
     threads: int  # of a block
-    shared_bytes: int  # of a block
+    shared_bytes: int  # of a block, asked for at its launch
+    static_bytes: int = 0  # of a block, besides; the code says so
 
 
 class Gpu:
@@ -37,6 +37,8 @@ class Gpu:
     `usable` ends with `close` and with the first failure of the kernel: every later call would fail
     alike and hide that one.
     """
+
+    UNITS = "multiprocessors"
 
     def __init__(self, driver: Driver, index: int) -> None:
         """Looks only: nothing is held before `hold`."""
@@ -114,26 +116,30 @@ class Gpu:
         while self._reached:
             self._call("cuCtxDisablePeerAccess", self._reached.pop()._context)
 
-    def load(self, report: CompileReport, shape: Shape) -> None:
+    def load(self, code: bytes, shape: Shape) -> None:
         """The kernel. All its blocks must run at once: one that waits for an unstarted one would
         wait forever.
         """
         self._shape = shape
-        self._module = self._call("cuModuleLoadData", report.cubin)
+        self._module = self._call("cuModuleLoadData", code)
         self._kernel = self._call("cuModuleGetFunction", self._module, b"twin_kernel")
-        attribute = self._names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._kernel, attribute, shape.shared_bytes)
-        fit = self._call(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            self._kernel,
-            shape.threads,
-            shape.shared_bytes,
+        if shape.shared_bytes:
+            limit = self._names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call("cuFuncSetAttribute", self._kernel, limit, shape.shared_bytes)
+        fit = int(
+            self._call(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                self._kernel,
+                shape.threads,
+                shape.shared_bytes,
+            )
         )
         count = self.multiprocessors
         if fit * count < shape.blocks:
             raise EngineError(
-                f"{shape.blocks} blocks of {shape.threads} threads and {shape.shared_bytes} bytes "
-                f"of shared memory cannot be resident: {count} multiprocessors hold {fit} each; "
+                f"{shape.blocks} blocks of {shape.threads} threads and "
+                f"{shape.shared_bytes + shape.static_bytes} bytes of shared memory cannot be "
+                f"resident: {count} {self.UNITS} hold {fit} each; "
                 f"plan with blocks={fit * count} or a smaller ring"
             )
 
@@ -143,7 +149,7 @@ class Gpu:
         self._side = self._new_cuda_stream()
         self._one = self.pin(4, run=0)
         ctypes.c_int.from_address(self._one).value = 1
-        self.abort = self.allocate(4)
+        self.abort = self._allocate_told(4)
         self.cleared.append((self.abort, 1, 0))
 
     def close(self) -> None:
@@ -177,6 +183,10 @@ class Gpu:
 
     def write(self, at: int, array: NDArray[Any], size: int | None = None) -> None:
         self._call("cuMemcpyHtoD", at, address(array), array.nbytes if size is None else size)
+
+    def _allocate_told(self, size: int) -> int:
+        """The same, of words that the host writes while a kernel runs."""
+        return self.allocate(size)
 
     def allocate_exchanged(self, size: int) -> int:
         """The same, of words that GPUs exchange."""

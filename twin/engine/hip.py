@@ -14,7 +14,7 @@ from twin.engine.hip_gpu import HipGpu
 from twin.engine.places import Places
 from twin.engine.session import Session
 from twin.errors import EngineError
-from twin.kernel.header import Control, Request
+from twin.kernel.header import Control
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 
@@ -70,12 +70,13 @@ class HipEngine(CudaEngine):
         shape = Shape(
             blocks=self.plan.ranks // len(self._gpus) * self.plan.blocks,
             threads=THREADS,
-            shared_bytes=0,  # beside what the code object says of itself
+            shared_bytes=0,
+            static_bytes=self.report.lds_bytes,
         )
         for gpu in self._gpus:
             gpu.hold()
             gpu.use()
-            gpu.load_code(self.report, shape)
+            gpu.load(self.report.code_object, shape)
             gpu.open_cuda_streams()
         for gpu in self._gpus:
             for other in self._gpus:
@@ -90,25 +91,6 @@ class HipEngine(CudaEngine):
             self.fill_random(random_streams)
 
     # ---- one run ---------------------------------------------------------------------------------
-
-    def _start(self, request: Request) -> None:
-        for gpu in self._gpus:
-            gpu.use()
-            gpu.clear()
-            if len(self._gpus) > 1:  # a peer may push before this GPU's kernel begins
-                gpu.synchronize()
-        ctypes.memset(ctypes.addressof(self._control), 0, ctypes.sizeof(Control))
-        self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
-        self._told_to_leave = 0.0
-        ranks = self.plan.ranks // len(self._gpus)
-        try:
-            for at, gpu in enumerate(self._gpus):
-                gpu.use()
-                gpu.start(ctypes.addressof(self._launches[at]), at * ranks)
-        except BaseException:  # those that have begun wait for those that have not
-            self._control.abort = 1
-            self._join()
-            raise
 
     def _join(self) -> None:
         super()._join()

@@ -46,6 +46,9 @@ NAMES: MappingProxyType[str, str | None] = MappingProxyType(
         "cuMemFreeHost": "hipHostFree",
         "cuCtxSetCurrent": "hipSetDevice",
         "cuCtxSynchronize": "hipDeviceSynchronize",
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor": (
+            "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
+        ),
         "cuDevicePrimaryCtxRetain": None,  # a device is its own context
         "cuDevicePrimaryCtxRelease": None,
     }

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.engine.gpu import LEAST_BYTES, Gpu, Shape
-from twin.engine.hip_build import HipReport
+from twin.engine.gpu import LEAST_BYTES, Gpu
 from twin.engine.hip_driver import HipDriver
 from twin.errors import EngineError
 
 
 class HipGpu(Gpu):
     """Needs no context; knows its peers; asks the kernel on which die each block ran."""
+
+    UNITS = "compute units"
 
     def __init__(self, driver: HipDriver, index: int, *, peers: bool) -> None:
         """Looks only. `peers`: other GPUs write to its exchange memory."""
@@ -71,38 +72,15 @@ class HipGpu(Gpu):
         if int(error) and error != again:
             raise self._driver.failure("hipDeviceEnablePeerAccess", error)
 
-    def load_code(self, report: HipReport, shape: Shape) -> None:
-        """The kernel. All its blocks must run at once."""
-        self._shape = shape
-        self._module = self._call("hipModuleLoadData", report.code_object)
-        self._kernel = self._call("hipModuleGetFunction", self._module, b"twin_kernel")
-        fit = int(
-            self._call(
-                "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
-                self._kernel,
-                shape.threads,
-                shape.shared_bytes,
-            )
-        )
-        count = self.multiprocessors
-        if fit * count < shape.blocks:
-            raise EngineError(
-                f"{shape.blocks} blocks of {shape.threads} threads and {report.lds_bytes} bytes of "
-                f"local memory cannot be resident: {count} compute units hold {fit} each; plan "
-                f"with blocks={fit * count}"
-            )
-
     def open_cuda_streams(self) -> None:
         """As on every GPU, and room for what the kernel says of its blocks."""
-        self._cuda_stream = self._new_cuda_stream()
-        self._side = self._new_cuda_stream()
-        self._one = self.pin(4, run=0)
-        ctypes.c_int.from_address(self._one).value = 1
-        self.abort = self.fine_grained(4)
-        self.cleared.append((self.abort, 1, 0))
+        super().open_cuda_streams()
         self._dies = self.pin(4 * self._shape.blocks, run=0)
 
     # ---- memory ----------------------------------------------------------------------------------
+
+    def _allocate_told(self, size: int) -> int:
+        return self.fine_grained(size)
 
     def fine_grained(self, size: int) -> int:
         """Device memory of zeros, of the session, whose words the host and other GPUs see while a
@@ -149,10 +127,11 @@ class HipGpu(Gpu):
             signed = ctypes.c_int32(value).value
             self._call("hipMemsetD32Async", at, signed, words, self._cuda_stream)
 
-    def start(self, plan: int, first_rank: int) -> None:
+    def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
         """The kernel, all blocks at once: its plan's address, the rank of its first block, where
-        blocks say on which die they run.
+        blocks say on which die they run. It is resident: it needs no other numbers.
         """
+        first_rank = numbers[0]
         ctypes.memset(self._dies, 0xFF, 4 * self._shape.blocks)
         words = (ctypes.c_int(first_rank), ctypes.c_void_p(self._dies))
         arguments = (ctypes.c_void_p * 3)(plan, *(ctypes.addressof(word) for word in words))
@@ -165,9 +144,6 @@ class HipGpu(Gpu):
             self._cuda_stream,
             ctypes.addressof(arguments),
         )
-
-    def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
-        raise EngineError("HIP kernels are resident: `start` launches them")
 
     # ---- the runtime -----------------------------------------------------------------------------
 
