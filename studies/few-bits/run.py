@@ -15,8 +15,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -31,7 +34,8 @@ from rows import (  # noqa: E402, the folder is no package
     timed_plan,
 )
 
-from twin.bench.measure import check_logits  # noqa: E402
+from twin.bench.ahead import made_ahead  # noqa: E402
+from twin.bench.measure import check_logits, reference_logits  # noqa: E402
 from twin.calibrate.node import calibrated_node  # noqa: E402
 from twin.engine.choose import (  # noqa: E402
     compile_all,
@@ -43,9 +47,12 @@ from twin.engine.opening import check_runs_here  # noqa: E402
 from twin.engine.weights import random_weights  # noqa: E402
 from twin.errors import TwinError  # noqa: E402
 from twin.hardware.types import Node  # noqa: E402
+from twin.plan.shards import Weights  # noqa: E402
 from twin.plan.types import Plan  # noqa: E402
 
 REPEATS, RUNS, SEED, CHECKED = 3, 5, 1, 4
+KEPT = 10**6  # tensors of a checked model: all of them
+PREPARING = 3  # models at once, ahead of the one that runs
 PREDICTIONS = HERE / "predictions.json"
 
 
@@ -53,13 +60,23 @@ def tokens(vocab: int, count: int) -> list[int]:
     return [(7 + 13 * at) % vocab for at in range(count)]
 
 
-def checked(node: Node, plan: Plan) -> dict[str, Any]:
+Prepared = tuple[Weights, NDArray[Any]]
+
+
+def prepared(plan: Plan) -> Prepared:
+    """A small model's weights, all kept, and the reference's logits."""
+    assert plan.spec is not None
+    weights = random_weights(plan.spec, SEED, plan.options.weight_dtype, keep=KEPT)
+    return weights, reference_logits(plan, weights, tokens(plan.spec.vocab, CHECKED))
+
+
+def checked(node: Node, plan: Plan, made: Prepared) -> dict[str, Any]:
     """The largest difference of logits from the reference, relative; whether runs are equal."""
     assert plan.spec is not None
-    weights = random_weights(plan.spec, SEED, plan.options.weight_dtype)
+    weights, wanted = made
     prompt = tokens(plan.spec.vocab, CHECKED)
     with open_engine(node.device, plan, weights) as engine:
-        difference = check_logits(engine, plan, weights, prompt)
+        difference = check_logits(engine, plan, weights, prompt, wanted)
         seen = set()
         for _ in range(RUNS):
             made = engine.generate(prompt, max_tokens=16).tokens
@@ -69,18 +86,24 @@ def checked(node: Node, plan: Plan) -> dict[str, Any]:
 
 
 def timed(node: Node, plan: Plan, prompt: int) -> dict[str, Any]:
-    """Tokens/s of the median step of each repeat."""
+    """Tokens/s of the median step of each repeat. The prompt is read once: repeats find its keys
+    and values, and must give the tokens of the first run, which is not timed.
+    """
     assert plan.spec is not None
+    read = tokens(plan.spec.vocab, prompt)
     with open_random(node.device, plan, SEED) as engine:
-        runs = [
-            engine.generate(tokens(plan.spec.vocab, prompt), max_tokens=TOKENS)
-            for _ in range(REPEATS + 1)
-        ][1:]
-    if any(run.tokens != runs[0].tokens for run in runs):
+        first = engine.generate(read, max_tokens=TOKENS)
+        runs = [engine.generate(read, max_tokens=TOKENS, reuse=True) for _ in range(REPEATS)]
+    if any(run.tokens != first.tokens for run in runs):
         return {"failed": "the runs gave different tokens"}
     samples = [1e9 / float(statistics.median(run.step_ns[WARM_UP:])) for run in runs]
     bytes_ = plan.bytes_per_step()
-    return {"tokens_per_s": statistics.median(samples), "samples": samples, "bytes": bytes_}
+    return {
+        "tokens_per_s": statistics.median(samples),
+        "samples": samples,
+        "bytes": bytes_,
+        "prompt_s": first.prompt_ns * 1e-9,
+    }
 
 
 def plans_of(name: str, node: Node) -> dict[str, Plan]:
@@ -90,7 +113,9 @@ def plans_of(name: str, node: Node) -> dict[str, Plan]:
     return made | {str(prompt): timed_plan(spec, node, prompt) for prompt in PROMPTS}
 
 
-def measured(node: Node, plans: dict[str, Plan], refused: dict[str, str]) -> dict[str, Any]:
+def measured(
+    node: Node, plans: dict[str, Plan], refused: dict[str, str], ready: Future[Prepared]
+) -> dict[str, Any]:
     """What a row's plans give; a refusal is a finding."""
     found: dict[str, Any] = {}
     for what, plan in plans.items():
@@ -98,7 +123,7 @@ def measured(node: Node, plans: dict[str, Plan], refused: dict[str, str]) -> dic
             if what in refused:
                 found[what] = {"failed": refused[what]}
             elif what == "check":
-                found[what] = checked(node, plan)
+                found[what] = checked(node, plan, ready.result())
             else:
                 found[what] = timed(node, plan, int(what))
         except TwinError as error:
@@ -149,13 +174,14 @@ def run_rows(node: Node, out: Path, show: Callable[[str], None]) -> None:
             kept[name] = {"failed": str(error)}
     each = [(name, what, plan) for name, of in plans.items() for what, plan in of.items()]
     refused = compile_all(node.device, [plan for *_, plan in each], show)
-    for name, of in plans.items():
+    ahead = made_ahead(prepared, [of["check"] for of in plans.values()], PREPARING)
+    for (name, of), (_, ready) in zip(plans.items(), ahead, strict=True):
         failed = {
             what: refused[at]
             for at, (row, what, _) in enumerate(each)
             if row == name and at in refused
         }
-        kept[name] = measured(node, of, failed)
+        kept[name] = measured(node, of, failed, ready)
         show(f"{time.monotonic() - began:5.0f} s  {name}: {kept[name]}")
         made = {"node": node.name, "conditions": gpu_conditions(), "rows": kept}
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -14,31 +14,46 @@ import time
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from shapes import PROMPT, TOKENS, WARMUP, checked_plan, shapes, timed_plan
 
-from twin.bench.measure import check_logits
+from twin.bench.ahead import made_ahead
+from twin.bench.measure import check_logits, reference_logits
 from twin.calibrate.node import calibrated_node
 from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
 from twin.engine.weights import random_weights
 from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
+from twin.plan.shards import Weights
 from twin.plan.types import Plan
 from twin.proof.prove import prove
 
 REPEATS, SEED, CHECKED = 3, 1, 3
+KEPT = 10**6  # tensors of a small model: all of them
+PREPARING = 4  # models at once, ahead of the one that runs
 
 
-def measured(spec: ModelSpec, node: Node, small: Plan, plan: Plan) -> dict[str, Any]:
+def prepared(small: Plan) -> tuple[Weights, NDArray[Any]]:
+    """Weights of a small model, all kept, and the reference's logits of its first tokens."""
+    assert small.spec is not None
+    weights = random_weights(small.spec, SEED, small.options.weight_dtype, keep=KEPT)
+    return weights, reference_logits(small, weights, first_tokens(small.spec))
+
+
+def first_tokens(spec: ModelSpec) -> list[int]:
+    return [(7 + 13 * at) % spec.vocab for at in range(CHECKED)]
+
+
+def measured(
+    spec: ModelSpec, node: Node, small: Plan, plan: Plan, made: tuple[Weights, NDArray[Any]]
+) -> dict[str, Any]:
     """Seconds of a step (median), of each repeat, of the prompt; the largest relative difference of
     logits.
     """
-    assert small.spec is not None
-    weights = random_weights(small.spec, SEED, small.options.weight_dtype)
+    weights, wanted = made
     with open_engine(node.device, small, weights) as engine:
-        difference = check_logits(
-            engine, small, weights, [(7 + 13 * at) % small.spec.vocab for at in range(CHECKED)]
-        )
+        difference = check_logits(engine, small, weights, first_tokens(small.spec), wanted)
     prompt = [(7 + 13 * at) % spec.vocab for at in range(PROMPT)]
     with open_random(node.device, plan, SEED) as engine:
         runs = [engine.generate(prompt, max_tokens=TOKENS) for _ in range(REPEATS + 1)][1:]
@@ -73,10 +88,14 @@ def main() -> None:
             made[spec.name] = {"failed": str(error)}
     both = [plan for _, *two in plans.values() for plan in two]
     refused = compile_all(node.device, both, lambda said: print(said, file=sys.stderr, flush=True))
-    for at, (name, (spec, small, plan)) in enumerate(plans.items()):
+    smalls = made_ahead(prepared, [small for _, small, _ in plans.values()], PREPARING)
+    each = zip(plans.items(), smalls, strict=True)
+    for at, ((name, (spec, small, plan)), (_, ready)) in enumerate(each):
         why = refused.get(2 * at) or refused.get(2 * at + 1)
         try:
-            made[name] = {"failed": why} if why else measured(spec, node, small, plan)
+            made[name] = (
+                {"failed": why} if why else measured(spec, node, small, plan, ready.result())
+            )
         except TwinError as error:
             made[name] = {"failed": str(error)}
         print(f"{time.monotonic() - began:5.0f} s  {name}: {made[name]}", flush=True)

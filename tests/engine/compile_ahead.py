@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FILES = [f"tests/engine/test_{of}.py" for of in ("cuda_engine", "cuda_codes", "prompt_chunks")]
 SHARE = "TWIN_COMPILE_SHARE"  # "2/16": the third of sixteen
 
 
@@ -67,7 +68,7 @@ def main() -> int:
         "-k",
         args.k,
         *plugins,
-        "tests/engine/test_cuda_engine.py",
+        *FILES,
     ]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     running = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twin.bench import fidelity, peers
 from twin.bench.fidelity import Judged, Logits
@@ -415,12 +416,24 @@ def generated(engine: Session, prompt: Sequence[int], tokens: int) -> Steps:
     return Steps(made.step_ns, tuple(made.tokens))
 
 
-def check_logits(engine: Session, plan: Plan, weights: Weights, tokens: Sequence[int]) -> float:
-    """Largest difference of the engine's logits from the NumPy reference, relative. Raises
-    EngineError beyond LOGIT_TOLERANCE.
-    """
+def reference_logits(plan: Plan, weights: Weights, tokens: Sequence[int]) -> NDArray[Any]:
+    """[tokens, vocab] of the NumPy reference."""
     reference = Reference(plan, weights)
-    expected = np.array([reference.step(token) for token in tokens])
+    return np.array([reference.step(token) for token in tokens])
+
+
+def check_logits(
+    engine: Session,
+    plan: Plan,
+    weights: Weights,
+    tokens: Sequence[int],
+    expected: NDArray[Any] | None = None,
+) -> float:
+    """Largest difference of the engine's logits from the NumPy reference's, relative; `expected`:
+    these, where they are known. Raises EngineError beyond LOGIT_TOLERANCE.
+    """
+    if expected is None:
+        expected = reference_logits(plan, weights, tokens)
     difference = float(np.max(np.abs(engine.logits(tokens) - expected)) / np.max(np.abs(expected)))
     if not difference <= LOGIT_TOLERANCE:
         raise EngineError(

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine import peers
 from twin.engine.cuda_build import CompileReport, architecture, compile_cubin, threads
 from twin.engine.driver import open_driver
+from twin.engine.filling import coded_pieces
 from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
     Generation,
@@ -181,12 +182,16 @@ class CudaEngine(Session):
         gpu.write(self._launch.ranks[rank].stream, host)
 
     def fill_random(self, seed: int) -> None:
-        """A pattern from the host, doubled on the device until each stream is full."""
+        """A pattern from the host, doubled on the device until each stream is full; matrices of few
+        bits from one layer of them.
+        """
         pattern = random_pattern(self.plan, seed)
         for rank in range(self.plan.ranks):
-            gpu = self._gpu_of(rank)
+            gpu, stream = self._gpu_of(rank), self._launch.ranks[rank].stream
             gpu.use()
-            gpu.repeat(self._launch.ranks[rank].stream, pattern, self._stream_bytes())
+            gpu.repeat(stream, pattern, self._stream_bytes())
+            for piece in coded_pieces(self.plan, seed):
+                gpu.repeat(stream + piece.at, piece.content, piece.size)
         for gpu in self._gpus:
             gpu.use()
             gpu.synchronize()

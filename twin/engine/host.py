@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.engine.filling import coded_pieces
 from twin.engine.session import (
     Generation,
     Session,
@@ -198,6 +199,8 @@ class _Arenas:
         for stream in self._streams:
             for lo in range(0, len(stream), len(pattern)):
                 stream[lo : lo + len(pattern)] = pattern[: len(stream) - lo]
+            for piece in coded_pieces(self.plan, seed):
+                stream[piece.at : piece.at + piece.size] = np.resize(piece.content, piece.size)
 
 
 def _launches(plan: Plan, operations: tuple[str, ...]) -> int:

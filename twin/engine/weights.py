@@ -379,7 +379,9 @@ class RandomWeights:
     spec: ModelSpec
     seed: int
     dtype: DType
+    keep: int = KEPT_TENSORS  # made last, of matrices and of those in few bits each
     _recent: OrderedDict[str, Array] = field(default_factory=OrderedDict, repr=False)
+    _recent_coded: OrderedDict[str, Coded] = field(default_factory=OrderedDict, repr=False)
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._recent:
@@ -389,7 +391,7 @@ class RandomWeights:
             ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
             self._recent[name] = self._make(name)
-            if len(self._recent) > KEPT_TENSORS:
+            if len(self._recent) > self.keep:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(name)
         return self._recent[name]
@@ -405,7 +407,12 @@ class RandomWeights:
 
     def _coded(self, name: str) -> Coded:
         """The nearest weights of the matrix's format."""
-        return code_of(format_of(self.spec, name)).quantise(self._plain(name).astype(np.float32))
+        if name not in self._recent_coded:
+            code = code_of(format_of(self.spec, name))
+            self._recent_coded[name] = code.quantise(self._plain(name).astype(np.float32))
+            if len(self._recent_coded) > self.keep:
+                self._recent_coded.popitem(last=False)
+        return self._recent_coded[name]
 
     def _plain(self, name: str) -> Array:
         random = np.random.Generator(np.random.PCG64([self.seed, zlib.crc32(name.encode())]))
@@ -427,13 +434,16 @@ def format_of(spec: ModelSpec, name: str) -> Format:
     return spec.formats.of(role) if role else spec.formats.rest
 
 
-def random_weights(spec: ModelSpec, seed: int, dtype: DType | None = None) -> RandomWeights:
+def random_weights(
+    spec: ModelSpec, seed: int, dtype: DType | None = None, *, keep: int = KEPT_TENSORS
+) -> RandomWeights:
     """Weights of the right shapes and of sizes that keep activations near one; `dtype`: the model's
-    own unless given.
+    own unless given. `keep`: matrices that stay in memory; others are made again when asked for.
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"seed {shown(seed)}: allowed: 0 to 2^64 - 1; choose another")
-    return RandomWeights(replace(spec, dtype=dtype or spec.dtype), seed, dtype or spec.dtype)
+    chosen = dtype or spec.dtype
+    return RandomWeights(replace(spec, dtype=chosen), seed, chosen, keep)
 
 
 def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:

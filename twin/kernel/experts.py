@@ -143,7 +143,7 @@ def pack(
         rows = shards.expert_matrix(plan, stage, rank, weights, expert)
         own = out[expert * size : (expert + 1) * size]
         if plan.coded:
-            _pack_tiles(plan, stage.matrix, place, rows, own)
+            pack_tiles(plan, stage.matrix, place, rows, own)
             continue
         assert not isinstance(rows, Coded)
         made = [part.reshape(-1) for part in slices(stage.matrix, rows)]
@@ -151,7 +151,7 @@ def pack(
         own.view(storage)[:] = np.concatenate(made).astype(storage, copy=False)
 
 
-def _pack_tiles(
+def pack_tiles(
     plan: Plan, matrix: Matrix, place: Place, source: NDArray[Any] | Coded, out: NDArray[np.uint8]
 ) -> None:
     """The tiles of an expert, of all blocks that own rows of it or of its row groups in order."""
