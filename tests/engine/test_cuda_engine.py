@@ -456,7 +456,7 @@ def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
 
 def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
     plan = planned()
-    with pytest.raises(EngineError, match="one GPU"):
+    with pytest.raises(EngineError, match="the kernel itself pushes"):
         CudaEngine(replace(plan, options=replace(plan.options, gpus=2)), None)
     with pytest.raises(
         EngineError, match=r"300 blocks .* cannot be resident: \d+ multiprocessors hold \d each"
