@@ -59,6 +59,7 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
                                          const Vector& x, Ahead& ahead, Factor factor, Emit emit) {
   const Span own = work.own;
   float by = 1.0f;
+  b.core.become_whole(stage, x, ahead);
   TWIN_ONCE
   for (int lo = own.lo; lo < own.hi; lo += stage.batch) {
     const int batch = stage.batch, hi = least(lo + batch, own.hi);

@@ -327,6 +327,9 @@ __device__ __forceinline__ void load_four(u32 at, u32* to) {
 __device__ __forceinline__ void load_two(u32 at, u32* to) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at));
 }
+__device__ __forceinline__ void load_one(u32 at, u32* to) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
+}
 __device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {  // + the products of four signed bytes
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
   return sum;

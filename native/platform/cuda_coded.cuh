@@ -1,6 +1,6 @@
 // Weights of few bits times a block's activations, in the registers of its consumer warps. A piece
-// is what a thread has of a tile at once: ROWS_AT_ONCE loads of 16 bytes, whatever the format. A
-// load of four bits is two rows of as many columns as one of eight bits has.
+// is what a thread has of a tile at once: some loads of 16 bytes, whatever the format. A load of
+// four bits is two rows of as many columns as one of eight bits has.
 #pragma once
 
 namespace twin {
@@ -116,25 +116,27 @@ struct Whole {
 
 // ---- a piece ------------------------------------------------------------------------------------
 
-template <Code C>
-struct Coding {  // how a piece of a vector's columns is divided into rows
+// How a piece of a vector's columns, of AT_ONCE loads, is divided into rows.
+template <Code C, int AT_ONCE_ = ROWS_AT_ONCE>
+struct Coding {
   static constexpr Code CODE = C;
+  static constexpr int AT_ONCE = AT_ONCE_;
   static constexpr Element ELEMENT = code_element(C);
   // multiplied as whole numbers
   static constexpr bool SCALED = C != Code::PLAIN, WHOLE = SCALED && ELEMENT != Element::E4M3;
   static constexpr int LOADED = 8 * UNIT_BYTES / code_bits(C);  // weights of a load
   static constexpr int LOADS = CODED_PACK > LOADED ? CODED_PACK / LOADED : 1;  // of a row
   static constexpr int PAIR = CODED_PACK && CODED_PACK < LOADED ? 2 : 1;       // rows of a load
-  static constexpr int ROWS = ROWS_AT_ONCE / LOADS * PAIR;
+  static constexpr int ROWS = AT_ONCE / LOADS * PAIR;
   static_assert(!CODED || LOADED * LOADS == CODED_PACK * PAIR, "whole loads, whole rows");
-  static_assert(!SCALED || code_scale(C) == Scale::FP32 || ROWS == 2 * facts::SCALED_ROWS,
-                "scales of eight rows are loaded at once");
+  static_assert(!SCALED || ROWS % 4 == 0, "scales of four rows are loaded at once");
 };
 
+template <int AT_ONCE = ROWS_AT_ONCE>
 struct CodedPiece {
-  static constexpr int PAIRED_ROWS = 2 * ROWS_AT_ONCE;  // of four bits
+  static constexpr int PAIRED_ROWS = 2 * AT_ONCE;  // of four bits
 
-  u32 word[ROWS_AT_ONCE][UNIT_BYTES / 4];  // by loads: those of a row follow each other
+  u32 word[AT_ONCE][UNIT_BYTES / 4];  // by loads: those of a row follow each other
   float scale[PAIRED_ROWS];                // of rows
   u32 inner[PAIRED_ROWS / 2];              // scales of blocks as they are stored
   u32 zero[PAIRED_ROWS / 4];               // zero points, a byte each
@@ -149,7 +151,7 @@ struct CodedPiece {
         Vector::valid(me, c) ? u32(Vector::local(me) / Vector::VECTOR * UNIT_BYTES) : 0u;
     const u32 at = from + u32(first) * apart + mine;
 #pragma unroll
-    for (int i = 0; i < ROWS_AT_ONCE; ++i)
+    for (int i = 0; i < AT_ONCE; ++i)
       load_four(at + u32(i / LOADS * Coding::PAIR) * apart + u32(i % LOADS) * plane, word[i]);
     if constexpr (Coding::SCALED) {
       constexpr int WIDE = code_block(Coding::CODE);  // 0: a row has one scale
@@ -175,24 +177,37 @@ struct CodedPiece {
     }
   }
 
-  // Of sixteen rows from `first` on, `high` as scales count them.
+  // Of PAIRED_ROWS rows from `first` on, `high` as scales count them.
   template <Code CODE>
   __device__ __forceinline__ void load_scales(u32 behind, u32 high, u32 first, u32 block,
                                               u32 blocks) {
     const u32 at = block * high + first;
     if constexpr (scale_bytes(code_scale(CODE)) == 2) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) load_four(behind + 2u * at + 16u * u32(i), inner + 4 * i);
+      load_bytes<2 * PAIRED_ROWS>(behind + 2u * at, inner);
     } else {
       const u32 skipped = code_outer(CODE) ? 4u * high : 0u;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) load_two(behind + skipped + at + 8u * u32(i), inner + 2 * i);
+      load_bytes<PAIRED_ROWS>(behind + skipped + at, inner);
     }
     if constexpr (code_outer(CODE)) load_floats<PAIRED_ROWS>(behind + 4u * first);
     if constexpr (code_zeros(CODE))
+      load_bytes<PAIRED_ROWS>(behind + 2u * blocks * high + at, zero);
+  }
+  template <int BYTES>
+  __device__ __forceinline__ static void load_bytes(u32 from, u32* to) {
+    if constexpr (BYTES == 4) {
+      load_one(from, to);
+    } else if constexpr (BYTES == 16 || BYTES == 32) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        load_two(behind + 2u * blocks * high + at + 8u * u32(i), zero + 2 * i);
+      for (int i = 0; i < BYTES; i += 16)
+        if constexpr (BYTES == 16 && PAIRED_ROWS == 16) {
+          load_two(from, to), load_two(from + 8u, to + 2);
+        } else {
+          load_four(from + u32(i), to + i / 4);
+        }
+    } else {
+      static_assert(BYTES == 8, "of four, eight or sixteen rows");
+      load_two(from, to);
+    }
   }
 
   // sum[r] += this thread's part of row r.
@@ -337,24 +352,15 @@ __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
   }
 }
 
-// The same of the only one of AMONG.
-template <u32 AMONG, int NUMBER = facts::CODE_KINDS, class Use>
-__device__ __forceinline__ void with_single_coding(Use use) {
-  static_assert((AMONG & (AMONG - 1u)) == 0, "one");
-  if constexpr (AMONG >> NUMBER == 1u) use(Coding<Code(NUMBER)>{});
-  else with_single_coding<AMONG, NUMBER - 1>(use);
-}
-
 // What a stage's batches have in common: the weights that were taken ahead, in the order in which
 // they are multiplied, and the input as whole numbers, made once it is there.
 template <class Vector>
 struct Begun {
   static constexpr int PORTIONS = Vector::AHEAD_PORTIONS, GROUPS = Vector::AHEAD_GROUPS;
 
-  CodedPiece taken[GROUPS ? GROUPS : 1][PORTIONS ? PORTIONS : 1];
+  CodedPiece<> taken[GROUPS ? GROUPS : 1][PORTIONS ? PORTIONS : 1];
   int held;
   Whole<Vector> whole;
-  bool made;
 };
 
 }  // namespace twin

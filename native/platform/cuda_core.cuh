@@ -4,6 +4,7 @@
 
 namespace twin {
 
+constexpr int MOST_ROWS = 1 << 20;  // of a tile
 constexpr int MOST_RESETS = 32;  // spans of a stage that the keeper looks up in advance
 
 struct Words {  // of exchange memory
@@ -35,6 +36,15 @@ constexpr bool SAME<A, A> = true;
 constexpr bool LANES =
     (Plan::kinds >> int(StageKind::LANE_MEAN) | Plan::kinds >> int(StageKind::REDUCE)) & 1;
 constexpr Reach RESIDUAL_READS = !PEERS ? Reach::NEAR : LANES ? Reach::EITHER : Reach::FAR;
+
+constexpr bool EXPERTS = Plan::kinds >> int(StageKind::ROUTED_UP) & 1;
+
+// Experts' matrices are multiplied a few rows at a time by code that is there once: a layer's code
+// must fit the instruction cache. Without experts it does, and more rows at once are faster.
+template <Code C, class Vector>
+constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0;
+template <Code C, class Vector>
+using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
 struct Core {
   using Hidden =
@@ -359,32 +369,55 @@ struct Core {
     }
   }
   template <class Coding, class Vector>
-  __device__ __forceinline__ void load_coded(CodedPiece& piece, int c, u32 from, int first,
-                                             int rows) const {
-    piece.load<Coding, Vector>(me, c, from, u32(Vector::row_bytes(me, c, Coding::CODE)), first,
-                               rows);
+  __device__ __forceinline__ void load_coded(CodedPiece<Coding::AT_ONCE>& piece, int c, u32 from,
+                                             int first, int rows) const {
+    piece.template load<Coding, Vector>(me, c, from,
+                                        u32(Vector::row_bytes(me, c, Coding::CODE)), first, rows);
   }
 
   template <class Coding, class Vector, class Taken>
   __device__ __forceinline__ void dot_coded_piece(const Vector& x,
                                                   const Walk<Vector, Coding::ROWS>& at, u32 base,
-                                                  const Whole<Vector>& whole, CodedPiece* taken,
+                                                  const Whole<Vector>& whole, CodedPiece<>* taken,
                                                   Taken is_taken, float* to) {
     float sum[Coding::ROWS] = {};
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
       if (Vector::beyond(me, c)) break;
-      CodedPiece fresh;
-      CodedPiece& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
+      CodedPiece<> fresh;
+      CodedPiece<>& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
       const u32 tile = base + at.tile(slice);
       const bool here = is_taken(c);
       if (!here)
         load_coded<Coding, Vector>(piece, c, ring.acquire(tile), at.row, at.row + at.left());
-      piece.multiply<Coding>(c, x, whole, sum);
+      piece.template multiply<Coding>(c, x, whole, sum);
       if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
     }
     store_sums(sum, at.here(), to + at.first());
+  }
+
+  // The tiles of a row group, a few rows at a time. The sums of a team's later slices are added to
+  // those of its first by the threads that stored these.
+  template <class Coding, class Vector, class At>
+  __device__ __forceinline__ void dot_rolled(const Vector& x, const At& at, u32 base,
+                                             const Whole<Vector>& whole, float* to) {
+    using Step = Rolled<Coding::CODE, Vector>;
+    const int rows = at.left();
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
+      if (Vector::beyond(me, c)) break;
+      const u32 tile = base + at.tile(Vector::slice(me, c)), from = ring.acquire(tile);
+#pragma unroll 1
+      for (int first = 0; first < rows; first += Step::ROWS) {
+        CodedPiece<Step::AT_ONCE> piece;
+        load_coded<Step, Vector>(piece, c, from, first, rows);
+        float sum[Step::ROWS] = {};
+        piece.template multiply<Step>(c, x, whole, sum);
+        store_sums(sum, rows - first, to + at.first() + first, c > 0);
+      }
+      ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+    }
   }
 
   template <class Vector>
@@ -394,32 +427,37 @@ struct Core {
       dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
-  // A wide input becomes whole numbers before its first batch, where all matrices of such inputs
-  // are multiplied so. In the loop over batches it would lie beside them, to be asked for again.
+  // The input becomes whole numbers before its first batch: in the loop over batches it would lie
+  // beside them, to be asked for again, and the loop be there twice.
   template <class Vector, class Ahead>
-  __device__ __forceinline__ static void become_whole(const Vector& x, Ahead& begun) {
-    if constexpr (CODED) {
-      constexpr u32 AMONG = codes_by<Vector>();
-      if constexpr ((AMONG & (AMONG - 1u)) == 0)
-        with_single_coding<AMONG>([&](auto coding) {
-          if constexpr (decltype(coding)::WHOLE) {
-            begun.whole.template set<decltype(coding)::ELEMENT>(x);
-            begun.made = true;
-          }
-        });
-    }
+  __device__ __forceinline__ static void become_whole(const Stage& stage, const Vector& x,
+                                                      Ahead& begun) {
+    if constexpr (CODED)
+      with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
+        if constexpr (decltype(coding)::WHOLE)
+          begun.whole.template set<decltype(coding)::ELEMENT>(x);
+      });
   }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
                                                   int rows, float* sums, int batch,
                                                   Begun<Vector>& begun) {
-    using At = Walk<Vector, Coding::ROWS>;
-    if (Coding::WHOLE && !begun.made) begun.whole.template set<Coding::ELEMENT>(x);
-    begun.made = true;
+    constexpr bool SMALL = ROLLED<Coding::CODE, Vector>;
+    using At = Walk<Vector, SMALL ? MOST_ROWS : Coding::ROWS>;
     At at(stage, rows, me);
     const u32 base = ring.tile;
     ring.tile += u32(At::groups_of(stage, rows) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
+    if constexpr (SMALL) {
+#pragma unroll 1
+      for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.whole, to);
+    } else {
+      dot_pieces<Coding>(x, at, base, begun, to);
+    }
+  }
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void dot_pieces(const Vector& x, Walk<Vector, Coding::ROWS>& at,
+                                             u32 base, Begun<Vector>& begun, float* to) {
     if constexpr (Vector::PORTIONS == 1) {
 #pragma unroll
       for (int g = 0; g < Begun<Vector>::GROUPS; ++g) {
@@ -441,8 +479,10 @@ struct Core {
 
   // The threads' sums of eight rows, each row's in one thread: halves are exchanged, so that 9
   // shuffles do for 8 rows, 16 for 16.
+  // `more`: they are added to those that the same threads have stored.
   template <int ROWS>
-  __device__ __forceinline__ void store_sums(float (&sum)[ROWS], int rows, float* to) {
+  __device__ __forceinline__ void store_sums(float (&sum)[ROWS], int rows, float* to,
+                                             bool more = false) {
     constexpr int THREADS = 32 / ROWS;  // that hold the same row's sum
     static_assert(ROWS * THREADS == 32, "halvings");
     const int number = warp_thread();
@@ -471,7 +511,7 @@ struct Core {
     // The thread's highest bits. Of eight rows `number / THREADS` made other machine code.
     const int row = ROWS == 8 ? (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1)
                               : number / THREADS;
-    if (number % THREADS == 0 && row < rows) to[row] = sum[0];
+    if (number % THREADS == 0 && row < rows) to[row] = more ? to[row] + sum[0] : sum[0];
   }
 
   // ---- cached keys and values -------------------------------------------------------------------

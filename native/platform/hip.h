@@ -391,7 +391,7 @@ struct Core {
   __device__ Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  __device__ static void become_whole(const MemoryVector&, Nothing) {}
+  __device__ static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
   __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
                             int batch, Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);

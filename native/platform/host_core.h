@@ -91,7 +91,7 @@ struct Core {
   Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  static void become_whole(const MemoryVector&, Nothing) {}
+  static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
   void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,
                  Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);

@@ -1,5 +1,5 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
-// by thread. Compiled with PACK_ELEMENTS, CODED_AS and COLUMNS; reads the input [COLUMNS] and a
+// by thread. Compiled with PACK_ELEMENTS, CODED_AS, COLUMNS and LOADS_AT_ONCE; reads the input [COLUMNS] and a
 // tile from stdin, the number of its rows from the command line, and writes its rows' sums.
 #include <cmath>
 #include <cstdio>
@@ -50,6 +50,10 @@ void load_two(u32 at, u32* to) {
   if (at % 8) fprintf(stderr, "a load of 8 bytes at %u\n", at), exit(1);
   memcpy(to, chip + at, 8);
 }
+void load_one(u32 at, u32* to) {
+  if (at % 4) fprintf(stderr, "a load of 4 bytes at %u\n", at), exit(1);
+  memcpy(to, chip + at, 4);
+}
 int dot4_unsigned(u32 a, u32 b, int sum) {
   for (int i = 0; i < 4; ++i) sum += int(a >> 8 * i & 255u) * int((signed char)(b >> 8 * i));
   return sum;
@@ -89,7 +93,7 @@ void four_e4m3(u32 word, float (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = e4m3_value(word >> 8 * i & 255u);
 }
 struct Vector {
-  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1;
+  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1, AHEAD_GROUPS = 0;
   float at[PORTIONS][VECTOR];
   static bool valid(int, int) { return true; }
   static int local(int me) { return me * VECTOR; }
@@ -99,7 +103,7 @@ struct Vector {
 int main(int, char** words) {
   using namespace twin;
   constexpr Code CODE = Code(CODED_AS);
-  using As = Coding<CODE>;
+  using As = Coding<CODE, LOADS_AT_ONCE>;
   const int rows = atoi(words[1]);
   static float x[COLUMNS];
   if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
@@ -110,10 +114,10 @@ int main(int, char** words) {
     Whole<Vector> whole;
     whole.set<As::ELEMENT>(mine);
     for (int first = 0; first < rows; first += As::ROWS) {
-      CodedPiece piece;
-      piece.load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
+      CodedPiece<As::AT_ONCE> piece;
+      piece.template load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
       float sum[As::ROWS] = {};
-      piece.multiply<As>(0, mine, whole, sum);
+      piece.template multiply<As>(0, mine, whole, sum);
       for (int r = 0; r < As::ROWS; ++r) sums[first + r] += sum[r];
     }
   }

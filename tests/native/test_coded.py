@@ -15,6 +15,7 @@ from tests.models.codes.names import coded_names
 from twin import toolchain
 from twin.data import data_dir
 from twin.kernel.coded import NUMBERS, tile
+from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.codes import CODES, Coded
 from twin.plan.build import build
 from twin.plan.types import Limits, Options, Plan
@@ -38,10 +39,21 @@ def planned(name: str) -> Plan:
 
 
 def summed(
-    folder: Path, code: str, pack: int, x: NDArray[np.float32], packed: NDArray[np.uint8]
+    folder: Path,
+    code: str,
+    pack: int,
+    x: NDArray[np.float32],
+    packed: NDArray[np.uint8],
+    loads: int = ROWS_AT_ONCE,
 ) -> NDArray[np.float32]:
+    """`loads`: of a piece."""
     program, native = folder / "coded", data_dir("native") / "platform"
-    defined = {"PACK_ELEMENTS": pack, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
+    defined = {
+        "PACK_ELEMENTS": pack,
+        "CODED_AS": NUMBERS.get(code, 0),
+        "COLUMNS": COLUMNS,
+        "LOADS_AT_ONCE": loads,
+    }
     flags = [
         "-std=c++17",
         "-O1",
@@ -81,6 +93,9 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     found = summed(tmp_path, name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS.get(name, 1e-4)
+    for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
+        small = summed(tmp_path, name, matrix.pack, x, packed, loads)
+        assert np.array_equal(found, small)
 
 
 def test_threads_sum_rows_of_the_weight_type_beside_coded_ones(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ struct Core {
   void barrier() { team->all.wait(); }
   void warp_sync() { team->warps[warp()].wait(); }
   void settle() {}
-  static void become_whole(const MemoryVector&, Nothing) {}
+  static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
 
   template <class T, class Add>
   // the same order, so the same bits, in every thread

@@ -30,7 +30,7 @@ from twin.hardware.types import Node
 from twin.text import shown
 
 PREDICTIONS = "predictions.json"
-COMPILED_TOGETHER = 8  # runs whose kernels are compiled before the first of them runs
+COMPILED_TOGETHER = 96  # runs whose kernels are compiled before the first of them runs
 
 
 @dataclass(frozen=True, slots=True)

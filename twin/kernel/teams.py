@@ -38,8 +38,6 @@ AHEAD_REGISTERS = (
     (48, {"hidden": 64, "heads": 64, "ffn": 64}),
     (math.inf, {"hidden": 64, "heads": 64, "ffn": 0}),
 )
-# where a layer has experts, whose stages are two more
-EXPERT_REGISTERS = {"hidden": 64, "heads": 32, "ffn": 0}
 # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
 # else
 BIAS_REGISTERS = 32
@@ -48,9 +46,6 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
-# where a layer has experts, and where these have biases
-CODED_EXPERT_AHEAD = {"hidden": 1, "heads": 0, "ffn": 0}
-CODED_BIASED_AHEAD = {"hidden": 0, "heads": 0, "ffn": 0}
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
@@ -205,6 +200,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
     """
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
+    if has_experts(plan):  # a layer's code would not fit the instruction cache
+        return 0
     teams = teams_of(plan)
     elements = {
         kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in BY_INPUT
@@ -212,19 +209,12 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
-        pieces = next(
+        return PIECE_REGISTERS * next(
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
-        if has_experts(plan):
-            experts = plan.spec.experts if plan.spec else None
-            limits = CODED_BIASED_AHEAD if experts and experts.bias else CODED_EXPERT_AHEAD
-            pieces = min(pieces, limits[name])
-        return PIECE_REGISTERS * pieces
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )
-    if has_experts(plan):
-        most = min(most, EXPERT_REGISTERS[name])
     return most - BIAS_REGISTERS if name == "hidden" and plan.spec and plan.spec.qkv_bias else most
 
 

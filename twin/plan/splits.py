@@ -103,5 +103,6 @@ def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_
 
 
 def slot_positions(options: Options, head_dim: int) -> int:
-    """Cached positions of a ring slot."""
-    return max(1, options.slot_bytes // max(1, 2 * head_dim * options.kv_dtype.bytes))
+    """Cached positions of a ring slot; whole products of tensor cores, where it holds one."""
+    most = max(1, options.slot_bytes // max(1, 2 * head_dim * options.kv_dtype.bytes))
+    return most if most < TENSOR_POSITIONS else most - most % TENSOR_POSITIONS

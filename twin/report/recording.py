@@ -152,16 +152,25 @@ def _decode(kind: Any, value: Any) -> Any:
     fit.
     """
     if get_origin(kind) in (Union, types.UnionType):
-        return (
-            None
-            if value is None
-            else _decode(next(a for a in get_args(kind) if a is not type(None)), value)
-        )
+        return None if value is None else _decode(_meant(kind, value), value)
     if get_origin(kind) is tuple:
-        return tuple(_decode(get_args(kind)[0], item) for item in value)
+        kinds = get_args(kind)
+        if kinds[-1] is Ellipsis:
+            return tuple(_decode(kinds[0], item) for item in value)
+        return tuple(_decode(one, item) for one, item in zip(kinds, value, strict=True))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         if not isinstance(value, dict) or value.keys() - hints.keys():
             raise ValueError(f"{kind.__name__} has other fields")
         return kind(**{name: _decode(hints[name], item) for name, item in value.items()})
     return kind(value)
+
+
+def _meant(union: Any, value: Any) -> Any:
+    """The type of a union that the value is one of: of data classes the one with its fields."""
+    kinds = [kind for kind in get_args(union) if kind is not type(None)]
+    if isinstance(value, dict):
+        for kind in kinds:
+            if dataclasses.is_dataclass(kind) and get_type_hints(kind).keys() == value.keys():
+                return kind
+    return kinds[0]
