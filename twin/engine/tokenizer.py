@@ -220,9 +220,7 @@ def _write_tokenizer(path: Path, tokens: Sequence[str], *, whole_words: bool = F
     before it falls apart into bytes.
     """
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocabulary, [], ignore_merges=whole_words)
-    )
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], ignore_merges=whole_words))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=whole_words
     )

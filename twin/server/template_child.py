@@ -12,10 +12,12 @@ import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template
-from jinja2.exceptions import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+sys.path += sys.argv[2:]  # where the libraries lie, behind what is found by itself
+
+from jinja2 import Template  # noqa: E402
+from jinja2.exceptions import TemplateError  # noqa: E402
+from jinja2.ext import loopcontrols  # noqa: E402
+from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 
 
 def compiled(source: str) -> Template:
