@@ -35,8 +35,8 @@ from twin.proof.prove import prove
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1
-# tokens of a vocabulary with made-up words: 256 bytes and two marks, and what a tokenizer's file may
-# hold
+# tokens of a vocabulary with made-up words: more than 256 bytes and two marks, no more than a
+# tokenizer's file may hold
 FEWEST_WORDED, MOST_WORDED = 258, 2**19
 USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
 Show = Callable[[str], None]
@@ -86,8 +86,8 @@ def open_source(
     CheckpointError.
 
     `dtype`: of random weights and of a GGUF file's. `text`: prompts will be text, so a checkpoint
-    must have a tokenizer, and a shape without one gets made-up words. `words`: the folder of another
-    tokenizer than the model's own.
+    must have a tokenizer, and a shape without one gets made-up words. `words`: the folder of
+    another tokenizer than the model's own.
     """
     folder = words or Path(model)
     if seed is None:

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 sys.path += sys.argv[2:]  # where the libraries lie, behind what is found by itself
 
-from jinja2 import Template  # noqa: E402
-from jinja2.exceptions import TemplateError  # noqa: E402
-from jinja2.ext import loopcontrols  # noqa: E402
-from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+from jinja2 import Template
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def compiled(source: str) -> Template:
