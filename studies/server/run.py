@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,13 +258,13 @@ def run_model(record: Record, sizes: Sizes, node: str, model: str, place: str) -
             try:
                 with serving(place, node, *words, *options) as server:
                     for cell, make in asked.items():
-                        record.keep(model, cell, lambda m=make, s=server: m(s, sizes))  # type: ignore[misc]
+                        record.keep(model, cell, partial(make, server, sizes))
             except Failed as error:
                 for cell in asked:
-                    record.keep(model, cell, lambda e=error: {"failed": str(e)})  # type: ignore[misc]
+                    record.keep(model, cell, partial(dict, failed=str(error)))
         if "stream" in asked:
             stream = record.made["models"][model]["stream"]
-            record.keep(model, "engine", lambda s=stream: in_process(node, place, sizes, s))  # type: ignore[misc]
+            record.keep(model, "engine", partial(in_process, node, place, sizes, stream))
 
 
 def compile_plans(node: Node, show: Show) -> int:
