@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from twin.engine.opening import Source, plan_run, plan_served
 from twin.hardware.types import HOST, Node
@@ -26,14 +29,16 @@ class Sizes:
     opening: int  # the user's first turn of a chat
     answer: int
     follow: int  # words of the second turn
-    streams: int = 4
+    warm_up: int = 32  # of a stream that is not timed
+    streams: int = 3  # at least, and for as long as
+    streams_s: float = 2.5
     firsts: int = 5
     chats: int = 3
-    drawn: int = 2  # streams at temperature 1
+    drawn: int = 2  # streams of a server that draws, at each temperature
 
 
 SIZES = Sizes(32, 400, (32, 1024, 8192), 2048, 128, 32)
-SMALL = Sizes(24, 32, (24, 96), 64, 12, 8, streams=2, firsts=2, chats=2, drawn=1)
+SMALL = Sizes(24, 32, (24, 96), 64, 12, 8, 8, streams=2, streams_s=0.05, firsts=2, chats=2, drawn=1)
 TINY = {  # for a CPU
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -50,6 +55,17 @@ TINY = {  # for a CPU
     "torch_dtype": "bfloat16",
     "rope_theta": 10000.0,
 }
+
+
+Made = TypeVar("Made")
+
+
+def repeated(make: Callable[[], Made], sizes: Sizes) -> list[Made]:
+    """Enough of them for a median."""
+    began, made = time.perf_counter(), list[Made]()
+    while len(made) < sizes.streams or time.perf_counter() - began < sizes.streams_s:
+        made.append(make())
+    return made
 
 
 def small(node: Node) -> bool:

@@ -155,11 +155,22 @@ def _sent(body: dict[str, Any] | None) -> tuple[bytes | None, dict[str, str]]:
 @contextmanager
 def serving(model: str, node: str, *words: str) -> Iterator[Server]:
     """`twin serve` in a process of its own, until the block ends. Raises Failed."""
-    command = [sys.executable, "-m", "twin", "serve", model, "--node", node, "--json", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "twin",
+        "serve",
+        model,
+        "--node",
+        node,
+        "--json",
+        "--port",
+        "0",
+    ]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryFile("w+") as log:
         child = subprocess.Popen(
-            [*command, *words],
+            [*command, "--json", "--port", "0", *words],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

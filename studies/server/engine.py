@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from asked import SEED, plans_of  # noqa: E402, the folder is no package
+from asked import SEED, plans_of, repeated, sizes_of  # noqa: E402, the folder is no package
 
 from twin.calibrate.node import calibrated_node  # noqa: E402
 from twin.commands.run import show_piece  # noqa: E402
@@ -49,10 +49,10 @@ def timed(session: Session, source: Source, request: Request) -> tuple[dict[str,
 
 
 def measured(node: Node, plan: Plan, source: Source, asked: dict[str, Any]) -> dict[str, Any]:
-    request = Request(asked["prompt"], asked["tokens"])
+    sizes, request = sizes_of(node), Request(asked["prompt"], asked["tokens"])
     with open_session(node, plan, source, lambda _: None) as session:
-        timed(session, source, request)  # to warm up
-        each = [timed(session, source, request) for _ in range(asked["repeats"])]
+        timed(session, source, Request(asked["prompt"], sizes.warm_up))
+        each = repeated(lambda: timed(session, source, request), sizes)
     texts = {text for _, text in each}
     rows = [row for row, _ in each]
     return {

@@ -31,6 +31,7 @@ from asked import (  # noqa: E402, the folder is no package
     Sizes,
     models_of,
     plans_of,
+    repeated,
     sizes_of,
 )
 from client import Failed, Heard, Server, serving  # noqa: E402
@@ -109,10 +110,10 @@ def opening(server: Server, tokens: int, number: int = 0) -> list[Message]:
 def streamed(server: Server, sizes: Sizes) -> dict[str, Any]:
     """Tokens/s of streamed answers, and what the server's process took meanwhile."""
     asked = opening(server, sizes.prompt)
-    server.stream(asked, sizes.tokens)  # to warm up
+    server.stream(asked, sizes.warm_up)
     before, source = server.cpu_s()
     began = time.perf_counter()
-    heard = [server.stream(asked, sizes.tokens) for _ in range(sizes.streams)]
+    heard = repeated(lambda: server.stream(asked, sizes.tokens), sizes)
     wall = time.perf_counter() - began
     cpu = server.cpu_s()[0] - before
     tokens = sum(one.tokens for one in heard)
@@ -184,7 +185,7 @@ def second_turns(server: Server, sizes: Sizes) -> dict[str, Any]:
 def drawn(server: Server, sizes: Sizes) -> dict[str, Any]:
     """Tokens/s at temperature 1 of a server that was started without --greedy, and at 0."""
     asked = opening(server, sizes.prompt)
-    server.stream(asked, sizes.tokens, 1.0)  # to warm up
+    server.stream(asked, sizes.warm_up, 1.0)
     return {
         f"temperature {temperature:g}": rates(
             [server.stream(asked, sizes.tokens, temperature) for _ in range(sizes.drawn)]
@@ -202,7 +203,6 @@ def in_process(node: str, model: str, sizes: Sizes, stream: dict[str, Any]) -> d
         "model": model,
         "prompt": stream["prompt"],
         "tokens": sizes.tokens,
-        "repeats": sizes.streams,
         "plans": [SERVED, RUN],
     }
     done = subprocess.run(
