@@ -36,8 +36,8 @@ from twin.study.case import Case  # noqa: E402
 
 FILE = HERE / "predictions.json"
 NODE = "1xh200"
-# About what two busy cores took: times with a model of two layers, the share with an engine that only
-# waits and hands out 2,000 tokens/s.
+# About what two busy cores took: times with a model of two layers, the share with an engine that
+# only waits and hands out 2,000 tokens/s.
 JUDGED = {
     "first_s": 2.5e-3,  # from the request to the kernel, and from its token to the client
     "first_token_s": 1.2e-6,  # the same for each token of the prompt
