@@ -35,9 +35,15 @@ def test_a_source_becomes_a_session_that_generates(checkpoint: Path) -> None:
         assert len(complete(session, source.tokenizer, Request(prompt, 4)).made.tokens) == 4
 
 
-def test_random_weights_of_a_shape_take_bytes_as_text() -> None:
+def test_random_weights_of_a_shape_take_any_text_and_every_token_has_one() -> None:
     source = open_source("llama-3.2-1b", 1)
-    assert source.encode("hi")[-2:] == [104, 105]
+    words, bytes_at = source.tokenizer, source.spec.vocab - 258
+    assert words is not None
+    assert source.encode("hi")[-2:] == [bytes_at + 104, bytes_at + 105]
+    made = [0, 77, 1000, bytes_at - 1]
+    assert words.encode_plain(words.decode(made)) == made
+    assert words.stop == {source.spec.vocab - 1}
+    assert all(words.decode([token]) for token in range(0, bytes_at, 97))
     assert open_source("llama-3.2-1b", 1, DType.FP16, text=False).weights.dtype is DType.FP16
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,21 +18,27 @@ from tests.refusals import refused_command
 from twin.commands import serve
 
 
-def test_it_says_where_it_is_answers_and_ends_with_ctrl_c(checkpoint: Path) -> None:
-    words = [sys.executable, "-m", "twin", "serve", str(checkpoint), "--blocks", "1", "--json"]
+def started(*words: object, **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """`twin serve` on a free port, and what it said of itself. `more`: of its environment."""
     child = subprocess.Popen(
-        [*words, "--port", "0", "--greedy", "--served-name", "small", "--max-context", "64"],
+        [sys.executable, "-m", "twin", "serve", *map(str, words), "--json", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | more,
     )
     assert child.stdout is not None
+    lines = list[str]()
+    while not lines or lines[-1] != "}\n":
+        lines.append(child.stdout.readline())
+        assert lines[-1], child.communicate()[1]
+    return child, json.loads("".join(lines))
+
+
+def test_it_says_where_it_is_answers_and_ends_with_ctrl_c(checkpoint: Path) -> None:
+    words = ("--blocks", 1, "--greedy", "--served-name", "small", "--max-context", 64)
+    child, said = started(checkpoint, *words)
     try:
-        lines = []
-        while not lines or lines[-1] != "}\n":
-            lines.append(child.stdout.readline())
-            assert lines[-1], child.communicate()[1]
-        said = json.loads("".join(lines))
         assert (said["model"], said["context"]) == ("small", 64)
         with httpx.Client(base_url=said["url"], verify=False, timeout=30) as client:
             body = {"model": "small", "prompt": "x", "max_tokens": 4}
@@ -45,6 +53,34 @@ def test_it_says_where_it_is_answers_and_ends_with_ctrl_c(checkpoint: Path) -> N
         assert child.returncode == 130
         assert "Traceback" not in err
         assert "no chat template" in err
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_it_serves_random_weights_without_the_simulator_and_says_so(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """A GPU machine may have neither the simulator nor what pages and tables need."""
+    without = ("simpy", "pandas", "plotly", "scipy", "pyarrow", "distributed")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({without}))\n"
+    )
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 512}))
+    child, said = started(tmp_path, "--random", 1, "--blocks", 1, PYTHONPATH=str(tmp_path))
+    try:
+        with httpx.Client(base_url=said["url"], verify=False, timeout=30) as client:
+            body = {"prompt": " aaaa aaab", "max_tokens": 8, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body).json()
+            assert answer["usage"]["prompt_tokens"] == 3  # of which the first begins every text
+            assert answer["usage"]["completion_tokens"] == 8
+            assert "simpy" in client.get("/twin").json()["twin"]["reason"]
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=20)
+        assert "no predictions" in err
+        assert "simpy" in err
+        assert "Traceback" not in err
     finally:
         child.kill()
         child.communicate()

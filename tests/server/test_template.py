@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,3 +104,15 @@ def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
     config.write_text(json.dumps({"chat_template": 5}))
     (tmp_path / "chat_template.jinja").unlink()
     refused(CheckpointError, lambda: find_template(tmp_path), "chat_template")
+
+
+def test_libraries_may_lie_where_only_the_server_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PYTHONPATH; here the child's Python has no site-packages at all."""
+    start = subprocess.Popen
+
+    def without_site(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return start([command[0], "-S", *command[1:]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", without_site)
+    with opened(TEMPLATE) as template:
+        assert template.render(HI) == "<user>hi\n<assistant>"

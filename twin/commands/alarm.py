@@ -24,7 +24,6 @@ def beside(
     if known_error(node) is None or plan.spec is None:
         return None
     try:
-        # the simulator, which a run does without
         from twin.server.expected import FEWEST, expect
 
         if len(made.tokens) <= FEWEST:

@@ -14,7 +14,13 @@ from typing import Any
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.gguf_tokenizer import chat_template, gguf_tokenizer
 from twin.engine.session import Session
-from twin.engine.tokenizer import TOKENIZER, Tokenizer, make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import (
+    TOKENIZER,
+    Tokenizer,
+    make_byte_tokenizer,
+    make_word_tokenizer,
+    open_tokenizer,
+)
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
 from twin.errors import CheckpointError, ConfigError
 from twin.hardware.types import Device, Node
@@ -29,6 +35,9 @@ from twin.proof.prove import prove
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1
+# tokens of a vocabulary with made-up words: more than 256 bytes and two marks, no more than a
+# tokenizer's file may hold
+FEWEST_WORDED, MOST_WORDED = 258, 2**19
 USUAL_CONTEXT = 8192  # positions, where the model has as many and nobody says otherwise
 Show = Callable[[str], None]
 
@@ -77,8 +86,8 @@ def open_source(
     CheckpointError.
 
     `dtype`: of random weights and of a GGUF file's. `text`: prompts will be text, so a checkpoint
-    must have a tokenizer, and a shape without one takes bytes. `words`: the folder of another
-    tokenizer than the model's own.
+    must have a tokenizer, and a shape without one gets made-up words. `words`: the folder of
+    another tokenizer than the model's own.
     """
     folder = words or Path(model)
     if seed is None:
@@ -93,7 +102,7 @@ def open_source(
     spec = load_model(model, runs=True)
     tokenizer = _tokenizer(folder, spec, text=False)
     if tokenizer is None and text:
-        tokenizer = _byte_tokenizer()
+        tokenizer = _made_up_tokenizer(spec.vocab)
     return Source(spec, random_weights(spec, seed, dtype), tokenizer, seed)
 
 
@@ -125,9 +134,15 @@ def _tokenizer(place: Path, spec: ModelSpec, text: bool) -> Tokenizer | None:
     return open_tokenizer(place) if text or (place / TOKENIZER).is_file() else None
 
 
-def _byte_tokenizer() -> Tokenizer:
+def _made_up_tokenizer(vocabulary: int) -> Tokenizer:
+    """Words of no language; bytes alone where the vocabulary is too small to hold a word beside
+    them, or too large for a tokenizer's file.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        make_byte_tokenizer(Path(folder))
+        if FEWEST_WORDED < vocabulary <= MOST_WORDED:
+            make_word_tokenizer(Path(folder), vocabulary)
+        else:
+            make_byte_tokenizer(Path(folder))
         return open_tokenizer(folder)
 
 

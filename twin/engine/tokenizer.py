@@ -34,6 +34,8 @@ BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a charact
 CONTEXT_TOKENS = 8
 _QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORD_LETTERS = 4  # of a made-up word, at least
 
 
 @dataclass(slots=True)
@@ -190,10 +192,37 @@ def make_byte_tokenizer(path: Path) -> None:
     """Writes a tokenizer whose token i is byte i, then <bos> and <eos> (258 tokens): for tests and
     the demo.
     """
-    vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    _write_tokenizer(path, byte_characters())
+
+
+def make_word_tokenizer(path: Path, vocabulary: int) -> None:
+    """Writes a tokenizer of `vocabulary` tokens for weights that mean nothing: made-up words with a
+    space before them, then the 256 bytes, <bos> and <eos>. Every text has tokens, every token but
+    the last two has a text, and text of words gives the tokens that it was made of.
+
+    Words come first because the first of equal logits wins, and those of random streams repeat.
+    """
+    space, rest = byte_characters()[ord(" ")], byte_characters()
+    words = [space + _spelt(number) for number in range(vocabulary - len(rest) - len((BOS, EOS)))]
+    _write_tokenizer(path, [*words, *rest], whole_words=True)
+
+
+def _spelt(number: int) -> str:
+    letters = ""
+    while number or len(letters) < WORD_LETTERS:
+        number, letter = divmod(number, len(LETTERS))
+        letters = LETTERS[letter] + letters
+    return letters
+
+
+def _write_tokenizer(path: Path, tokens: Sequence[str], *, whole_words: bool = False) -> None:
+    """Byte-level BPE without merges. `whole_words`: what stands between two spaces is looked up
+    before it falls apart into bytes.
+    """
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], ignore_merges=whole_words))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
+        add_prefix_space=False, use_regex=whole_words
     )
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([BOS, EOS])

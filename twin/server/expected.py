@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.study.case import Case
 
 FEWEST = 16  # tokens of a request whose rate says something
+SIMULATOR = "simpy"  # the library that the twin needs and a server does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,19 @@ class Expected:
         }
 
 
+def without_twin() -> str:
+    """Why this server can predict nothing; empty where it can."""
+    if find_spec(SIMULATOR) is not None:
+        return ""
+    return f"no predictions beside measured rates: the twin needs {SIMULATOR} (pip install it)"
+
+
 def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -> Expected:
-    """Two simulations of the plan's options. Raises TwinError."""
+    """Two simulations of the plan's options. Raises TwinError, and ImportError without the
+    simulator.
+    """
+    from twin.study.case import Case  # the simulator, which a server does without
+
     last = plan.options.max_context
     options = {**chosen, "max_context": last, "sampling": plan.options.sampling}
     steps = [
@@ -82,6 +94,8 @@ class Beside:
             self.reason = ""
         except TwinError as error:
             self.reason = str(error)
+        except ImportError as error:
+            self.reason = without_twin() or str(error)
 
     def measured(self, times: NDArray[np.float64], position: float) -> None:
         """Seconds of the steps of a request whose middle position this is."""

@@ -55,6 +55,7 @@ class Job:
     ended_s: float | None = None
     _events: deque[Event | None] = field(default_factory=deque)  # None: no more of them
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
     _woken: bool = False  # the loop knows already that there is something to read
 
     # ---- the worker's side ----------------------------------------------------------------------
@@ -69,17 +70,23 @@ class Job:
         self._events.append(event)
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self.loop.call_soon_threadsafe(self._ready.set)
+            self._tell(self._ready)
 
     def end(self) -> None:
         self.ended_s = time.monotonic()
         self.put(None)
+        self._tell(self._over)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(event.set)
 
     # ---- the event loop's side -----------------------------------------------------------------
 
     async def batches(self, gap_s: float, ping_s: float) -> AsyncIterator[list[Event]]:
-        """What came since, at most every `gap_s`; an empty batch after `ping_s` of silence."""
+        """What came since, at most every `gap_s`; an empty batch after `ping_s` of silence. The end
+        waits for no gap: 5 ms are 2 % of an answer that takes a quarter of a second.
+        """
         while True:
             try:
                 async with asyncio.timeout(ping_s):
@@ -94,7 +101,9 @@ class Job:
                 yield there
             if None in batch:
                 return
-            await asyncio.sleep(gap_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(gap_s):
+                    await self._over.wait()
 
     @property
     def age_s(self) -> float:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ MEMORY_BYTES = 2**29
 SECONDS = 2.0  # of a rendering
 START_S = 20.0  # of the child: its first import may find a cold disk
 _CHILD = Path(__file__).with_name("template_child.py")
+_LIBRARIES = ("jinja2", "markupsafe")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -62,6 +64,12 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
+def _folders() -> list[str]:
+    """Where the child's libraries lie: an isolated Python does not look where PYTHONPATH says."""
+    found = [find_spec(name) for name in _LIBRARIES]
+    return sorted({str(Path(one.origin).parents[1]) for one in found if one and one.origin})
+
+
 class Template:
     """One child process, started at first use and again after it was ended. Threads take turns."""
 
@@ -93,7 +101,7 @@ class Template:
 
     def _start(self) -> None:
         self.close()
-        command = [sys.executable, "-I", str(_CHILD), str(MEMORY_BYTES)]
+        command = [sys.executable, "-I", str(_CHILD), str(MEMORY_BYTES), *_folders()]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -12,6 +12,8 @@ import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
+sys.path += sys.argv[2:]  # where the libraries lie, behind what is found by itself
+
 from jinja2 import Template
 from jinja2.exceptions import TemplateError
 from jinja2.ext import loopcontrols

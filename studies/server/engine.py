@@ -1,0 +1,75 @@
+"""The engine in a process of its own, as `twin run` uses it: a question on stdin, one line of JSON
+on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from asked import SEED, plans_of, repeated, sizes_of  # noqa: E402, the folder is no package
+
+from twin.calibrate.node import calibrated_node  # noqa: E402
+from twin.commands.run import show_piece  # noqa: E402
+from twin.engine.generate import Piece, Request, complete  # noqa: E402
+from twin.engine.opening import Source, open_session, open_source  # noqa: E402
+from twin.engine.session import Session  # noqa: E402
+from twin.hardware.types import Node  # noqa: E402
+from twin.plan.types import Plan  # noqa: E402
+
+
+def timed(session: Session, source: Source, request: Request) -> tuple[dict[str, float], str]:
+    """Rates of an answer whose text is shown piece by piece, and the text."""
+    stamps = list[float]()
+
+    def show(piece: Piece) -> None:
+        show_piece(piece)
+        if piece.token is not None:
+            stamps.append(time.perf_counter())
+
+    began = time.perf_counter()
+    ended = complete(session, source.tokenizer, request, show)
+    taken = time.perf_counter() - began
+    said = {
+        "whole": len(stamps) / taken,
+        "between": (len(stamps) - 1) / (stamps[-1] - stamps[0]),
+        "kernel": ended.made.tokens_per_s,
+        "first_token_s": stamps[0] - began,
+        "prompt_s": ended.made.prompt_ns / 1e9,
+    }
+    return said, ended.text
+
+
+def measured(node: Node, plan: Plan, source: Source, asked: dict[str, Any]) -> dict[str, Any]:
+    sizes, request = sizes_of(node), Request(asked["prompt"], asked["tokens"])
+    with open_session(node, plan, source, lambda _: None) as session:
+        timed(session, source, Request(asked["prompt"], sizes.warm_up))
+        each = repeated(lambda: timed(session, source, request), sizes)
+    texts = {text for _, text in each}
+    rows = [row for row, _ in each]
+    return {
+        "samples": {name: [row[name] for row in rows] for name in rows[0]},
+        "text": texts.pop() if len(texts) == 1 else None,
+    }
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    node = calibrated_node(asked["node"])
+    source = open_source(asked["model"], SEED)
+    plans = plans_of(source, node)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        found = {what: measured(node, plans[what], source, asked) for what in asked["plans"]}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
