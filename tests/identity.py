@@ -86,7 +86,7 @@ def digest(*parts: bytes) -> str:
 
 def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
     """Of the tree that Python imports from."""
-    layout = module("twin.kernel.layout", "twin.plan.layout")
+    tables = module("twin.kernel.tables", "twin.kernel.layout", "twin.plan.layout")
     header = module("twin.kernel.header", "twin.plan.header")
     defaults = module("twin.kernel.defaults", "twin.plan.defaults")
     load_model = module("twin.models.load").load_model
@@ -105,7 +105,7 @@ def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
         found[case] = _simulated(words, folder)
         plan = defaults.plan_for(load_model(words[0]), load_node(words[1]), **_options(words[2:]))
         if plan.simulation_only() is None:
-            found[case]["image"] = digest(layout.image(plan).tobytes())
+            found[case]["image"] = digest(tables.image(plan).tobytes())
             found[case]["header"] = digest(code_of(header.header(plan)))
         print(case, file=sys.stderr, flush=True)
     return found

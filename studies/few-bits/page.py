@@ -10,11 +10,13 @@ from typing import Any
 
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
+from twin.study.foretold import FILE as PREDICTIONS
+from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
-from twin.study.outcome import Bars, Series
+from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / "predictions.json"
+FILE = HERE / PREDICTIONS
 SHORT = "32"  # tokens of the prompt of the figure
 
 
@@ -62,10 +64,6 @@ def rows_table(rows: dict[str, Any]) -> str:
                 if "refused" in cell:
                     lines.append((row, node, prompt, "no room", *("",) * 5))
                     continue
-                limits = ", ".join(
-                    f"{cause.replace('_', '-')} {share:.0%}"
-                    for cause, share in cell["limits"].items()
-                )
                 speed = measured(row, node, prompt)
                 lines.append(
                     (
@@ -77,7 +75,7 @@ def rows_table(rows: dict[str, Any]) -> str:
                         f"{speed:,.0f}" if speed else "",
                         f"{cell['floor']:,.0f}",
                         f"{cell['without_decoding']:,.0f}",
-                        limits,
+                        limits_text(cell),
                     )
                 )
     return markdown_table(head, lines)
@@ -86,15 +84,10 @@ def rows_table(rows: dict[str, Any]) -> str:
 def chart(rows: dict[str, Any]) -> Bars:
     """After a short prompt, by node."""
     nodes = list(dict.fromkeys(node for of in rows.values() for node in of))
-
-    def values(node: str, level: str) -> tuple[float | None, ...]:
-        return tuple(of.get(node, {}).get(SHORT, {}).get(level) for of in rows.values())
-
-    series = [
-        Series(node, values(node, "p50"), values(node, "p10"), values(node, "p90"))
-        for node in nodes
+    bars = [
+        series(node, [of.get(node, {}).get(SHORT, {}) for of in rows.values()]) for node in nodes
     ]
-    return Bars(tuple(rows), tuple(series), "tokens/s after 32 tokens (predicted, p10 to p90)")
+    return Bars(tuple(rows), tuple(bars), "tokens/s after 32 tokens (predicted, p10 to p90)")
 
 
 if __name__ == "__main__":

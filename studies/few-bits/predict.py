@@ -7,10 +7,7 @@ divided by the errors that the node's fit was seen to make on engine runs of den
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,53 +17,40 @@ from typing import Any
 
 import numpy as np
 
+from twin.calibrate.node import calibrated_node
+from twin.errors import PlanError
+from twin.sim import consume
+from twin.sim.run import simulate
+from twin.study.few_bits import NODES, cells, spec_of, timed_plan
+from twin.study.foretold import DRAWS, fit_of, limits, spread, write_once
+from twin.study.hardware import with_settings
+from twin.study.interval import settings
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from rows import NODES, cells, spec_of, timed_plan  # noqa: E402, the folder is no package
-
-from twin.calibrate import store  # noqa: E402
-from twin.calibrate.known_error import known_error  # noqa: E402
-from twin.calibrate.node import calibrated_node  # noqa: E402
-from twin.errors import PlanError  # noqa: E402
-from twin.sim import consume  # noqa: E402
-from twin.sim.run import simulate  # noqa: E402
-from twin.study.hardware import with_settings  # noqa: E402
-from twin.study.interval import Draws, settings  # noqa: E402
-
-FILE = HERE / "predictions.json"
-DRAWS = Draws(8, 1)
-LEVELS = (0.1, 0.5, 0.9)
 # What decoding takes, of what prototypes took: these had no ring beside them and no second input
 # type in their registers (judged)
 DECODING = (0.8, 1.5)
-TOP = 3  # causes that are named
 
 
 def main() -> None:
-    if FILE.exists():
-        raise SystemExit(f"{FILE} is there: predictions are written once, before the runs")
+    write_once(HERE, predictions)
+
+
+def predictions() -> dict[str, Any]:
     wanted = cells()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = dict(zip(wanted, pool.map(predicted, wanted), strict=True))
-    fits = {}
-    for node in NODES:
-        device = calibrated_node(node).device.name
-        kept = store.read_fit(device)
-        fits[device] = kept and kept[1].get("run")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    made: dict[str, Any] = {"commit": commit, "fits": fits, "draws": DRAWS.count}
-    made |= {"decoding": list(DECODING), "rows": {}}
+    devices = [calibrated_node(node).device.name for node in NODES]
+    rows: dict[str, Any] = {}
     for (row, node, prompt), cell in found.items():
-        made["rows"].setdefault(row, {}).setdefault(node, {})[str(prompt)] = cell
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        rows.setdefault(row, {}).setdefault(node, {})[str(prompt)] = cell
     print(f"{len(wanted)} cells predicted")
+    return {
+        "fits": {device: fit_of(device) for device in devices},
+        "draws": DRAWS.count,
+        "decoding": list(DECODING),
+        "rows": rows,
+    }
 
 
 def predicted(cell: tuple[str, str, int]) -> dict[str, Any]:
@@ -83,20 +67,13 @@ def predicted(cell: tuple[str, str, int]) -> dict[str, Any]:
     for one, factor in zip(settings(node, DRAWS), factors(), strict=True):
         with decoding(factor):
             speeds.append(1 / simulate(plan, with_settings(node, one)).step_s)
-    known = known_error(node)
-    assert known is not None
-    seen = [speed / (1 + error) for speed in speeds for error in known.errors.values()]
-    p10, p50, p90 = (float(level) for level in np.quantile(seen, LEVELS))
-    causes = sorted(result.attribution_ps.items(), key=lambda one: -one[1])[:TOP]
     return {
         "nominal": 1 / result.step_s,
-        "p10": p10,
-        "p50": p50,
-        "p90": p90,
+        **spread(speeds, node),
         "floor": 1 / result.floor_s,
         "without_decoding": 1 / free.step_s,
         "bytes": result.bytes_per_step,
-        "limits": {cause: round(share / result.step_ps, 3) for cause, share in causes},
+        "limits": limits(result.attribution_ps),
     }
 
 

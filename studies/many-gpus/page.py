@@ -10,12 +10,14 @@ from typing import Any
 
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
+from twin.study.foretold import FILE as PREDICTIONS
+from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
 from twin.study.many_gpus import KOG, ROWS
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / "predictions.json"
+FILE = HERE / PREDICTIONS
 Cells = dict[str, dict[str, Any]]
 
 
@@ -44,11 +46,10 @@ def rows_table(cells: dict[str, Cells]) -> str:
     lines = []
     for row in ROWS:
         for node, cell in cells[row.name].items():
-            limits = ", ".join(f"{name} {share:.0%}" for name, share in cell["limits"].items())
             kog = KOG.get((row.name, node))
             numbers = [f"{cell[level]:,.0f}" for level in ("p50", "p10", "p90")]
             lines.append(
-                (row.name, node, *numbers, limits.replace("_", "-"), f"{kog:,.0f}" if kog else "")
+                (row.name, node, *numbers, limits_text(cell), f"{kog:,.0f}" if kog else "")
             )
     return markdown_table(head, lines)
 
@@ -71,13 +72,8 @@ def reduce_table(nodes: Cells) -> str:
 
 def chart(cells: dict[str, Cells]) -> Bars:
     nodes, shown = _nodes(cells), [row.name for row in ROWS if row.name != "llama-3.1-70b"]
-    series = [
-        Series(
-            node,
-            tuple(cells[name].get(node, {}).get("p50") for name in shown),
-            tuple(cells[name].get(node, {}).get("p10") for name in shown),
-            tuple(cells[name].get(node, {}).get("p90") for name in shown),
-        )
+    bars = [
+        series(node, [cells[name].get(node, {}) for name in shown])
         for node in nodes
         if node.endswith("h200-sxm")
     ]
@@ -86,7 +82,7 @@ def chart(cells: dict[str, Cells]) -> Bars:
         tuple(KOG.get((name, "8xh200-sxm")) for name in shown),
         marks=True,
     )
-    return Bars(tuple(shown), (*series, kog), "tokens/s (predicted, p10 to p90)")
+    return Bars(tuple(shown), (*bars, kog), "tokens/s (predicted, p10 to p90)")
 
 
 if __name__ == "__main__":

@@ -9,18 +9,12 @@ engine runs, give p10 to p90. Link numbers are on file, not fitted.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from twin.calibrate import store
-from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import peer_probes, reduce_seconds
 from twin.errors import TwinError
@@ -30,41 +24,31 @@ from twin.kernel.defaults import limits_of
 from twin.models.spec import ModelSpec
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
+from twin.study.foretold import DRAWS, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
-from twin.study.interval import Draws, settings
+from twin.study.interval import settings
 from twin.study.many_gpus import KOG, ROWS, Row, spec_of
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / "predictions.json"
-NODES = tuple(f"{gpus}x{device}" for device in ("h200-sxm", "h100-sxm") for gpus in (2, 4, 8))
-DRAWS = Draws(8, 1)
-LEVELS = (0.1, 0.5, 0.9)
+DEVICES = ("h200-sxm", "h100-sxm")
+NODES = tuple(f"{gpus}x{device}" for device in DEVICES for gpus in (2, 4, 8))
+FITTED = "1xh200-sxm"  # whose held-out runs say how wrong the twin is
 REDUCED_KIB = (6, 16)
 DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is proportional
-TOP = 3  # causes that are named
 
 
 def main() -> None:
-    if FILE.exists():
-        raise SystemExit(f"{FILE} is there: predictions are written once, before the runs")
+    write_once(HERE, predictions)
+
+
+def predictions() -> dict[str, Any]:
     cells = [(row.name, node) for row in ROWS for node in NODES]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         rows = dict(zip(cells, pool.map(predicted_row, cells), strict=True))
         reduced = dict(zip(NODES, pool.map(predicted_reduce, NODES), strict=True))
-    fits = {
-        device: (found := store.read_fit(device)) and found[1].get("run")
-        for device in ("h200-sxm", "h100-sxm")
-    }
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    made = {
-        "commit": commit,
-        "fits": fits,
+    print(f"{len(cells)} cells predicted")
+    return {
+        "fits": {device: fit_of(device) for device in DEVICES},
         "draws": DRAWS.count,
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},
         "rows": {
@@ -73,8 +57,6 @@ def main() -> None:
         },
         "all_reduce": reduced,
     }
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(cells)} cells predicted")
 
 
 def predicted_row(cell: tuple[str, str]) -> dict[str, Any] | None:
@@ -87,9 +69,8 @@ def predicted_row(cell: tuple[str, str]) -> dict[str, Any] | None:
         return None
     step, causes = _step(row, node)
     speeds = [1 / _step(row, with_settings(node, one))[0] for one in settings(node, DRAWS)]
-    limits = sorted(causes.items(), key=lambda one: -one[1])[:TOP]
-    shares = {name: round(share / sum(causes.values()), 3) for name, share in limits}
-    return {"nominal": 1 / step, **_interval(speeds), "limits": shares}
+    interval = spread(speeds, calibrated_node(FITTED))
+    return {"nominal": 1 / step, **interval, "limits": limits(causes)}
 
 
 def _options(row: Row) -> dict[str, Any]:
@@ -116,16 +97,6 @@ def _of_layers(spec: ModelSpec, layers: int) -> ModelSpec:
 
 def _simulated(spec: ModelSpec, row: Row, node: Node) -> Result:
     return Case(spec, node, _options(row)).simulate()
-
-
-def _interval(values: list[float]) -> dict[str, float]:
-    """With the twin's own error, as its held-out runs on one H200 showed it."""
-    known = known_error(calibrated_node("1xh200-sxm"))
-    assert known is not None
-    errors = list(known.errors.values())
-    seen = [value / (1 + error) for value in values for error in errors]
-    low, middle, high = (float(level) for level in np.quantile(seen, LEVELS))
-    return {"p10": low, "p50": middle, "p90": high}
 
 
 def predicted_reduce(name: str) -> dict[str, Any]:

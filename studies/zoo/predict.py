@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -16,10 +15,10 @@ from pathlib import Path
 
 from shapes import shapes, timed_plan
 
-from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
 from twin.errors import TwinError
 from twin.sim.run import simulate
+from twin.study.foretold import commit_of, fit_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,25 +39,18 @@ def predicted(node: str, at: int) -> dict[str, object]:
 
 
 def main() -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    commit = commit_of(HERE)
     names = [spec.name for spec in shapes()]
     for node in sys.argv[1:]:
         device = calibrated_node(node).device.name
-        fit = store.read_fit(device)
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             made = dict(
                 zip(names, pool.map(partial(predicted, node), range(len(names))), strict=True)
             )
         context = {
             "node": node,
-            "fit": fit[1].get("run") if fit else None,
-            "commit": commit.stdout.strip(),
+            "fit": fit_of(device),
+            "commit": commit,
         }
         (HERE / f"predictions-{device}.json").write_text(
             json.dumps(context | {"shapes": made}, indent=1) + "\n"

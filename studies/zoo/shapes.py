@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
+from twin.bench.rows import cut
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import from_config
@@ -14,8 +14,6 @@ from twin.plan.types import Plan
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
-# of the small model with the same layers whose logits are compared
-CHECKED_LAYERS, CHECKED_VOCAB = 2, 8192
 NUMBERS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -53,6 +51,4 @@ def asked() -> dict[str, int]:
 
 def checked_plan(spec: ModelSpec, node: Node) -> Plan:
     """The same layers, two of them, with a vocabulary that a NumPy reference multiplies soon."""
-    windows = spec.windows[:CHECKED_LAYERS]
-    small = replace(spec, layers=CHECKED_LAYERS, vocab=CHECKED_VOCAB, windows=windows)
-    return plan_for(small, node, context=PROMPT, max_context=64)
+    return plan_for(cut(spec), node, context=PROMPT, max_context=64)

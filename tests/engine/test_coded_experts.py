@@ -22,10 +22,11 @@ from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
 from twin.kernel.header import header
-from twin.kernel.layout import PAGE_BYTES, UNIT_BYTES, layout, pack
+from twin.kernel.streams import PAGE_BYTES, pack
+from twin.kernel.tables import layout
 from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import format_named
+from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec

@@ -27,7 +27,7 @@ from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
-from twin.kernel.layout import layout
+from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build

@@ -16,8 +16,9 @@ from tests.engine.test_coded_experts import model
 from tests.engine.test_experts import routed
 from tests.models.codes.names import coded_names
 from twin.engine.filling import coded_pieces
-from twin.kernel.layout import PAGE_BYTES, UNIT_BYTES, layout
-from twin.models.formats import format_named
+from twin.kernel.streams import PAGE_BYTES
+from twin.kernel.tables import layout
+from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.quantized import requantized
 from twin.plan.types import Plan
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from twin import toolchain
-from twin.kernel.layout import PAGE_BYTES, _tile
+from twin.kernel.streams import PAGE_BYTES, _tile
 from twin.models.spec import DType
 from twin.plan.types import Matrix
 

@@ -18,19 +18,12 @@ from hypothesis import strategies as st
 from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
+from twin.kernel.constants import pack_constants
+from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.layout import (
-    FIELDS,
-    PAGE_BYTES,
-    _row,
-    image,
-    layout,
-    pack,
-    pack_constants,
-    stream_bytes,
-    tile_bytes,
-)
 from twin.kernel.scan import check_cache_tiles
+from twin.kernel.streams import PAGE_BYTES, pack, stream_bytes, tile_bytes
+from twin.kernel.tables import image, layout
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.shards import stage_matrix
@@ -251,6 +244,6 @@ def test_counters_wait_for_all_writers_of_the_copy() -> None:
 
 @pytest.mark.parametrize("named", [{"value": 1}, {"value": 1, "previous_step": 0, "later": 2}])
 def test_a_row_names_every_field_of_its_struct_and_no_other(named: dict[str, int]) -> None:
-    assert _row("resets", previous_step=3, value=1) == (1, 3)
+    assert record("resets", previous_step=3, value=1) == (1, 3)
     with pytest.raises(KeyError):
-        _row("resets", **named)
+        record("resets", **named)

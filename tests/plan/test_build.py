@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.draws import drawn
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
-from twin.kernel.layout import tile_inverse
+from twin.kernel.tables import tile_inverse
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
 from twin.plan.partition import MOST_ROWS, cut, scatter, spread

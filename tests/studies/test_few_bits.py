@@ -1,16 +1,12 @@
-"""The script that runs experts and few-bit weights on a GPU, tried on a CPU with small models; and
-what was predicted of its rows.
+"""The runs of experts and few-bit weights on a GPU, tried on a CPU with small models; and what was
+predicted of their rows.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,45 +17,43 @@ from twin.hardware.load import load_node
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-
-FOLDER = Path(__file__).resolve().parents[2] / "studies" / "few-bits"
-MADE = ("rows", "run")
-
-
-@pytest.fixture
-def script() -> Iterator[ModuleType]:
-    """run.py, whose neighbours are found in its folder."""
-    before = {name: sys.modules.pop(name, None) for name in MADE}
-    path = list(sys.path)
-    spec = importlib.util.spec_from_file_location("run", FOLDER / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    yield made
-    sys.path[:] = path
-    for name, old in before.items():
-        sys.modules.pop(name, None)
-        if old is not None:
-            sys.modules[name] = old
+from twin.report.few_bits import told
+from twin.study import few_bits
+from twin.study.few_bits import Row, cells, run_rows, study
+from twin.study.foretold import read_cells
 
 
-def test_every_row_was_predicted_with_an_interval(script: ModuleType) -> None:
-    rows = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))["rows"]
-    import rows as asked
-
+def test_every_row_was_predicted_with_an_interval() -> None:
     found = {
         (row, node, int(prompt)): cell
-        for row, nodes in rows.items()
+        for row, nodes in read_cells(study()).items()
         for node, prompts in nodes.items()
         for prompt, cell in prompts.items()
     }
-    assert set(found) == set(asked.cells())
-    told = [cell for cell in found.values() if "refused" not in cell]
-    assert len(told) >= 28
-    for cell in told:
+    assert set(found) == set(cells())
+    predicted = [cell for cell in found.values() if "refused" not in cell]
+    assert len(predicted) >= 28
+    for cell in predicted:
         assert cell["p10"] <= cell["p50"] <= cell["p90"]
         assert cell["nominal"] <= cell["without_decoding"] <= cell["floor"]
+
+
+def test_a_row_is_told_beside_its_prediction_and_a_refusal_with_its_reason() -> None:
+    rows = {
+        "small": {
+            "check": {"logit_difference": 2e-4, "bitwise_equal": True},
+            "32": {"tokens_per_s": 900.0},
+            "4096": {"failed": "no room"},
+        },
+        "large": {"failed": "no plan"},
+    }
+    cell = {"p10": 980.0, "p50": 990.0, "p90": 1000.0}
+    said = told(load_node("1xh200"), rows, {"small": {"1xh200-sxm": {"32": cell}}})
+    lines = [line.split() for line in said.splitlines()]
+    assert ["small", "32", "900", "990", "(980-1,000)", "+10.0%", "2.0e-04", "yes"] in lines
+    assert ["small", "4096", "not", "run", "2.0e-04", "yes"] in lines
+    assert ["large", "32", "not", "run"] in lines
+    assert said.endswith("small, after 4096: no room\n\nlarge: no plan")
 
 
 SMALL: dict[str, ModelSpec] = {
@@ -69,27 +63,29 @@ SMALL: dict[str, ModelSpec] = {
 
 
 @pytest.mark.slow
-def test_the_script_measures_and_checks_in_one_run(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_rows_are_measured_and_checked_in_one_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import rows as asked
-
-    monkeypatch.setattr(script, "ROWS", [asked.Row(name, name, {}) for name in SMALL])
-    monkeypatch.setattr(script, "spec_of", SMALL.__getitem__)
-    monkeypatch.setattr(script, "PROMPTS", (4, 8))
-    for module in (script, asked):
-        monkeypatch.setattr(module, "TOKENS", 12)
-        monkeypatch.setattr(module, "WARM_UP", 2)
-    monkeypatch.setattr(asked, "CHECKED_CONTEXT", 32)
+    monkeypatch.setattr(few_bits, "ROWS", [Row(name, name, {}) for name in SMALL])
+    monkeypatch.setattr(few_bits, "spec_of", SMALL.__getitem__)
+    for name, value in {
+        "PROMPTS": (4, 8),
+        "TOKENS": 12,
+        "WARM_UP": 2,
+        "CHECKED_CONTEXT": 32,
+    }.items():
+        monkeypatch.setattr(few_bits, name, value)
     out, said = tmp_path / "made.json", list[str]()
-    script.run_rows(load_node("1xhost"), out, said.append)
+    run_rows(load_node("1xhost"), out, said.append)
     made: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert set(made) == set(SMALL)
     for found in made.values():
         assert found["check"]["bitwise_equal"] is True
         assert found["check"]["logit_difference"] < 2e-2
-        assert found["4"]["tokens_per_s"] > 0
-        assert found["8"]["tokens_per_s"] > 0
+        for prompt in ("4", "8"):
+            assert set(found[prompt]) == {"tokens_per_s", "samples", "bytes", "prompt_s"}
+            assert found[prompt]["tokens_per_s"] > 0
+            assert len(found[prompt]["samples"]) == 3
     before = len(said)
-    script.run_rows(load_node("1xhost"), out, said.append)  # everything is there already
+    run_rows(load_node("1xhost"), out, said.append)  # everything is there already
     assert len(said) == before

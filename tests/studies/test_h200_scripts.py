@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ON_GPU = {"ml_dtypes", "numpy", "pyyaml", "tokenizers"}
 CHANGES = {"resident, sentinel", "sentinel -> grid", "resident -> graph"}
 
 
@@ -108,15 +111,19 @@ def test_marks_inside_stages_find_their_places(tmp_path: Path) -> None:
 
 
 def test_gpu_scripts_import_no_simulator() -> None:
-    """The GPU machine has neither simpy nor scipy."""
-    blocked = (
-        "import sys; sys.modules.update(dict.fromkeys(('simpy', 'scipy', 'pandas', 'plotly')))"
-    )
+    """A GPU machine has of our dependencies only ON_GPU."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=]", one)[0] for one in project["dependencies"]}
+    assert names > ON_GPU
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({sorted(names - ON_GPU)}))"
     for folder, modules in {
+        "few-bits": "run",
         "h200-acceptance": "acceptance, twin.bench.acceptance.sanitizer",
         "h200-changes": "measure",
         "h200-history": "tune, inside, prompts",
         "h200-traces": "record",
+        "many-gpus": "twin.report.many_gpus",
+        "zoo": "measure",
     }.items():
         code = f"{blocked}; sys.path.insert(0, 'studies/{folder}'); import {modules}"
         done = subprocess.run(

@@ -29,9 +29,11 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
-from twin.kernel import layout as plan_layout
+from twin.kernel.constants import pack_constants
 from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request, Status
-from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
+from twin.kernel.layout import LINE_FLOATS
+from twin.kernel.streams import PAGE_BYTES, embedding, pack
+from twin.kernel.tables import layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 
@@ -132,7 +134,7 @@ class CudaEngine(Session):
         most.
         """
         table = (
-            plan_layout.embedding(self.plan, weights).reshape(-1).view(np.uint8)
+            embedding(self.plan, weights).reshape(-1).view(np.uint8)
             if weights is not None
             else np.zeros(1, np.uint8)
         )
@@ -148,7 +150,7 @@ class CudaEngine(Session):
             if weights is not None and packed:
                 self._pack(weights, rank, gpu)
             if weights is not None:
-                memory.constants = gpu.copied(plan_layout.pack_constants(self.plan, weights, rank))
+                memory.constants = gpu.copied(pack_constants(self.plan, weights, rank))
             self._allocate_work(gpu, memory)
 
     def _allocate_work(self, gpu: Gpu, memory: RankMemory) -> None:
@@ -178,7 +180,7 @@ class CudaEngine(Session):
 
     def _pack(self, weights: Weights, rank: int, gpu: Gpu) -> None:
         host = np.zeros(self._stream_bytes(), np.uint8)
-        plan_layout.pack(self.plan, weights, rank, host)
+        pack(self.plan, weights, rank, host)
         gpu.write(self._launch.ranks[rank].stream, host)
 
     def fill_random(self, seed: int) -> None:

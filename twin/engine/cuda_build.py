@@ -17,9 +17,9 @@ from twin.engine.driver import compiler_version, open_compiler
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.budget import shared_bytes
 from twin.kernel.header import header
-from twin.kernel.layout import layout
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
+from twin.kernel.tables import layout
 from twin.plan.types import Plan
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 

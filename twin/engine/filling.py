@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
-from twin.kernel.layout import PAGE_BYTES, layout
+from twin.kernel.streams import PAGE_BYTES
+from twin.kernel.tables import layout
 from twin.models.codes import Coded, code_of
 from twin.models.formats import UNIT_BYTES
 from twin.plan.types import Matrix, Plan, Stage, tiles_of

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
-from twin.kernel.layout import layout
+from twin.kernel.tables import layout
 from twin.plan.types import Execution, Plan
 from twin.toolchain import (
     cache_dir,

@@ -25,9 +25,11 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
-from twin.kernel import layout as plan_layout
+from twin.kernel.constants import pack_constants
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
-from twin.kernel.layout import LINE_FLOATS, PAGE_BYTES, layout
+from twin.kernel.layout import LINE_FLOATS
+from twin.kernel.streams import PAGE_BYTES, embedding, pack
+from twin.kernel.tables import image, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 from twin.toolchain import build_host
@@ -58,7 +60,7 @@ class HostEngine(Session):
         self._library = _load(
             build_host(header(plan, embedded=False, trace=trace), sanitize=sanitize)
         )
-        self._image = plan_layout.image(plan)
+        self._image = image(plan)
         self._control = Control()
         self._workers = plan.ranks * plan.blocks
         self._memory = _Arenas(plan, weights)
@@ -162,16 +164,14 @@ class _Arenas:
         )
         self.ranks = (RankMemory * plan.ranks)()
         self._streams, self._exchange, self._counts, self._kept = [], [], [], []
-        table = (
-            plan_layout.embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
-        )
+        table = embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
         self._kept.append(table)
         for rank, memory in enumerate(self.ranks):
             stream = _arena(int(made.sizes["stream_pages"]) * PAGE_BYTES)
             constants = np.zeros(1, np.float32)
             if weights is not None:
-                plan_layout.pack(plan, weights, rank, stream)
-                constants = _aligned(plan_layout.pack_constants(plan, weights, rank))
+                pack(plan, weights, rank, stream)
+                constants = _aligned(pack_constants(plan, weights, rank))
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
             kv, probabilities = _arena(kv_bytes(plan)), _arena(probability_floats(plan) * 4)

@@ -21,8 +21,8 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.logit_rows import LogitRows
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
+from twin.kernel.coded import STORAGE
 from twin.kernel.header import MAX_RANKS, PASS_BARRIER, START_BARRIER, Control, Request, Status
-from twin.kernel.layout import STORAGE
 from twin.plan.types import Plan, Sampling, StageKind
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights

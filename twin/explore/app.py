@@ -19,7 +19,7 @@ from twin.explore.reports import report, reports
 from twin.explore.rows import Rows
 from twin.explore.view import MOST_QUERY, View, read_view
 from twin.files import csv_text
-from twin.server.application import Application, Route, page
+from twin.server.application import Application, Route, page, whole_page
 from twin.server.exchange import Exchange, Gone
 from twin.server.guard import Guard
 from twin.server.limits import Limits
@@ -27,7 +27,7 @@ from twin.server.problem import Problem
 from twin.server.replies import PING, encoded
 from twin.text import shown
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE = Path(__file__).with_name("page")
 # A report's scripts draw its figures; they reach neither this server nor anything else.
 REPORT_POLICY = (
     b"default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
@@ -88,7 +88,7 @@ class App(Application):
     # ---- what is there -------------------------------------------------------------------------
 
     async def _page(self, exchange: Exchange) -> None:
-        await page(exchange, PAGE.read_bytes())
+        await page(exchange, whole_page(PAGE))
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.json({"status": "ok"})

@@ -14,13 +14,12 @@ from twin.kernel.header import PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.layout import (
     BARRIER_BYTES,
     LINE_FLOATS,
-    PAGE_BYTES,
     PROGRESS_BYTES,
     STATE_EXTRA,
-    UNIT_BYTES,
 )
+from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE
-from twin.models.formats import INT4, SCALED_ROWS
+from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
 from twin.plan.splits import SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 

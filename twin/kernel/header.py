@@ -16,7 +16,8 @@ import numpy as np
 
 from twin.kernel import experts
 from twin.kernel.coded import codes_by_input, codes_of
-from twin.kernel.layout import FIELDS, FLOATS, Layout, layout
+from twin.kernel.fields import FIELDS, FLOATS
+from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
 from twin.models.spec import DType
 from twin.models.variant import Activation
@@ -132,7 +133,7 @@ class Control(ctypes.Structure):
 def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
     """The header that the kernel is compiled with: the same text for the same plan.
 
-    Without `embedded` the tables and sizes are read from `layout.image` at run time.
+    Without `embedded` the tables and sizes are read from `tables.image` at run time.
     """
     made = layout(plan)
     own = plan.attention

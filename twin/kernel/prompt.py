@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.kernel.fields import up
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, StageKind
@@ -92,7 +93,7 @@ def prompt_of(plan: Plan) -> Prompt:
     at, offsets = 0, {"": -1}
     for name, width in columns.items():
         offsets[name] = at
-        at += chunk * _up(width, LINE_FLOATS)
+        at += chunk * up(width, LINE_FLOATS)
     end = max(s.index for s in pass_stages(plan)) + 1
     attention = attention_bytes(
         plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes
@@ -109,7 +110,7 @@ def prompt_of(plan: Plan) -> Prompt:
         offsets.get("queries", 0),
         values,
         end,
-        _up(chip, LINE_FLOATS),
+        up(chip, LINE_FLOATS),
     )
 
 
@@ -146,17 +147,17 @@ def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -
     `kv_bytes` of a cached number.
     """
     queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
-    heads = _up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
-    turns = _up(chunk * own.head_dim, LINE_FLOATS)
+    heads = up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
+    turns = up(chunk * own.head_dim, LINE_FLOATS)
     pitch = 2 * own.head_dim * kv_bytes + PITCH_BYTES
-    fresh = _up(chunk * pitch // 4, LINE_FLOATS)
-    tiles = _up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
+    fresh = up(chunk * pitch // 4, LINE_FLOATS)
+    tiles = up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
     return 4 * (
         heads
         + turns
         + fresh
         + tiles
-        + _up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+        + up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
     )
 
 
@@ -199,7 +200,7 @@ def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_byte
     else:
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
-    return max(products, _up(attention, 256)) + ROWS_BYTES
+    return max(products, up(attention, 256)) + ROWS_BYTES
 
 
 def fitting_chunk(own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
@@ -251,7 +252,3 @@ def check_tensor_cores(plan: Plan) -> None:
             f"prompt_chunk={options.prompt_chunk}: a pass of this plan takes {allowed} tokens; "
             "use one of them, or 1"
         )
-
-
-def _up(count: int, step: int) -> int:
-    return -(-count // step) * step

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
-from twin.kernel.layout import FLOATS, LINE_FLOATS, PAGE_BYTES, UNIT_BYTES, layout
+from twin.kernel.fields import FLOATS
+from twin.kernel.layout import LINE_FLOATS
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
+from twin.kernel.streams import PAGE_BYTES
+from twin.kernel.tables import layout
 from twin.kernel.teams import taken_ahead
+from twin.models.formats import UNIT_BYTES
 from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     MOST_BATCH_ROWS,

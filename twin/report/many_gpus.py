@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import SIZES, reduce_seconds
 from twin.engine.opening import check_runs_here
 from twin.report.tables import table
+from twin.study.foretold import beside, read_cells
 from twin.study.many_gpus import KOG, ROWS, Run, everything, pack, study
 
 
@@ -24,14 +24,11 @@ def told(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
     for row in ROWS:
         timed, checked = found["row"][row.name], found["check"][row.name]
         cell = predicted.get(row.name, {}).get(run.node.name, {})
-        speed = timed.get("tokens_per_s")
-        said = f"{speed:,.0f}" if speed else "not run"
-        guess = f"{cell['p50']:,.0f} ({cell['p10']:,.0f}-{cell['p90']:,.0f})" if cell else ""
-        off = f"{cell['p50'] / speed - 1:+.1%}" if cell and speed else ""
+        speeds = beside(timed.get("tokens_per_s"), cell)
         same, right = _judged(timed, "same_tokens"), _judged(checked, "correct")
         notes += [f"{row.name}: {one['refused']}" for one in (timed, checked) if "refused" in one]
         kog = KOG.get((row.name, run.node.name))
-        rows.append((row.name, said, guess, off, same, right, f"{kog:,.0f}" if kog else ""))
+        rows.append((row.name, *speeds, same, right, f"{kog:,.0f}" if kog else ""))
     heads = ("row", "tokens/s", "predicted (p10-p90)", "off", "same tokens", "as reference", "Kog")
     medians = {name: one["median_s"] for name, one in found["probes"].items() if "median_s" in one}
     gpus, sizes = run.node.gpus, list[tuple[int, str, str]]()
@@ -63,10 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
     tiny = not node.device.nvidia
     run = Run(node, args.out, tiny, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
     found = everything(run)
-    file = study() / "predictions.json"
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     print(f"records: {pack(run)}\n")
-    print(told(run, found, {} if tiny else kept.get("rows", {})))
+    print(told(run, found, {} if tiny else read_cells(study())))
     return 0
 
 

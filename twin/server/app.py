@@ -11,7 +11,7 @@ from typing import Any
 
 from twin.engine.generate import Request
 from twin.engine.logprobs import Spelling
-from twin.server.application import Application, Route, page
+from twin.server.application import Application, Route, page, whole_page
 from twin.server.exchange import Exchange, Gone
 from twin.server.expected import Beside
 from twin.server.guard import Guard
@@ -25,7 +25,7 @@ from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE = Path(__file__).with_name("page")
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class App(Application):
         await exchange.answer(204, b"")
 
     async def _page(self, exchange: Exchange) -> None:
-        await page(exchange, PAGE.read_bytes())
+        await page(exchange, whole_page(PAGE))
 
     async def _health(self, exchange: Exchange) -> None:
         if trouble := self.worker.trouble(self.limits.stall_s):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
 
 from twin.server.exchange import Exchange, Gone, Message, Receive, Send
 from twin.server.guard import Guard
@@ -17,6 +20,11 @@ POLICY = (
     b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     b"frame-ancestors 'none'"
+)
+# What a page names of its folder: a line for each file
+NAMED = re.compile(
+    r'<link rel="stylesheet" href="(?P<style>[a-z]+\.css)" />'
+    r'|<script src="(?P<script>[a-z]+\.js)"></script>'
 )
 LOG = logging.getLogger("twin.server")
 Route = Callable[[Exchange], Awaitable[None]]
@@ -69,6 +77,20 @@ class Application:
         if exchange.begun:
             raise error  # ends the connection: the answer is not whole
         await exchange.refuse(Problem("an error of the server; see its log", status=500))
+
+
+@cache
+def whole_page(folder: Path) -> bytes:
+    """page.html of a folder with the styles and scripts that it names inside it: one answer, and a
+    policy that lets a page load nothing.
+    """
+
+    def content(named: re.Match[str]) -> str:
+        tag = "style" if named["style"] else "script"
+        text = (folder / (named["style"] or named["script"])).read_text(encoding="utf-8")
+        return f"<{tag}>\n{text}</{tag}>"
+
+    return NAMED.sub(content, (folder / "page.html").read_text(encoding="utf-8")).encode()
 
 
 async def page(exchange: Exchange, content: bytes, policy: bytes = POLICY) -> None:

@@ -21,13 +21,22 @@ from typing import Any
 
 import numpy as np
 
-from twin.bench.measure import check_logits
+from twin.bench import rows
+from twin.bench.rows import (
+    REPEATS,
+    SEED,
+    alike,
+    first_tokens,
+    keep,
+    logit_difference,
+    prepared,
+    repeated,
+)
 from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.probes import Probe
 from twin.data import data_dir
 from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
 from twin.engine.opening import plan_run
-from twin.engine.weights import random_weights
 from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
@@ -35,8 +44,6 @@ from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Plan
 
-SEED = 1
-REPEATS = 3
 WARM_UP_STEPS = 20
 CHECKED = 6  # positions of which the reference's logits are computed
 ALIKE = 0.02  # largest difference from the reference's logits in 16 bits, of the largest logit
@@ -96,9 +103,7 @@ def small(spec: ModelSpec) -> ModelSpec:
 
 def cut(spec: ModelSpec) -> ModelSpec:
     """As many layers as show everything that a layer does, for the reference."""
-    layers = min(spec.layers, 2 * spec.lanes.delay + 2 if spec.lanes else 2)
-    vocab = min(spec.vocab, 8192)
-    return dataclasses.replace(spec, layers=layers, windows=spec.windows[:layers], vocab=vocab)
+    return rows.cut(spec, 2 * spec.lanes.delay + 2) if spec.lanes else rows.cut(spec)
 
 
 @dataclass(slots=True)
@@ -122,9 +127,7 @@ class Run:
         except TwinError as error:
             found = {"refused": str(error)}
         found = {**found, "seconds": time.monotonic() - began}
-        beside = file.with_suffix(".part")
-        beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        beside.replace(file)
+        keep(file, found)
         return found
 
     # ---- plans -----------------------------------------------------------------------------------
@@ -174,14 +177,12 @@ def measure_row(run: Run, row: Row) -> dict[str, Any]:
     """Tokens per second, and whether all repeats gave the same tokens."""
     spec, context = run.spec(row), run.context(row)
     plan = run.plan(row, spec, context + run.tokens)
-    prompt = [(7 + 13 * at) % spec.vocab for at in range(context)]
-    with open_random(run.node.device, plan, SEED) as engine:
-        made = [engine.generate(prompt, max_tokens=run.tokens) for _ in range(1 + REPEATS)]
+    made = repeated(run.node.device, plan, first_tokens(spec.vocab, context), run.tokens)
     speeds = [one.tokens_per_s for one in made[1:]]
     return {
         "tokens_per_s": statistics.median(speeds),
         "samples": speeds,
-        "same_tokens": all(one.tokens == made[0].tokens for one in made),
+        "same_tokens": alike(made),
         "bytes_per_step": plan.bytes_per_step(),
     }
 
@@ -190,10 +191,8 @@ def check_row(run: Run, row: Row) -> dict[str, Any]:
     """The row's layers with packed weights, beside the reference."""
     spec = cut(run.spec(row))
     plan = run.plan(row, spec, CHECKED + 2)
-    weights = random_weights(spec, SEED, plan.options.weight_dtype)
     tokens = [(5 + 17 * at) % spec.vocab for at in range(CHECKED)]
-    with open_engine(run.node.device, plan, weights) as engine:
-        worst = check_logits(engine, plan, weights, tokens)
+    worst = logit_difference(run.node.device, prepared(plan, tokens))
     return {"logit_difference": worst, "correct": bool(worst < ALIKE)}
 
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from twin.errors import TwinError
-from twin.kernel.layout import in_order
+from twin.kernel.fields import in_order
 from twin.plan.types import Parts, Stage, StageKind
 from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state

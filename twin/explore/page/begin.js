@@ -1,0 +1,45 @@
+// The first view; the browser's back and its width.
+"use strict";
+
+let shown = 0;
+new ResizeObserver(() => {
+  if (state.choices && shown !== at("show").clientWidth) {
+    shown = at("show").clientWidth;
+    render();
+  }
+}).observe(at("show"));
+
+addEventListener("popstate", () => {
+  read(location.search);
+  go(false);
+});
+
+async function begin() {
+  if (innerWidth <= 860) at("choose").open = false;
+  try {
+    state.choices = await (await fetch("choices")).json();
+  } catch {
+    at("wrong").hidden = false;
+    at("wrong").textContent = "the server does not answer; is it still running?";
+    return;
+  }
+  if (location.search) {
+    const looks = await fetch(`commands${location.search}`);
+    if (!looks.ok) {
+      at("wrong").hidden = false;
+      at("wrong").textContent = await problem(looks);
+      read("");
+      editor();
+      names();
+      fetchReports();
+      return;
+    }
+  }
+  read(location.search);
+  if (!location.search) history.replaceState(null, "", `?${query()}`);
+  go(false);
+  names();
+  fetchReports();
+}
+
+begin();

@@ -1,0 +1,156 @@
+"""The packed weight streams: where each block's tiles lie, and the weights in their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.kernel import experts
+from twin.kernel.coded import STORAGE, pack_coded, stored_bytes
+from twin.kernel.fields import Table
+from twin.models.codes import Coded
+from twin.models.formats import UNIT_BYTES
+from twin.plan import shards
+from twin.plan.shards import Weights
+from twin.plan.types import Execution, Matrix, Plan, Span, Stage, tiles
+
+PAGE_BYTES = 4096  # streams of blocks start on a page
+
+
+def stream_bytes(plan: Plan) -> list[int]:
+    """[blocks] weights that one step streams through each."""
+    if plan.coded:
+        return [
+            sum(
+                sum(tile_bytes(plan, stage, block))
+                for stage in plan.stages
+                if stage.matrix and not stage.routed
+            )
+            for block in range(plan.blocks)
+        ]
+    # of all matrices whose rows the blocks share alike
+    columns: Counter[tuple[Span, ...]] = Counter()
+    for stage in plan.stages:
+        if stage.matrix and not stage.routed:
+            columns[stage.matrix.owned] += stage.matrix.cols
+    size = plan.options.weight_dtype.bytes
+    return [
+        size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items())
+        for block in range(plan.blocks)
+    ]
+
+
+def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
+    """Bytes of each ring slot of a block, in stream order."""
+    assert stage.matrix is not None
+    return [
+        stored_bytes(plan, stage.matrix, r[1] - r[0], c[1] - c[0])
+        for r, c in tiles(stage.matrix, block)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the memory of weights is divided, in pages from its start."""
+
+    blocks: Table  # [blocks] the first page of each block's stream
+    experts: dict[int, experts.Place]  # of each stage that has some, behind the streams
+    pages: int  # in all
+
+
+@lru_cache(maxsize=8)
+def places(plan: Plan) -> Places:
+    rows: Table = []
+    page = 0
+    for size in stream_bytes(plan):
+        rows.append((page,))
+        page += -(-size // PAGE_BYTES)
+    placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
+    return Places(rows, placed, pages)
+
+
+def starts(plan: Plan) -> Table:
+    """In units of UNIT_BYTES, from the start of the block's stream."""
+    if plan.options.execution is Execution.RESIDENT:
+        return []
+    size = plan.options.weight_dtype.bytes
+    at = [0] * plan.blocks
+    rows: Table = []
+    for stage in plan.stages:
+        rows += [(a // UNIT_BYTES,) for a in at]
+        if stage.matrix and plan.coded and not stage.routed:
+            at = [a + sum(tile_bytes(plan, stage, block)) for block, a in enumerate(at)]
+        elif stage.matrix and not stage.routed:
+            at = [
+                a + (hi - lo) * stage.matrix.cols * size
+                for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)
+            ]
+    return rows
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
+    """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the
+    order of `types.tiles`, and the experts behind them.
+    """
+    storage = STORAGE[plan.options.weight_dtype]
+    made = places(plan)
+    starts = [int(row[0]) * PAGE_BYTES for row in made.blocks]
+    for stage in plan.stages:
+        if stage.matrix is None:
+            continue
+        if stage.routed:
+            place = made.experts[stage.index]
+            first = place.page * PAGE_BYTES
+            size = stage.routed.experts * place.units * UNIT_BYTES
+            experts.pack(plan, stage, rank, weights, place, out[first : first + size])
+            continue
+        found = shards.stage_matrix(plan, stage, rank, weights)
+        if plan.coded:
+            starts = pack_coded(plan, stage, found, starts, out)
+            continue
+        assert not isinstance(found, Coded)
+        source = np.ascontiguousarray(found).astype(storage, copy=False)
+        for block, (lo, hi) in enumerate(stage.matrix.owned):
+            size = (hi - lo) * stage.matrix.cols * source.itemsize
+            target = out[starts[block] : starts[block] + size].view(storage)
+            _tile(stage.matrix, source[lo:hi], target)
+            starts[block] += size
+
+
+def embedding(plan: Plan, weights: Weights) -> NDArray[Any]:
+    """[vocab, hidden] in the plan's weight type; one copy serves all ranks of a GPU."""
+    return np.ascontiguousarray(weights["embed"]).astype(
+        STORAGE[plan.options.weight_dtype], copy=False
+    )
+
+
+def _tile(matrix: Matrix, rows: NDArray[Any], out: NDArray[Any]) -> None:
+    """Copy [rows, cols] into tile order: row groups, inside a group column slices, inside a slice
+    row-major.
+    """
+    if matrix.tile_cols >= matrix.cols:
+        out[:] = rows.reshape(-1)
+        return
+    height, cols = matrix.tile_rows, matrix.cols
+    whole = len(rows) // height * height
+    for part, target, high in (
+        (rows[:whole], out[: whole * cols], height),
+        (rows[whole:], out[whole * cols :], len(rows) - whole),
+    ):
+        if not len(part):
+            continue
+        groups = part.reshape(-1, high, cols)
+        stream = target.reshape(len(groups), high * cols)
+        for lo in range(0, cols, matrix.tile_cols):
+            hi = min(lo + matrix.tile_cols, cols)
+            stream[:, high * lo : high * hi].reshape(len(groups), high, hi - lo)[:] = groups[
+                :, :, lo:hi
+            ]

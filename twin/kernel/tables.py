@@ -1,0 +1,284 @@
+"""The tables that the kernel walks, made of a plan: rows, then all of them as one array. Offsets
+count floats, except where the name says pages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.kernel import experts
+from twin.kernel.coded import coded_fields
+from twin.kernel.constants import constant_offsets, stage_extras
+from twin.kernel.fields import (
+    CODED_FIELDS,
+    FIELDS,
+    FLOATS,
+    NUMBERS,
+    PARTS,
+    SHAPE,
+    Table,
+    in_order,
+    record,
+    up,
+)
+from twin.kernel.layout import LINE_FLOATS, choice_floats, sizes_of
+from twin.kernel.prompt import prompt_of
+from twin.kernel.streams import places, starts
+from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of each table in the field order of FIELDS, and the sizes of the arenas."""
+
+    sizes: dict[str, int | float]
+    stages: Table
+    reads: Table
+    resets: Table
+    values: Table
+    owned: Table  # [blocks][sets] spans: those of a block lie together
+    rows: Table  # [sets][blocks] (first, count) into `spans`
+    spans: Table
+    streams: Table  # [blocks] first page of each block's stream
+    # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
+    starts: Table
+    stage_fields: tuple[str, ...]  # FIELDS, and those of STAGE_EXTRAS that the model's family uses
+    placed: dict[int, experts.Place]  # the experts of each stage that has some
+
+    def fields(self, table: str) -> tuple[str, ...]:
+        """The names of a table's columns."""
+        return self.stage_fields if table == "stages" else FIELDS[table][1]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in FIELDS}
+
+
+@lru_cache(maxsize=8)
+def layout(plan: Plan) -> Layout:
+    """All tables of a plan."""
+    sets = _Sets(plan.blocks)
+    reads: Table = []
+    resets: Table = []
+    stages: Table = []
+    constants, vectors = constant_offsets(plan)
+    extras, codes = stage_extras(plan), CODED_FIELDS if plan.coded else ()
+    routed = experts.fields_of(plan)
+    fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
+    placed = places(plan)
+    kv = 0
+    for stage in plan.stages:
+        matrix = experts.multiplied(plan, stage)
+        at = vectors.get(stage.index, {})
+        stages.append(
+            in_order(
+                fields,
+                dict(
+                    kind=NUMBERS[stage.kind],
+                    layer=stage.layer,
+                    first_read=len(reads),
+                    reads=len(stage.reads),
+                    first_reset=len(resets),
+                    resets=len(stage.resets),
+                    publishes=-1 if stage.publishes is None else stage.publishes,
+                    **_shape(matrix),
+                    owned=sets.own(matrix.owned) if matrix else -1,
+                    items=sets.own(stage.items) if stage.items else -1,
+                    window=stage.window,
+                    kv=kv,
+                    **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
+                    pushes=int(_pushes(plan, stage)),
+                    next=_next_stage(plan, stage),
+                    **{name: at.get(name, -1) for name in extras},
+                    **(coded_fields(plan, matrix) if codes else {}),
+                    **experts.fields(placed.experts.get(stage.index), routed),
+                ),
+            )
+        )
+        kv += stage.kind is StageKind.ATTENTION
+        reads += [
+            record(
+                "reads",
+                value=r.value,
+                parts=PARTS[r.parts],
+                pass_parts=PARTS[_pass_parts(plan, r)],
+                spans=sets.read(r),
+                previous_step=int(r.previous_step),
+                residual=int(r.residual),
+                scale=r.scale,
+            )
+            for r in stage.reads
+        ]
+        resets += [
+            record("resets", value=r.value, previous_step=int(r.previous_step))
+            for r in stage.resets
+        ]
+    values, exchange, counters = _values(plan, sets)
+    sizes = sizes_of(plan) | {
+        "kv_stages": kv,
+        "exchange_floats": exchange,
+        "counters": counters + 3,
+        "grid_counter": counters,
+        "prompt_counter": counters + 2,
+        "owned_sets": len(sets.sets),
+        "constant_floats": constants,
+        "stream_pages": placed.pages,
+        "rope": vectors.get(-1, {}).get("rope", -1),
+    }
+    sizes |= {"choice": int(sizes["scratch_floats"]) - choice_floats(plan)} if routed else {}
+    return Layout(
+        sizes,
+        stages,
+        reads,
+        resets,
+        values,
+        sets.owned,
+        sets.rows,
+        sets.spans,
+        placed.blocks,
+        starts(plan),
+        fields,
+        placed.experts,
+    )
+
+
+def _next_stage(plan: Plan, stage: Stage) -> int:
+    """The one that consumers run next where keepers make sums of late parts."""
+    return next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages))
+
+
+def _shape(matrix: Matrix | None) -> dict[str, int]:
+    """A stage's fields of its matrix; zeros where it has none."""
+    if matrix is None:
+        return dict.fromkeys(SHAPE, 0)
+    own = {
+        name: getattr(matrix, name) for name in ("rows", "cols", "unit", "tile_rows", "tile_cols")
+    }
+    return own | {"tile_inverse": tile_inverse(matrix.tile_rows), "batch": matrix.batch_rows}
+
+
+def tile_inverse(tile_rows: int) -> int:
+    """n * this >> 16 is n // tile_rows for the rows of a batch and a tile beside it."""
+    return -(-(1 << 16) // tile_rows)
+
+
+def _pass_parts(plan: Plan, read: Read) -> Parts:
+    """Of the value's memory in a prompt pass: a sum of late parts is not made, the parts themselves
+    are added.
+    """
+    value = plan.values[read.value]
+    return (
+        Parts.OTHERS if plan.stages[value.stage].late else read.parts if value.pushed else Parts.OWN
+    )
+
+
+def _pushes(plan: Plan, stage: Stage) -> bool:
+    return stage.publishes is not None and plan.values[stage.publishes].pushed
+
+
+class _Sets:
+    """Per-block tables, each distinct one stored once."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.sets: list[tuple[Span, ...]] = []
+        self.rows: Table = []
+        self.spans: Table = []
+        self._owned: dict[tuple[Span, ...], int] = {}
+        self._rows: dict[tuple[tuple[Span, ...], ...], int] = {}
+        self._spans: dict[tuple[Span, ...], int] = {}
+
+    def own(self, spans: tuple[Span, ...]) -> int:
+        if spans not in self._owned:
+            self._owned[spans] = len(self.sets)
+            self.sets.append(spans)
+        return self._owned[spans]
+
+    @property
+    def owned(self) -> Table:
+        return [spans[block] for block in range(self.blocks) for spans in self.sets]
+
+    def read(self, read: Read) -> int:
+        if read.spans not in self._rows:
+            self._rows[read.spans] = len(self.rows)
+            self.rows += [(self._list(spans), len(spans)) for spans in read.spans]
+        return self._rows[read.spans]
+
+    def _list(self, spans: tuple[Span, ...]) -> int:
+        if spans not in self._spans:
+            self._spans[spans] = len(self.spans)
+            self.spans += spans
+        return self._spans[spans]
+
+
+def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
+    """(rows, floats of the exchange arena of a rank, counters).
+
+    A (buffer, copy) has one counter per part for pushed values and one more for local values. A
+    reader waits for all arrivals of the steps before, and for those of this step up to its value.
+    """
+    base, floats, counters = {}, 0, {}
+    for buffer in plan.buffers:
+        base[buffer.id], counters[buffer.id] = (
+            floats,
+            sum((b.parts + 1) * b.copies for b in plan.buffers[: buffer.id]),
+        )
+        floats += buffer.copies * buffer.parts * up(buffer.elements, LINE_FLOATS)
+    writers = {v.id: sum(lo < hi for lo, hi in v.owned) for v in plan.values}
+    prompts = prompt_of(plan).values
+    shared: dict[tuple[int, int, bool], list[Value]] = defaultdict(list)
+    for value in plan.values:
+        shared[value.buffer, value.copy, value.pushed].append(value)
+    rows: Table = []
+    for value in plan.values:
+        buffer = plan.buffers[value.buffer]
+        stride = up(buffer.elements, LINE_FLOATS)
+        same = shared[value.buffer, value.copy, value.pushed]
+        counter = counters[value.buffer] + value.copy * (buffer.parts + 1)
+        rows.append(
+            record(
+                "values",
+                offset=base[value.buffer] + value.copy * buffer.parts * stride,
+                part_stride=stride,
+                parts=buffer.parts,
+                elements=value.elements,
+                pushed=int(value.pushed),
+                owned=sets.own(value.owned),
+                counter=counter + (0 if value.pushed else buffer.parts),
+                arrivals=sum(writers[v.id] for v in same if v.stage <= value.stage),
+                arrivals_per_step=sum(writers[v.id] for v in same),
+                prompt=prompts[value.id],
+            )
+        )
+    return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
+
+
+# ---- one array -----------------------------------------------------------------------------------
+
+
+def image(plan: Plan) -> NDArray[np.int32]:
+    """The sizes and all tables as one array of 4-byte words: a word offset per table first."""
+    made = layout(plan)
+    parts = [_words([tuple(made.sizes.values())], tuple(made.sizes))]
+    parts += [_words(table, made.fields(name)) for name, table in made.tables.items()]
+    starts = np.cumsum([len(parts), *(len(p) for p in parts)])[:-1]
+    return np.concatenate([starts.astype(np.int32), *parts])
+
+
+def _words(table: Sequence[tuple[int | float, ...]], fields: tuple[str, ...]) -> NDArray[np.int32]:
+    if not table:
+        return np.zeros(0, np.int32)
+    columns = list(zip(*table, strict=True))
+    words = [
+        np.array(column, np.float32).view(np.int32)
+        if name in FLOATS
+        else np.array(column, np.int32)
+        for name, column in zip(fields, columns, strict=True)
+    ]
+    return np.stack(words, axis=1).reshape(-1)

@@ -1,0 +1,123 @@
+"""What the stages of a layer's feed-forward (dense or experts) must be and read, derived from the
+model alone.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.plan.types import Matrix, Routed, Span, Stage, StageKind, Value
+from twin.proof.layer_walk import LayerWalk
+from twin.proof.stored import DECODED
+from twin.proof.walk import Need
+
+
+def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> Value:
+    if isinstance(kind, ExpertFeed) and kind.experts and kind.top_k:
+        return _experts(layer, kind, reads)
+    width, prefix = (
+        (kind.width, "") if isinstance(kind, DenseFeed) else (kind.shared_width, "shared_")
+    )
+    ffn = layer.share(width)
+    act = layer.rows(StageKind.GATE_UP, reads, [(ffn, f"{prefix}up")], unit=2)
+    return layer.rows(
+        StageKind.DOWN, [layer.all(act)], [(layer.walk.spec.hidden, f"{prefix}down")], cols=ffn
+    )
+
+
+def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
+    walk, hidden = layer.walk, layer.walk.spec.hidden
+    scored = [
+        (layer.common(kind.experts), "router"),
+        *([(layer.common(1), "shared_expert_gate")] if kind.shared_gate else []),
+    ]
+    logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
+    act = (
+        layer.rows(StageKind.SHARED_UP, [], [(layer.share(kind.shared_width), "shared_up")], unit=2)
+        if kind.shared_width
+        else None
+    )
+    route = walk.peek(StageKind.ROUTE, layer.index)
+    walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
+    kept = None
+    if act is not None:
+        kept = walk.peek(StageKind.SHARED_DOWN, layer.index)
+        if not kept.kept:
+            walk.say(kept, "throws the shared experts' sums away")
+        walk.take(
+            StageKind.SHARED_DOWN,
+            layer.index,
+            [layer.all(act)],
+            elements=None,
+            matrix=[(hidden, act.elements, 1)],
+        )
+    known = 0 if kind.hashed else route.index
+    up = walk.peek(StageKind.ROUTED_UP, layer.index)
+    width = _slice(layer, kind.width, up.matrix.pack if up.matrix else 0)
+    _chosen(layer, up, kind, known)
+    wanted = _shares_of_chosen(layer, kind, width, up.matrix)
+    value = walk.take(
+        StageKind.ROUTED_UP,
+        layer.index,
+        [],
+        elements=wanted[-1][1],
+        matrix=[(2 * width, hidden, 2)],
+    )
+    if value.owned != wanted:
+        walk.say(
+            up,
+            "blocks do not publish their shares of the chosen experts' rows in block order, "
+            f"{wanted[0]} the first",
+        )
+    down = walk.peek(StageKind.ROUTED_DOWN, layer.index)
+    _chosen(layer, down, kind, known)
+    if kept is not None and [m.owned for m in kept.matrices] != [m.owned for m in down.matrices]:
+        walk.say(down, "blocks do not own the rows whose sums they kept")
+    return layer.rows(StageKind.ROUTED_DOWN, [layer.all(value)], [(hidden, "down")], cols=width)
+
+
+def _shares_of_chosen(
+    layer: LayerWalk, kind: ExpertFeed, width: int, matrix: Matrix | None
+) -> tuple[Span, ...]:
+    """One token on a rank with all experts always multiplies top_k of them: the stacked rows
+    themselves, divided evenly and in order, in whole tiles of a plan with few-bit weights.
+    Otherwise a block's elements follow each other whatever the draw, with room for the largest.
+    """
+    blocks, options = layer.plan.blocks, layer.options
+    held = kind.experts // options.expert_ranks
+    rows = min(held, options.tokens * kind.top_k) * width
+    if options.tokens == 1 and options.expert_ranks == 1:
+        whole = matrix.tile_rows // 2 if matrix is not None and matrix.pack else 1
+        ends = [rows // whole * at // blocks * whole for at in range(blocks + 1)]
+        return tuple(pairwise(ends))
+    most = -(-rows // blocks)
+    return tuple((at * most, (at + 1) * most) for at in range(blocks))
+
+
+def _chosen(layer: LayerWalk, stage: Stage, kind: ExpertFeed, known: int) -> None:
+    """A routed stage's weights may be fetched behind the stage at which the routing is known,
+    not before.
+    """
+    held = kind.experts // layer.options.expert_ranks
+    routed = Routed(held, min(held, layer.options.tokens * kind.top_k), kind.experts, kind.top_k)
+    if stage.routed != routed:
+        layer.walk.say(stage, f"its experts are {stage.routed}, the model has {routed}")
+    if stage.gate is None or stage.gate < known:
+        layer.walk.say(
+            stage, f"fetches experts behind stage {stage.gate}; they are known behind {known}"
+        )
+
+
+def _slice(layer: LayerWalk, width: int, pack: int) -> int:
+    """Columns of an expert on a rank: whole groups of scales; beside few-bit weights whole
+    loads of `pack` columns, and on several ranks whole blocks of each format.
+    """
+    ranks = layer.ranks // layer.options.expert_ranks
+    form = layer.weights["down"].format
+    high, wide = form.block
+    grain = max(8, wide) if ranks > 1 and high == 1 else 8
+    if pack:
+        blocks = [DECODED[form.name][1] or pack for form in layer.walk.spec.coded]
+        grain = max([pack, *blocks]) if ranks > 1 else pack
+    return grain * -(-width // (grain * ranks))

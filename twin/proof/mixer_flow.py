@@ -1,0 +1,292 @@
+"""What the stages of a layer's mixer must be and read, derived from the model alone; one function a
+kind of mixer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from twin.models.mixers import (
+    CompressedAttention,
+    DeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    Mixer,
+)
+from twin.plan.types import Span, StageKind, Value
+from twin.proof.layer_walk import LayerWalk, nth, scan_of
+from twin.proof.walk import Need, partials_of
+
+STATE_WORD = 4  # bytes of an element of a recurrent state
+LATENT_PARTS = (
+    "q_a",
+    "kv",
+    "compress_kv",
+    "compress_gate",
+    "index_kv",
+    "index_gate",
+    "index_heads",
+)
+
+
+def mixed(layer: LayerWalk, kind: Mixer, reads: list[Need]) -> Value:
+    match kind:
+        case GroupedAttention():
+            return _grouped(layer, kind, reads)
+        case LatentAttention():
+            return _latent(layer, kind, reads)
+        case DeltaNet():
+            return _delta(layer, kind, reads)
+        case CompressedAttention():
+            return _compressed(layer, kind, reads)
+
+
+def _grouped(layer: LayerWalk, kind: GroupedAttention, reads: list[Need]) -> Value:
+    heads, cached, dim = (
+        layer.share(kind.heads),
+        max(1, kind.kv_heads // layer.ranks),
+        kind.head_dim,
+    )
+    q, kv, gate = heads * dim, cached * dim, heads * dim * kind.output_gate
+    qkv = layer.rows(StageKind.QKV, reads, [(q + 2 * kv + gate, "q")])
+    partials = (
+        _cached(layer, kind, qkv, heads, cached)
+        if layer.plan.attention
+        else _scanned(layer, kind, qkv, heads, cached)
+    )
+    gated = [Need(qkv, layer.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
+    return layer.rows(
+        StageKind.O_PROJ, [layer.all(partials), *gated], [(layer.walk.spec.hidden, "o")], cols=q
+    )
+
+
+def _cached(layer: LayerWalk, kind: GroupedAttention, qkv: Value, heads: int, cached: int) -> Value:
+    """The kernel's own: items of `Plan.attention`, whose partials begin with whole loads of
+    four words.
+    """
+    stage = layer.walk.peek(StageKind.ATTENTION, layer.index)
+    if stage.window != kind.window:
+        layer.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
+    splits = layer.plan.kernel_attention().splits
+    needs = [Need(qkv, _item_vectors(stage.items, splits, heads, cached, kind.head_dim))]
+    if kind.whole_qk_norm:  # their sums of squares
+        normed = (0, (heads + cached) * kind.head_dim)
+        needs.append(Need(qkv, tuple((normed,) if lo < hi else () for lo, hi in stage.items)))
+    width = -(-partials_of(layer.plan, heads // cached, kind.head_dim) // 4) * 4
+    return layer.attention(stage, needs, width, items=cached * splits)
+
+
+def _scanned(
+    layer: LayerWalk, kind: GroupedAttention, qkv: Value, heads: int, cached: int
+) -> Value:
+    """A cache of the layer's own."""
+    dim, group = kind.head_dim, heads // cached
+    q, kv = heads * dim, cached * dim
+    stage = layer.scans(
+        StageKind.ATTENTION,
+        heads=cached,
+        group=group,
+        entries=kind.positions(layer.options.context),
+    )
+    layer.entry_bytes(stage, 2 * dim * layer.options.kv_dtype.bytes)
+
+    def of(item: int) -> Iterable[Span]:
+        head = item // scan_of(stage).splits % cached
+        return (
+            (head * group * dim, (head + 1) * group * dim),
+            (q + head * dim, q + (head + 1) * dim),
+            (q + kv + head * dim, q + kv + (head + 1) * dim),
+        )
+
+    return layer.attention(
+        stage, [layer.of_items(stage, qkv, of)], partials_of(layer.plan, group, dim)
+    )
+
+
+def _latent(layer: LayerWalk, kind: LatentAttention, reads: list[Need]) -> Value:
+    heads, query = layer.share(kind.heads), kind.nope_dim + kind.rope_dim
+    if kind.q_rank:
+        first, second = layer.common(kind.q_rank), layer.common(kind.latent_dim)
+        latent = layer.rows(
+            StageKind.LATENT, reads, [(first, "q_a"), (second, "kv_a")], common=True
+        )
+        queries = layer.rows(
+            StageKind.QUERY, [layer.some(latent, (0, first))], [(heads * query, "q_b")]
+        )
+        newest, start = (first, first + second), 0
+    else:
+        latent = layer.rows(
+            StageKind.LATENT, reads, [(kind.latent_dim, "kv_a"), (heads * query, "q")]
+        )
+        queries, newest, start = latent, (0, kind.latent_dim), kind.latent_dim
+    plain = [(start + h * query, start + h * query + kind.nope_dim) for h in range(heads)]
+    turned = [(lo + kind.nope_dim, lo + query) for lo, _ in plain]
+    absorbed = layer.rows(
+        StageKind.ABSORB,
+        lambda rows: [Need(queries, layer.per_block(rows, kind.kv_rank, plain))],
+        [(heads * kind.kv_rank, "k_up")],
+    )
+    stage = layer.scans(
+        StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(layer.options.context)
+    )
+    layer.entry_bytes(stage, kind.latent_dim * layer.options.kv_dtype.bytes)
+    needs = [layer.of_items(stage, absorbed, lambda item: [(0, absorbed.elements)])]
+    if latent is queries:
+        needs.append(layer.of_items(stage, latent, lambda item: [newest, *turned]))
+    else:
+        needs += [
+            layer.of_items(stage, queries, lambda item: turned),
+            layer.of_items(stage, latent, lambda item: [newest]),
+        ]
+    partials = layer.attention(stage, needs, partials_of(layer.plan, heads, kind.kv_rank))
+    carried = layer.head_out(stage, partials, "v_up", heads, heads * kind.value_dim, kind.kv_rank)
+    return layer.rows(
+        StageKind.O_PROJ,
+        [layer.all(carried)],
+        [(layer.walk.spec.hidden, "o")],
+        cols=heads * kind.value_dim,
+    )
+
+
+def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) -> Value:
+    heads, groups, dim = layer.share(kind.heads), layer.share(kind.o_groups), kind.head_dim
+    parts = [
+        (layer.common(w.rows), name)
+        for name, w in layer.weights.items()
+        if w.cols == layer.walk.spec.hidden and name in LATENT_PARTS
+    ]
+    latent = layer.rows(StageKind.LATENT, reads, parts, common=True)
+    low = layer.common(kind.q_rank)
+    keys = sum(rows for rows, name in parts if name.startswith("index"))
+    heads_asked, divided = _index_heads(layer, kind)
+    asked = heads_asked * kind.index_dim
+    projected = [(heads * dim, "q_b"), *([(asked, "index_q")] if asked else [])]
+    queries = layer.rows(StageKind.QUERY, [layer.some(latent, (0, low))], projected)
+    end = latent.elements - keys
+    entries = kind.entries(layer.options.context) if kind.top_k else 0
+    entries = layer.common(entries) if divided else entries
+    scores = (
+        _scores(layer, heads_asked, entries, kind.key_bytes, (queries, heads * dim), (latent, end))
+        if entries
+        else None
+    )
+    stage = layer.scans(
+        StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(layer.options.context)
+    )
+    layer.entry_bytes(stage, kind.entry_bytes)
+    if scan_of(stage).chosen != bool(scores):
+        layer.walk.say(
+            stage,
+            f"its entries are {'' if scores else 'not '}chosen by scores of an earlier stage",
+        )
+    mine, kept = (
+        ((0, heads * dim), (low, end))
+        if scores
+        else ((0, queries.elements), (low, latent.elements))
+    )
+    needs = [
+        layer.of_items(stage, queries, lambda item: [mine]),
+        layer.of_items(stage, latent, lambda item: [kept]),
+    ]
+    if scores is not None:
+        own = layer.of_items(
+            stage, scores, lambda item: [nth(item // scan_of(stage).splits, entries)]
+        )
+        needs.append(replace(own, sequences=None))
+    partials = layer.attention(stage, needs, partials_of(layer.plan, heads, dim))
+    out = layer.head_out(stage, partials, "o_a", groups, groups * kind.o_rank, dim)
+    return layer.rows(
+        StageKind.O_PROJ,
+        [layer.all(out)],
+        [(layer.walk.spec.hidden, "o_b")],
+        cols=groups * kind.o_rank,
+    )
+
+
+def _index_heads(layer: LayerWalk, kind: CompressedAttention) -> tuple[int, bool]:
+    """(index heads of a rank, whether ranks divide the entries instead): both compute the same
+    scores.
+    """
+    if not kind.top_k:
+        return 0, False
+    stage = layer.walk.peek(StageKind.QUERY, layer.index)
+    whole = len(stage.matrices) == 2 and stage.matrices[1].rows == kind.index_heads * kind.index_dim
+    divided = whole and layer.sharded
+    return (kind.index_heads if divided else layer.common(kind.index_heads)), divided
+
+
+def _scores(
+    layer: LayerWalk,
+    heads: int,
+    entries: int,
+    key_bytes: int,
+    asked: tuple[Value, int],
+    kept: tuple[Value, int],
+) -> Value:
+    """`asked` and `kept`: values, and from which element on they hold queries and keys."""
+    (queries, first), (latent, keys) = asked, kept
+    stage = layer.scans(StageKind.INDEX, heads=1, group=heads, entries=entries)
+    layer.entry_bytes(stage, key_bytes)
+    needs = [
+        layer.of_items(stage, queries, lambda item: [(first, queries.elements)]),
+        layer.of_items(stage, latent, lambda item: [(keys, latent.elements)]),
+    ]
+    value = layer.walk.take(
+        StageKind.INDEX, layer.index, needs, elements=layer.options.batch * entries
+    )
+    scan = scan_of(stage)
+    edges = [
+        s * entries + min(entries, split * scan.page)
+        for s in range(scan.sequences)
+        for split in range(scan.splits)
+    ]
+    edges.append(scan.sequences * entries)
+    if value.owned != tuple((edges[lo], edges[hi]) for lo, hi in stage.items):
+        layer.walk.say(stage, "blocks do not publish the scores of the entries that they scan")
+    return layer.gathered(value, common=True)
+
+
+def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
+    keys, values = layer.share(kind.key_heads), layer.share(kind.value_heads)
+    k, v = keys * kind.key_dim, values * kind.value_dim
+    made = layer.rows(StageKind.DELTA_IN, reads, [(2 * k + 2 * v, "qkvz"), (2 * values, "ba")])
+    stage = layer.scans(StageKind.DELTA, heads=values, group=1, entries=kind.value_dim)
+    layer.entry_bytes(stage, kind.key_dim * STATE_WORD)
+    rows = kind.value_dim // scan_of(stage).splits
+
+    def of(item: int) -> Iterable[Span]:
+        head, split = divmod(item % (values * scan_of(stage).splits), scan_of(stage).splits)
+        key = head * keys // values * kind.key_dim
+        value = 2 * k + head * kind.value_dim + split * rows
+        strength = 2 * (k + v) + head
+        return [
+            (key, key + kind.key_dim),
+            (k + key, k + key + kind.key_dim),
+            (value, value + rows),
+            nth(strength, 1),
+            nth(strength + values, 1),
+        ]
+
+    out = layer.attention(stage, [layer.of_items(stage, made, of)], rows)
+    gate = Need(made, layer.every((2 * k + v, 2 * k + 2 * v)))
+    return layer.rows(
+        StageKind.O_PROJ, [layer.all(out), gate], [(layer.walk.spec.hidden, "o")], cols=v
+    )
+
+
+@lru_cache(maxsize=1024)
+def _item_vectors(
+    items: tuple[Span, ...], splits: int, heads: int, cached: int, size: int
+) -> tuple[tuple[Span, ...], ...]:
+    """q of the query heads, k and v of the cached heads that each block's items touch, each a
+    vector of `size` elements.
+    """
+    group, found = heads // cached, []
+    for span in items:
+        order = sorted({item // splits for item in range(*span)})
+        vectors = [head * group + i for head in order for i in range(group)]
+        vectors += [heads + head for head in order] + [heads + cached + head for head in order]
+        found.append(tuple(nth(vector, size) for vector in vectors))
+    return tuple(found)

@@ -1,0 +1,53 @@
+"""Runs every row of studies/few-bits on this computer's GPU, and tells each beside its prediction:
+`studies/few-bits/run.sh 1xh200 --out FILE` (twin/study/few_bits.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twin.calibrate.node import calibrated_node
+from twin.engine.opening import check_runs_here
+from twin.hardware.types import Node
+from twin.report.tables import table
+from twin.study.few_bits import PROMPTS, run_rows, study
+from twin.study.foretold import beside, read_cells
+
+
+def told(node: Node, rows: dict[str, Any], predicted: dict[str, Any]) -> str:
+    """The table of measured beside predicted; below it why a number is missing."""
+    lines, notes = [], list[str]()
+    for name, found in rows.items():
+        check = found.get("check", {})
+        checks = _difference(check), _equal(check)
+        notes += [f"{name}: {one['failed']}" for one in (found, check) if "failed" in one]
+        for prompt in map(str, PROMPTS):
+            timed, cell = found.get(prompt, {}), predicted.get(name, {}).get(node.name, {})
+            speeds = beside(timed.get("tokens_per_s"), cell.get(prompt, {}))
+            lines.append((name, prompt, *speeds, *checks))
+            notes += [f"{name}, after {prompt}: {timed['failed']}"] if "failed" in timed else []
+    heads = ("row", "after", "tokens/s", "predicted (p10-p90)", "off", "logits off", "equal runs")
+    return "\n\n".join([table(heads, lines), *notes])
+
+
+def _difference(check: dict[str, Any]) -> str:
+    return f"{check['logit_difference']:.1e}" if "logit_difference" in check else ""
+
+
+def _equal(check: dict[str, Any]) -> str:
+    return {True: "yes", False: "NO", None: ""}[check.get("bitwise_equal")]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="studies/few-bits/run.sh", description=__doc__)
+    parser.add_argument("node", help="1xh200 or 1xh100")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args(words)
+    node = calibrated_node(args.node)
+    check_runs_here(node)
+    rows = run_rows(node, args.out, lambda said: print(said, file=sys.stderr, flush=True))
+    print(told(node, rows, read_cells(study())))
