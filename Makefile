@@ -11,6 +11,9 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 BIN := $(VENV)/bin
 
+# Hundreds of processes under test would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv compiler demo test slow check attack lint types generated studies clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,14 @@ from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
 
 POINTS = "MONOTWIN_POINTS"
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: the collector of garbage need not look at those hundreds of thousands
+    of objects again and again, nor five times at the end.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from tests.attack.plans import describe, run
 from twin.proof.prove import violations
 
 NAME = "option mixes"
+GATE_CASES = 60  # with fewer, none is refused
 SPARE_COPIES = 3  # with fewer, reuse may come too early, and is refused
 
 

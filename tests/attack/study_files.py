@@ -30,7 +30,7 @@ from twin.engine.weights import random_weights
 from twin.files import BESIDE
 
 NAME = "study files"
-GATE_CASES = 30  # some run a study twice
+GATE_CASES = 20  # some run a study twice
 KILLED = 0.05  # of the cases end in the middle and are run again
 VALUES: tuple[Any, ...] = (
     None,

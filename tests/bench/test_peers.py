@@ -26,17 +26,17 @@ from twin.reference.step import Reference
 TOLERANCE = 2e-5  # as hf_cases
 
 pytestmark = pytest.mark.hf
-torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
-pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
-]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def torch(request: pytest.FixtureRequest) -> Any:
+    """Loaded when a test runs: collecting the tests takes each process of them half as long."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
+    pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
     torch.set_num_threads(1)  # the models are tiny
+    return torch
 
 
 def numpy_logits(
@@ -106,7 +106,7 @@ def test_what_is_timed_is_greedy_decoding() -> None:
         decoder.run(prompt, 90, captured=False)
 
 
-def test_bf16_weights_arrive_bit_by_bit() -> None:
+def test_bf16_weights_arrive_bit_by_bit(torch: Any) -> None:
     spec = replace(weights(CASES["qwen3"]).spec, dtype=DType.BF16)
     held = random_weights(spec, 3)
     model = peers.make_model(spec, held, DType.BF16, device="cpu")
@@ -160,9 +160,9 @@ def test_nothing_is_captured_without_a_gpu() -> None:
         decoder.capture([1, 2, 3])
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("marked", [pytest.param(None, marks=gpu)])
-def test_a_captured_step_is_the_eager_one(name: str, marked: None) -> None:
+def test_a_captured_step_is_the_eager_one(name: str) -> None:
     table, prompt = weights(CASES[name]), tokens(CASES[name])
     decoder = Decoder(peers.make_model(table.spec, table, DType.FP32, device="cuda"), 60)
     decoder.capture(prompt[:5])
@@ -176,8 +176,8 @@ def test_a_captured_step_is_the_eager_one(name: str, marked: None) -> None:
     assert np.abs(eager - captured).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("marked", [pytest.param(None, marks=gpu)])
-def test_a_sliding_window_cannot_be_captured(marked: None) -> None:
+@pytest.mark.gpu
+def test_a_sliding_window_cannot_be_captured() -> None:
     table = weights(CASES["mistral"])
     with pytest.raises(EngineError, match="cannot be captured"):
         Decoder(peers.make_model(table.spec, table, DType.FP32, device="cuda"), 60).capture(

@@ -31,12 +31,13 @@ cases = (
     {"gpus": 1},
 )
 for more in cases:
-    # every row costs three barriers of threads
-    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=64)
+    # every row costs three barriers of threads: still two rows a tile, two heads a group
+    spec = replace(QWEN3 if "gpus" in more else QWEN2, layers=2, windows=(0, 5), ffn=32)
+    spec = replace(spec, hidden=32, heads=4, kv_heads=2)
     if more == {"gpus": 1}:
         spec = routed()
-        spec = replace(spec, layers=2, windows=spec.windows[:2], layout=spec.layout[:2])
-    plan = planned(spec, slot_bytes=512, **more)
+        spec = replace(spec, layers=2, hidden=32, windows=spec.windows[:2], layout=spec.layout[:2])
+    plan = planned(spec, slot_bytes=256, **more)
     weights = random_weights(plan.spec, SEED, DType.FP32)
     with HostEngine(plan, weights, sanitize=SANITIZE) as running:
         params = FULL if plan.options.sampling is Sampling.FULL else SamplingParams()

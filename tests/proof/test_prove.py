@@ -34,7 +34,7 @@ MUTANTS = 7  # per plan
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@drawn(75)
+@drawn(50)
 @given(SEEDS)
 def test_what_the_proof_accepts_runs_without_a_fault(seed: int) -> None:
     plan = some_plan(seed)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from tests.command_line import Twin
 from tests.server.serving import Running
+
+if TYPE_CHECKING:
+    import openai
 
 GREEDY: dict[str, Any] = {"prompt": "hello", "max_tokens": 24, "temperature": 0}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -19,6 +21,8 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "temper
 
 @pytest.fixture
 def client(live: Running, http: httpx.Client) -> openai.OpenAI:
+    import openai  # half a second that collecting the tests would take in every process
+
     url = f"{live.url}/v1"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
 
@@ -156,6 +160,8 @@ def test_openais_client_chats_completes_and_lists(client: openai.OpenAI) -> None
 
 
 def test_openais_client_knows_the_errors(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.chat.completions.create(model="gpt-x", **CHAT)
     with pytest.raises(openai.BadRequestError) as error:

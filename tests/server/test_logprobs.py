@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.server.serving import Running
@@ -66,6 +65,8 @@ def test_who_does_not_ask_gets_none(http: httpx.Client) -> None:
 
 
 def test_openais_client_reads_them(live: Running, http: httpx.Client) -> None:
+    import openai  # slow to load
+
     url = f"{live.url}/v1"
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
     said = client.chat.completions.create(

@@ -205,7 +205,7 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, replace(plan, options=replace(plan.options, execution=execution))
 
 
-@drawn(40)
+@drawn(25)
 @given(cases(), st.integers(1, 3))
 def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
@@ -246,7 +246,7 @@ def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     assert_equal(plan, node, steps=steps)
 
 
-@drawn(40)
+@drawn(25)
 @given(
     st.data(),
     families(),

@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.command_line import Twin
 from tests.conftest import POINTS
-from twin.errors import EngineError
+from twin.errors import ConfigError, EngineError
 from twin.study import point as point_module
-from twin.study.local import Batch, in_process
+from twin.study.local import Batch, in_process, pool_of
 from twin.study.point import Point, Row, key_of
 from twin.study.runner import Runner
 from twin.study.store import VARIABLE, Store
@@ -201,7 +203,27 @@ def test_changed_code_during_a_run_is_noticed(checkpoint: Path, tmp_path: Path) 
         )
 
 
+def test_a_table_without_keys_is_nobodys_result_and_one_without_values_is_named(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    rows = runner(Counting(), tmp_path).rows(points(checkpoint, 1))
+    parquet.write_table(pa.table({"of": ["somebody", "else"]}), tmp_path / "other.parquet")
+    assert Store(tmp_path).find([rows[0].key]) == {rows[0].key: rows[0]}
+    parquet.write_table(pa.table({"key": [rows[0].key]}), tmp_path / "torn.parquet")
+    with pytest.raises(ConfigError, match=r"torn\.parquet"):
+        Store(tmp_path).find([rows[0].key])
+
+
 # ---- processes -----------------------------------------------------------------------------------
+
+
+def test_workers_have_the_environment_of_whoever_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for value in ("first", "second"):
+        monkeypatch.setenv("MONOTWIN_A_TEST", value)
+        with pool_of(1) as pool:
+            assert pool.submit(os.getenv, "MONOTWIN_A_TEST").result() == value
 
 
 def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path) -> None:

@@ -380,13 +380,15 @@ class RandomWeights:
     seed: int
     dtype: DType
     keep: int = KEPT_TENSORS  # made last, of matrices and of those in few bits each
+    _names: frozenset[str] = field(default=frozenset(), repr=False)  # once one was asked for
     _recent: OrderedDict[str, Array] = field(default_factory=OrderedDict, repr=False)
     _recent_coded: OrderedDict[str, Coded] = field(default_factory=OrderedDict, repr=False)
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._recent:
             matrix, _, part = name.rpartition(".")
-            if name not in tensors(self.spec) and not (
+            self._names = self._names or frozenset(tensors(self.spec))
+            if name not in self._names and not (
                 part in CODED_PARTS and format_of(self.spec, matrix).name in CODES
             ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")

@@ -62,9 +62,15 @@ def smallest_node(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str
     """Which node holds the model, in words: the fewest GPUs of the node's own kind, else the least
     memory of all on file.
     """
-    own = [other for other in _nodes() if other.device.name == node.device.name]
-    for among, whose in ((own, f"of {node.device.name}"), (list(_nodes()), "on file")):
-        for other in sorted(among, key=lambda n: (n.gpus * limits_of(n).memory_bytes, n.gpus)):
+    dtype = chosen.get("weight_dtype", spec.dtype)
+    least = spec.stored_bytes * min(spec.dtype.bytes, dtype.bytes) // spec.dtype.bytes
+    # most nodes are too small for the weights, whatever the plan
+    sized = ((other.gpus * limits_of(other).memory_bytes, other.gpus, other) for other in _nodes())
+    large = sorted((one for one in sized if one[0] >= least), key=lambda one: one[:2])
+    nodes = [other for *_, other in large]
+    own = [other for other in nodes if other.device.name == node.device.name]
+    for among, whose in ((own, f"of {node.device.name}"), (nodes, "on file")):
+        for other in among:
             if _holds(other, spec, chosen):
                 return f"{other.name} is the smallest node {whose} that holds it"
     return None
@@ -88,13 +94,7 @@ def _nodes() -> Iterator[Node]:
 
 
 def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
-    """Is there a plan of the model, with these options, that fits? Most nodes are too small for its
-    weights whatever the plan.
-    """
-    dtype = chosen.get("weight_dtype", spec.dtype)
-    least = spec.stored_bytes * min(spec.dtype.bytes, dtype.bytes) // spec.dtype.bytes
-    if least > node.gpus * limits_of(node).memory_bytes:
-        return False
+    """Is there a plan of the model, with these options, that fits?"""
     with suppress(TwinError):  # a model that cannot be divided so
         plan = plan_for(spec, node, **{**chosen, "gpus": node.gpus})
         return plan.memory_bytes() <= plan.limits.memory_bytes

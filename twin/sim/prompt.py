@@ -116,6 +116,11 @@ def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float
     return seconds, waits
 
 
+def _largest_share(stage: Stage) -> int:
+    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
+    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
+
+
 class _Passes:
     """One block's way through the passes."""
 
@@ -127,7 +132,8 @@ class _Passes:
             self.costs.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
         )
         self.warps = teams_of(plan).warps
-        self.stages = tuple(pass_stages(plan))
+        # each with the rows of its largest share
+        self.stages = tuple((stage, _largest_share(stage)) for stage in pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
             node.device.memory.stream_bytes_per_s.value / resident,
@@ -137,17 +143,16 @@ class _Passes:
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
-        for stage in self.stages:
+        for stage, rows in self.stages:
             for name, seconds in self._waits(stage, first, tokens).items():
                 waits[name] = waits.get(name, 0.0) + seconds
                 now += seconds
             if stage.matrix:
-                now += self._consume(stage.matrix, tokens)
+                now += self._consume(stage.matrix, rows, tokens)
         return now
 
-    def _consume(self, matrix: Matrix, tokens: int) -> float:
-        """Seconds for the largest share of a matrix."""
-        rows = max(hi - lo for lo, hi in matrix.owned)
+    def _consume(self, matrix: Matrix, rows: int, tokens: int) -> float:
+        """Seconds for so many rows of a matrix."""
         size = rows * matrix.cols * self.plan.options.weight_dtype.bytes
         streamed = size / self.stream
         if not self.tensor_cores:

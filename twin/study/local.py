@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 
 from twin.errors import EngineError
 from twin.study.point import Point, Row, compute
@@ -50,10 +54,7 @@ def on_cores(batches: Sequence[Batch], workers: int) -> Iterator[tuple[int, list
 
 def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[Row]]]:
     before = set(multiprocessing.active_children())
-    # Not fork: the threads of Arrow and of a cluster's client do not survive it.
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_die_at_once
-    ) as pool:
+    with pool_of(workers) as pool:
         futures = {pool.submit(_compute, batch): index for index, batch in left.items()}
         try:
             for future in as_completed(futures):
@@ -63,6 +64,26 @@ def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[R
             for worker in set(multiprocessing.active_children()) - before:
                 worker.terminate()  # else leaving would wait for what they are doing
             raise
+
+
+def pool_of(workers: int) -> ProcessPoolExecutor:
+    """Processes with the environment that this one has."""
+    return ProcessPoolExecutor(
+        workers, _context(), initializer=_begin, initargs=(dict(os.environ),)
+    )
+
+
+def _context() -> BaseContext:
+    """Not fork: the threads of Arrow and of a cluster's client do not survive it. On Linux a server
+    without threads loads the simulator once and forks every worker; elsewhere each worker loads it.
+    """
+    if sys.platform.startswith("linux"):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([compute.__module__])
+        with suppress(OSError):  # no folder, or one with too long a name, for the server's socket
+            forkserver.ensure_running()
+            return context
+    return multiprocessing.get_context("spawn")
 
 
 def _compute(batch: Batch) -> list[Row]:
@@ -78,8 +99,10 @@ def _compute(batch: Batch) -> list[Row]:
     return rows
 
 
-def _die_at_once() -> None:
-    """Ctrl-C reaches the whole group: a worker ends without a word, the parent keeps what is
-    done.
+def _begin(environment: dict[str, str]) -> None:
+    """The environment is the parent's, not what it was when the server of workers began. Ctrl-C
+    reaches the whole group: a worker ends without a word, the parent keeps what is done.
     """
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 Failure = pa.ArrowException
 SCHEMA = pa.schema(
@@ -41,11 +39,22 @@ SCHEMA = pa.schema(
 )
 
 
-def read(folder: Path, keys: Collection[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of all files of an absolute path whose `key` is one of `keys`."""
-    files = ds.dataset(str(folder), format="parquet", schema=SCHEMA, filesystem=LocalFileSystem())
-    table = files.to_table(columns=list(columns), filter=ds.field("key").isin(sorted(keys)))
-    rows: list[dict[str, Any]] = table.to_pylist()
+def read(file: Path, keys: Collection[str], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a file whose `key` is one of `keys`.
+
+    Not by Arrow's datasets, whose first use loads pandas: 0.3 s of every study.
+    """
+    # OSFile: a path would be somebody's home after "~", a computer elsewhere after "s3:"
+    with pa.OSFile(str(file)) as source, pq.ParquetFile(source) as rows_on_file:
+        if "key" not in rows_on_file.schema_arrow.names:
+            return []
+        held = rows_on_file.read(columns=["key"]).column("key").to_pylist()
+        places = [place for place, key in enumerate(held) if key in keys]
+        if not places:
+            return []
+        table = rows_on_file.read(columns=list(columns)).select(list(columns))
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    rows: list[dict[str, Any]] = table.take(places).cast(schema).to_pylist()
     return rows
 
 

@@ -41,7 +41,6 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        # Arrow would take a leading "~" for somebody's home, and "s3:" for a computer elsewhere
         self.folder = folder.absolute()
         self._waiting: list[dict[str, Any]] = []
         try:
@@ -54,18 +53,22 @@ class Store:
 
     def find(self, keys: Collection[str]) -> dict[str, Row]:
         """The rows that are there, by key."""
-        if not keys or not self.files():
+        files = self.files() if keys else []
+        if not files:
             return {}
         from twin.study import parquet
 
-        try:
-            return {row["key"]: _row(row) for row in parquet.read(self.folder, keys, RESULT)}
-        except (OSError, parquet.Failure, ValueError, TypeError) as error:
-            # also other values than we wrote, in files of our columns
-            raise ConfigError(
-                f"{shown(self.folder, 200)}: results cannot be read ({error}); remove the broken "
-                "file, or name another --store"
-            ) from error
+        found: dict[str, Row] = {}
+        for file in files:
+            try:
+                found |= {row["key"]: _row(row) for row in parquet.read(file, keys, RESULT)}
+            except (OSError, parquet.Failure, ValueError, TypeError, KeyError) as error:
+                # also other columns than ours, and other values in files of our columns
+                raise ConfigError(
+                    f"{shown(file, 200)}: its results cannot be read ({error}); remove the file, "
+                    "or name another --store"
+                ) from error
+        return found
 
     def add(self, point: Point, row: Row) -> None:
         record = asdict(row) | {name: json.dumps(getattr(row, name)) for name in NESTED}
