@@ -24,7 +24,11 @@ GIVING = (*OF_THE_RING, "5Chunk6finish")
 # arrivals that let nobody write: at `go` and `done`, and for bytes to come
 OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")
 # load weights, cached keys and values from a slot
-TAKING = ("14load_shared_at", "9load_near", "10CodedPiece4load")
+TAKING = (
+    "14load_shared_at",
+    "9load_near",
+    *(f"10CodedPieceILi{loads}EE4load" for loads in (2, 4, 8)),
+)
 
 
 @dataclass(frozen=True, slots=True)
