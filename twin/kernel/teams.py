@@ -17,14 +17,14 @@ from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import BY_INPUT
+from twin.plan.partition import ROWS_AT_ONCE as ROWS_AT_ONCE
+from twin.plan.partition import TEAM_WARPS
+from twin.plan.partition import WARP as WARP
 from twin.plan.types import Matrix, Plan, StageKind
 
-WARP = 32
 # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the
 # first-level cache
-WARPS = (8,)
-# of a tile: their weights, and those of the next ones, are in a thread's registers
-ROWS_AT_ONCE = 8
+WARPS = (TEAM_WARPS,)
 LATE_AT_ONCE = 2  # elements of a thread of the keeper whose late parts are loaded together
 VECTORS = (8, 4)  # elements that a thread loads at once
 # of a thread, most of a hidden or a heads' vector for which weights are taken before a stage's
@@ -178,16 +178,19 @@ def teams_of(plan: Plan) -> Teams:
     warps = min(WARPS, key=time)
     if math.isinf(time(warps)):
         widest = max(matrix.tile_cols for matrix in shapes.values())
+        covered = WARPS[0] * WARP * max(VECTORS)
+        most_bytes = plan.options.tile_rows * covered * plan.options.weight_dtype.bytes
         raise PlanError(
             f"tiles of {widest} columns are wider than a block's {WARPS[0]} warps take at once: "
-            "use a smaller slot_bytes"
+            f"use slot_bytes={most_bytes} or less"
         )
     for name, matrix in shapes.items():
         team, most = division(warps)[name], rows_at_once(matrix, plan.options.weight_dtype)
         if team and team.slices > team.teams and matrix.tile_rows > most:
             raise PlanError(
-                f"tile_rows={matrix.tile_rows}: a block takes {most} rows of a matrix of "
-                f"{matrix.cols} columns at once; use tile_rows={most}"
+                f"tile_rows={plan.options.tile_rows}: tiles of {matrix.tile_rows} rows, and a "
+                f"block takes {most} rows of a matrix of {matrix.cols} columns at once; use "
+                f"tile_rows={ROWS_AT_ONCE}"
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)

@@ -7,6 +7,7 @@ from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
+from twin.plan.catalogue import ENGINE_OPTIONS
 from twin.plan.partition import coding_of
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
@@ -42,7 +43,9 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
     attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
     coding = coding_of(spec, ranks) if attention else None
-    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
+    run = all(getattr(options, name) <= most for name, most in ENGINE_OPTIONS.items())
+    teams = limits.teams and attention is not None and run
+    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding, teams=teams)
     step(builder)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",

@@ -47,6 +47,7 @@ class Piece:
     format: Format | None = None
     unit: int = 1
     even: bool = False  # column slices of equal width
+    beside: int = 0  # of so many matrices side by side, which a block multiplies as one
 
 
 @lru_cache(maxsize=1024)
@@ -75,6 +76,7 @@ class Builder:
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
     coding: Coding | None = None  # of a plan that the engine runs and whose weights are coded
+    teams: bool = False  # of a plan that the engine runs: teams of warps multiply
     # what a layer's halves publish, by their last stage
     modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)
     # of late parts, by the value that they are parts of
@@ -195,6 +197,7 @@ class Builder:
                     format=piece.format,
                     coding=self.coding,
                     even=piece.even,
+                    beside=piece.beside if self.teams else 0,
                 )
             )
             first = last

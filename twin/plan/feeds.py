@@ -155,10 +155,11 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         gate=gate,
     )
     form = stored(b, down)
+    even, beside = form is None or b.coding is not None, kind.top_k if form is None else 0
     return b.rows(
         StageKind.ROUTED_DOWN,
         layer,
-        [Piece(down.rows, width, form, even=form is None or b.coding is not None)],
+        [Piece(down.rows, width, form, even=even, beside=beside)],
         reads=[b.whole(act)],
         vector=0,
         operations=("grouped_down_proj", "combine"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.models.formats import PACK, Format
+from twin.models.formats import PACK, UNIT_BYTES, Format
 from twin.models.spec import ModelSpec
 from twin.plan.types import Matrix, Options, Span
 
@@ -14,8 +14,10 @@ MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit 
 # columns of a packed tile: as many as eight warps hold at once; tiles of 16 bits are narrower
 WIDEST_TILE = 2048
 TEAM_COLUMNS = 1024  # of which all eight warps hold neighbours, by fours or, four warps, by eights
-COVERED_THREADS = 256  # of a GPU's block, which share the columns of a coded tile
-WARP_THREADS = 32
+WARP, TEAM_WARPS = 32, 8  # of a GPU's block: threads of a warp, warps that multiply
+COVERED_THREADS = WARP * TEAM_WARPS  # which share the columns of a coded tile
+# of a tile: their weights, and those of the next ones, are in a thread's registers
+ROWS_AT_ONCE = 8
 WORTHWHILE = 1.1  # times as many threads busy that narrower tiles must bring
 LINE_BYTES = 128
 BYTE_BITS = 8
@@ -80,6 +82,7 @@ def cut(
     coding: Coding | None = None,
     even: bool = False,
     single: bool = False,
+    beside: int = 0,
 ) -> Matrix:
     """Choose the tile of a matrix so that one tile fills at most one ring slot. `format`: as
     stored, if not in the plan's weight type.
@@ -89,6 +92,9 @@ def cut(
     `even`: column slices of one width, so that the slices of several matrices side by side are
     those of one wide matrix. `single`: beside few-bit weights, tiles of no more rows than a warp
     multiplies at once.
+
+    `beside`: so many of these matrices are one for the teams of an NVIDIA block. A team that holds
+    columns of several takes tiles of few rows.
     """
     if coding:
         matrix = Matrix(rows, cols, unit, 0, 0, owned, format)
@@ -109,7 +115,10 @@ def cut(
     if size(options.tile_rows, cols) <= options.slot_bytes and (
         format is None or cols <= WIDEST_TILE
     ):
-        fitting = max(options.tile_rows, min(options.slot_bytes // size(1, cols), MOST_ROWS))
+        most = MOST_ROWS
+        if beside > teams_beside(cols, options.weight_dtype.bytes):
+            most = ROWS_AT_ONCE
+        fitting = max(options.tile_rows, min(options.slot_bytes // size(1, cols), most))
         tile_rows = fitting - fitting % options.tile_rows
         while size(tile_rows, cols) > options.slot_bytes:
             tile_rows -= options.tile_rows
@@ -139,6 +148,14 @@ def cut(
     if format is None and not even and slices > 2 and whole and -(-cols // whole) == slices:
         tile_cols = whole
     return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)
+
+
+def teams_beside(cols: int, weight_bytes: int) -> int:
+    """Teams of an NVIDIA block that hold slices of `cols` columns: a thread loads 16 bytes of a row
+    at once, and a team is a power of two of warps.
+    """
+    warps = -(-cols * weight_bytes // (WARP * UNIT_BYTES))
+    return max(1, TEAM_WARPS >> (warps - 1).bit_length())
 
 
 # ---- coded weights -------------------------------------------------------------------------------
@@ -194,7 +211,7 @@ def _covered(cols: int) -> float:
     """The share of the threads of the fewest warps that hold a slice, 1, 2, 4 or 8, which have
     columns of it.
     """
-    threads = WARP_THREADS
+    threads = WARP
     while threads * PACK < cols:
         threads *= 2
     return cols / (threads * PACK)
