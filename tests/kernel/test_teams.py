@@ -103,8 +103,8 @@ def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
 def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
     with pytest.raises(
         PlanError,
-        match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use a smaller "
-        r"slot_bytes",
+        match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use "
+        r"slot_bytes=32768 or less",
     ):
         teams_of(planned("qwen3-8b", slot_bytes=65536))
 
@@ -112,8 +112,8 @@ def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
 def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
     with pytest.raises(
         PlanError,
-        match=r"tile_rows=16: a block takes 8 rows of a matrix of 4096 columns at once; use "
-        r"tile_rows=8",
+        match=r"tile_rows=16: tiles of 16 rows, and a block takes 8 rows of a matrix of 4096 "
+        r"columns at once; use tile_rows=8",
     ):
         teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ENGINE_OPTIONS
-from twin.plan.partition import coding_of
+from twin.plan.partition import SmallSlot, coding_of
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
 from twin.plan.settle import delay_of, settled
@@ -35,6 +37,30 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
 
     Raises PlanError when the options do not fit the model. The result still has to pass `validate`.
     """
+    try:
+        return _build(spec, options, limits)
+    except SmallSlot as refusal:
+        least = _least_slot(spec, options, limits, refusal)
+        raise SmallSlot(options.slot_bytes, refusal.rows, least) from None
+
+
+def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: SmallSlot) -> int:
+    """Bytes of a slot that holds a tile of every matrix, and for an NVIDIA block a cached key and
+    its value.
+    """
+    while True:
+        try:
+            own = _build(spec, replace(options, slot_bytes=refusal.need), limits).attention
+        except SmallSlot as more:
+            refusal = more
+        except PlanError:  # what else is wrong with the options is said once the slot is not
+            return refusal.need
+        else:
+            cached = own.position_bytes(options.kv_dtype) if own and limits.teams else 0
+            return max(refusal.need, cached)
+
+
+def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
     options = settled(spec, options)

@@ -13,7 +13,7 @@ from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.partition import COLUMN_STEP, cut, share, spread
+from twin.plan.partition import COLUMN_STEP, ROWS_AT_ONCE, cut, share, spread
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.types import Matrix, Read, Routed, Span, StageKind, Value, always_all, routed_share
 
@@ -175,7 +175,7 @@ def _check_tiles(b: Builder, matrix: Matrix) -> None:
     if matrix.rows % matrix.tile_rows:
         raise PlanError(
             f"{b.spec.name}: an expert's {matrix.rows} gate and up rows are no whole tiles of "
-            f"{matrix.tile_rows} rows: use fewer GPUs or a smaller tile_rows"
+            f"{matrix.tile_rows} rows: use tile_rows={ROWS_AT_ONCE}"
         )
 
 

@@ -24,6 +24,16 @@ BYTE_BITS = 8
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
+class SmallSlot(PlanError):
+    """A ring slot holds no tile of a matrix; one of `need` bytes does."""
+
+    def __init__(self, slot_bytes: int, rows: int, need: int) -> None:
+        self.rows, self.need = rows, need + -need % UNIT_BYTES
+        super().__init__(
+            f"slot_bytes={slot_bytes} holds no tile of {rows} rows: use at least {self.need}"
+        )
+
+
 @lru_cache(maxsize=1024)
 def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
     """Contiguous spans in block order; the `count % blocks` longer ones start at block `shift`.
@@ -130,11 +140,7 @@ def cut(
     while widest > 0 and size(options.tile_rows, widest) > options.slot_bytes:
         widest -= grain
     if widest <= 0:
-        need = size(options.tile_rows, grain)
-        raise PlanError(
-            f"slot_bytes={options.slot_bytes} holds no tile of {options.tile_rows} rows: use at "
-            f"least {need}"
-        )
+        raise SmallSlot(options.slot_bytes, options.tile_rows, size(options.tile_rows, grain))
     slices = -(-cols // widest)
     if even:
         slices = next(
@@ -230,22 +236,24 @@ def _cut_coded(
             f"multiples of {coding.share}: use fewer GPUs or lanes"
         )
     at_once = options.tile_rows * BYTE_BITS // bits
-    if at_once % 2:
+    if at_once % 2 or not at_once:
         raise PlanError(
-            f"weight_dtype={options.weight_dtype.value} beside {coding.narrowest.name}: use bf16 "
-            "or fp16"
+            f"tile_rows={options.tile_rows}: beside {coding.narrowest.name} a tile of {bits} bits "
+            f"has {options.tile_rows * BYTE_BITS / bits:g} rows, and these are even: use "
+            f"tile_rows={ROWS_AT_ONCE}"
         )
     narrow = options.tile_rows * BYTE_BITS // coding.narrowest.bits
 
     def size(high: int, wide: int) -> int:
         return matrix.format.bytes(high, wide) if matrix.format else high * wide * bits // 8
 
+    need = 0
     for slices in range(1, -(-matrix.cols // coding.grain) + 1):
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
-        if even and matrix.cols % wide:
+        if (even and matrix.cols % wide) or wide > PACK * COVERED_THREADS:
             continue
-        fits = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide)) <= options.slot_bytes
-        if fits and wide <= PACK * COVERED_THREADS:
+        need = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
+        if need <= options.slot_bytes:
             if even:
                 wide = _better_covered(matrix.cols, wide, coding.grain)
             high = at_once
@@ -257,7 +265,10 @@ def _cut_coded(
             ):
                 high += at_once
             return replace(matrix, tile_rows=high, tile_cols=wide, pack=PACK)
-    need = size(at_once, coding.grain)
-    raise PlanError(
-        f"slot_bytes={options.slot_bytes} holds no tile of {at_once} rows: use at least {need}"
-    )
+    if not need:
+        raise PlanError(
+            f"{matrix.cols} columns of experts per rank have no equal slices of whole groups of "
+            f"{coding.grain} within {PACK * COVERED_THREADS} columns: use more GPUs, or a format "
+            "with smaller groups"
+        )
+    raise SmallSlot(options.slot_bytes, at_once, need)

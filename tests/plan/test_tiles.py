@@ -1,0 +1,101 @@
+"""Tiles of experts that lie side by side, and refusals whose advice is a plan."""
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+
+from twin.errors import PlanError
+from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
+from twin.kernel.teams import WARPS, team_of, teams_of
+from twin.models.load import load_model
+from twin.plan.partition import ROWS_AT_ONCE, teams_beside
+from twin.plan.types import Matrix, Plan, StageKind
+from twin.proof.prove import prove
+
+EXPERTS = (
+    "qwen3-30b-a3b",
+    "qwen3-30b-a3b@fp8-128x128",
+    "qwen3-30b-a3b@int4-g128",
+    "qwen3-30b-a3b@mxfp4",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "mixtral-8x7b",
+)
+NODES = ("2xh200", "4xh200", "8xh200", "2xh100", "4xh100", "8xh100")
+ADVICE = re.compile(r"(\w+)=\d+ holds no tile .* use at least (\d+)|use (\w+)=(\d+)")
+
+
+def planned(model: str, node: str, **chosen: Any) -> Plan:
+    return plan_for(load_model(model), load_node(node), **chosen)
+
+
+def down(plan: Plan) -> Matrix:
+    """Of an expert."""
+    return next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN)
+
+
+@pytest.mark.parametrize("model", EXPERTS)
+def test_experts_have_a_plan_on_several_gpus_by_default(model: str) -> None:
+    for node in NODES:
+        teams_of(planned(model, node))
+
+
+def test_teams_that_hold_several_experts_take_tiles_of_few_rows() -> None:
+    """On two GPUs a tile takes two warps of eight, and eight experts lie side by side."""
+    plan = planned("qwen3-30b-a3b", "2xh200")
+    prove(plan)
+    matrix = down(plan)
+    assert (matrix.cols, matrix.tile_rows, matrix.tile_cols) == (384, ROWS_AT_ONCE, 384)
+
+
+@pytest.mark.parametrize(
+    ("node", "chosen", "rows"),
+    [
+        ("4xh200", {}, 40),  # a warp a tile: all experts are held at once
+        ("2xmi300x", {}, 16),  # no teams
+        ("2xh200", {"ahead_slots": 4}, 16),  # simulated only
+    ],
+)
+def test_other_tiles_of_experts_fill_their_slot(
+    node: str, chosen: dict[str, Any], rows: int
+) -> None:
+    assert down(planned("qwen3-30b-a3b", node, **chosen)).tile_rows == rows
+
+
+def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
+    """One expert more, and a team of the kernel's division holds two."""
+    for weight_bytes, cols, beside in product((2, 4), range(8, 1025, 8), range(1, 17)):
+        team = team_of(beside * cols, cols, WARPS[0], weight_bytes=weight_bytes)
+        assert team is not None
+        several = team.slices > team.teams
+        assert several == (beside > teams_beside(cols, weight_bytes)), (weight_bytes, cols, beside)
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "chosen"),
+    [
+        ("qwen3-30b-a3b", "1xh200", {"tile_rows": 2}),
+        ("qwen3-30b-a3b", "2xh200", {"tile_rows": 16}),
+        ("qwen3-30b-a3b", "2xh200", {"slot_bytes": 64}),
+        ("qwen3-30b-a3b", "1xh200", {"slot_bytes": 65536}),
+        ("qwen3-30b-a3b@int4-g128", "1xh200", {"tile_rows": 2}),
+        ("qwen3-30b-a3b@int4-g128", "1xh200", {"tile_rows": 12}),
+        ("qwen3-30b-a3b@int4-g128", "8xh200", {"tile_rows": 24}),
+        ("qwen3-30b-a3b@fp8-128x128", "2xh200", {"slot_bytes": 512}),
+        ("gpt-oss-20b", "1xh200", {"tile_rows": 24}),
+        ("gpt-oss-20b", "2xh200", {"tile_rows": 64}),
+        ("gpt-oss-20b", "2xh200", {"slot_bytes": 256}),
+        ("gpt-oss-20b@int4-g128", "1xh200", {}),
+        ("mixtral-8x7b", "2xh200", {"tile_rows": 32}),
+    ],
+)
+def test_what_a_refusal_advises_is_a_plan(model: str, node: str, chosen: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as refusal:
+        teams_of(planned(model, node, **chosen))
+    found = ADVICE.search(str(refusal.value))
+    assert found, str(refusal.value)
+    name, value = (found[1], found[2]) if found[1] else (found[3], found[4])
+    prove(planned(model, node, **{**chosen, name: int(value)}))
