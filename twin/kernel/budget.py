@@ -13,7 +13,7 @@ def on_chip_bytes(plan: Plan) -> int:
     """The ring and what lies beside it: all that an NVIDIA block asks for; elsewhere the FP32
     residual and stage input.
     """
-    if plan.simulation_only():
+    if plan.without_code():
         return plan.options.ring_slots * plan.options.slot_bytes + _activation_bytes(plan)
     if plan.limits.teams:
         return shared_bytes(plan)

@@ -301,7 +301,7 @@ def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
 
     For a whole plan: a plan is large, and slow to look up.
     """
-    if plan.simulation_only():
+    if plan.without_code():
         return {}
     teams = teams_of(plan)
     by_input = {

@@ -85,9 +85,9 @@ def _attend_cache(
     """As the kernel does it: a block reads the heads of its items, side by side, and publishes
     partial outputs in whole loads.
     """
-    items = scatter(own.items, b.blocks)
+    items, splits = scatter(own.items_of(kind.window), b.blocks), own.splits_of(kind.window)
     width = partial_words(own.group, own.head_dim, b.options.kv_dtype)
-    reads = [Read(qkv.id, Parts.OWN, tuple(_head_spans(own, span) for span in items))]
+    reads = [Read(qkv.id, Parts.OWN, tuple(_head_spans(own, splits, span) for span in items))]
     if kind.whole_qk_norm:
         normed = (0, (own.heads + own.kv_heads) * own.head_dim)
         reads.append(
@@ -96,13 +96,13 @@ def _attend_cache(
     return _attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
 
 
-def _head_spans(own: Attention, items: Span) -> tuple[Span, ...]:
+def _head_spans(own: Attention, splits: int, items: Span) -> tuple[Span, ...]:
     """The elements of q, k and v that a block's items use, one span per vector, merged over
     neighbouring heads.
     """
     if items[0] == items[1]:
         return ()
-    first, last, one = items[0] // own.splits, (items[1] - 1) // own.splits + 1, own.head_dim
+    first, last, one = items[0] // splits, (items[1] - 1) // splits + 1, own.head_dim
     k, v = own.heads * one, (own.heads + own.kv_heads) * one
     return (
         (first * own.group * one, last * own.group * one),

@@ -22,6 +22,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "max_context": (1, 2**31 - 1),
     "kv_page": (1, 2**31 - 1),
     "attention_splits": (1, 65_536),
+    "window_splits": (1, 65_536),
     "copies": (1, 1024),
     "prompt_chunk": (1, 4096),
     "batch": (1, 1024),

@@ -67,6 +67,7 @@ def attention(
         )
     splits = options.attention_splits or max(1, min(blocks // kv_heads, wanted))
     positions = -(-pages // splits) * options.kv_page
+    window_splits = options.window_splits or splits
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -74,17 +75,20 @@ def attention(
         kv_replicas=kv_replicas,
         splits=splits,
         item_positions=positions,
+        window_splits=window_splits,
+        window_positions=-(-pages // window_splits) * options.kv_page,
     )
 
 
 def pages_of(options: Options) -> int:
     """Pages of a cached head at max_context. Raises PlanError for more splits than that."""
     pages = -(-options.max_context // options.kv_page)
-    if options.attention_splits and options.attention_splits > pages:
-        raise PlanError(
-            f"attention_splits={options.attention_splits}: more than the {pages} pages of "
-            f"{options.kv_page} positions"
-        )
+    for name in ("attention_splits", "window_splits"):
+        splits = getattr(options, name)
+        if splits and splits > pages:
+            raise PlanError(
+                f"{name}={splits}: more than the {pages} pages of {options.kv_page} positions"
+            )
     return pages
 
 

@@ -122,6 +122,8 @@ class Options:
     max_context: int = 1024  # KV capacity in positions
     kv_page: int = 16  # positions per page; page p belongs to split p % splits
     attention_splits: int | None = None  # per KV head; None: from max_context
+    # the same in layers with a window; None: as in the others. Another number can only be simulated
+    window_splits: int | None = None
     copies: int = 3  # rotating copies of each exchange buffer
     # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
     prompt_chunk: int = 1
@@ -378,11 +380,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The attention that the kernel has code for, alike in all layers: a rank's heads and its paged
-    cache.
+    """The attention that the kernel has code for, alike in all layers but for windows: a rank's
+    heads and its paged cache.
 
     Page p of a KV head, `Options.kv_page` positions, belongs to split p % splits, so a block reads
-    only what it wrote.
+    only what it wrote. The engine takes plans whose layers with a window have as many splits as the
+    others.
     """
 
     heads: int
@@ -391,6 +394,8 @@ class Attention:
     kv_replicas: int  # ranks that share one KV head
     splits: int  # of each KV head
     item_positions: int  # capacity of one (kv head, split), a whole number of pages
+    window_splits: int  # the same two of layers with a window
+    window_positions: int
 
     @property
     def group(self) -> int:
@@ -401,6 +406,18 @@ class Attention:
     def items(self) -> int:
         """Pairs (kv head, split)."""
         return self.kv_heads * self.splits
+
+    def splits_of(self, window: int) -> int:
+        """Of each KV head in a layer with this window, 0 for none."""
+        return self.window_splits if window else self.splits
+
+    def items_of(self, window: int) -> int:
+        """Pairs (kv head, split) of such a layer."""
+        return self.kv_heads * self.splits_of(window)
+
+    def positions_of(self, window: int) -> int:
+        """Capacity of one of them."""
+        return self.window_positions if window else self.item_positions
 
     def position_bytes(self, dtype: DType) -> int:
         """A cached position of one KV head, key and value."""
@@ -558,12 +575,25 @@ class Plan:
             return weights + scan.held_bytes
         if stage.kind is not StageKind.ATTENTION:
             return weights
-        own = self.kernel_attention()
-        return weights + own.items * own.item_positions * own.position_bytes(self.options.kv_dtype)
+        own, window = self.kernel_attention(), stage.window
+        position = own.position_bytes(self.options.kv_dtype)
+        return weights + own.items_of(window) * own.positions_of(window) * position
 
     def simulation_only(self) -> str | None:
-        """Why the engine cannot run this plan, by its options and the catalogue's rows of its
-        stages; None: it can.
+        """Why the engine cannot run this plan; None: it can."""
+        if reason := self.without_code():
+            return reason
+        own = self.attention
+        if own is None or own.window_splits == own.splits or not any(s.window for s in self.stages):
+            return None
+        return (
+            f"window_splits={own.window_splits} beside attention_splits={own.splits} can be "
+            f"planned and simulated only; the engine runs window_splits={own.splits}"
+        )
+
+    def without_code(self) -> str | None:
+        """What the kernel has nothing like, by the options and the catalogue's rows of the plan's
+        stages; None: its costs and budgets are known.
         """
         for name, limit in ENGINE_OPTIONS.items():
             value = getattr(self.options, name)

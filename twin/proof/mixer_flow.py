@@ -69,7 +69,8 @@ def _cached(layer: LayerWalk, kind: GroupedAttention, qkv: Value, heads: int, ca
     stage = layer.walk.peek(StageKind.ATTENTION, layer.index)
     if stage.window != kind.window:
         layer.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
-    splits = layer.plan.kernel_attention().splits
+    own = layer.plan.kernel_attention()
+    splits = own.window_splits if kind.window else own.splits
     needs = [Need(qkv, _item_vectors(stage.items, splits, heads, cached, kind.head_dim))]
     if kind.whole_qk_norm:  # their sums of squares
         normed = (0, (heads + cached) * kind.head_dim)

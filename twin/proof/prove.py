@@ -122,10 +122,9 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
     own = plan.attention
-    if own is not None and min(own.splits, own.item_positions) < 1:
-        yield wrong(
-            f"{own.splits} splits of {own.item_positions} positions in pages of {options.kv_page}"
-        )
+    for splits, positions in _divisions(plan):
+        if min(splits, positions) < 1:
+            yield wrong(f"{splits} splits of {positions} positions in pages of {options.kv_page}")
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
@@ -454,13 +453,11 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
             f"{limits.dies} dies"
         )
         yield Violation("structure", THE_PLAN, message)
-    if own and (
-        own.item_positions % options.kv_page
-        or own.splits * own.item_positions < options.max_context
-    ):
-        held = f"{own.splits} splits x {own.item_positions} positions in pages of {options.kv_page}"
-        message = f"{held} hold no {options.max_context} positions"
-        yield Violation("budget", THE_PLAN, message)
+    for splits, positions in _divisions(plan):
+        if positions % options.kv_page or splits * positions < options.max_context:
+            held = f"{splits} splits x {positions} positions in pages of {options.kv_page}"
+            message = f"{held} hold no {options.max_context} positions"
+            yield Violation("budget", THE_PLAN, message)
 
 
 def _chip_budget(plan: Plan) -> Iterator[Violation]:
@@ -481,4 +478,15 @@ def item_count(plan: Plan, stage: Stage) -> int:
     """Items of a stage that scans caches."""
     if stage.scan:
         return stage.scan.items
-    return plan.attention.items if plan.attention else 0
+    own = plan.attention
+    if own is None:
+        return 0
+    return own.kv_heads * (own.window_splits if stage.window else own.splits)
+
+
+def _divisions(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Splits of a KV head and their capacity: of layers that attend all positions, of others."""
+    own = plan.attention
+    if own is None:
+        return ()
+    return (own.splits, own.item_positions), (own.window_splits, own.window_positions)

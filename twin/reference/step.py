@@ -65,9 +65,14 @@ class Reference:
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
-        layers = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
-        shape = (layers, plan.ranks, own.items, own.item_positions, own.head_dim)
-        self.keys, self.values = np.zeros(shape, stored), np.zeros(shape, stored)
+        windows = [s.window for s in plan.stages if s.kind is StageKind.ATTENTION]
+        shapes = [
+            (plan.ranks, own.items_of(window), own.positions_of(window), own.head_dim)
+            for window in windows
+        ]
+        # [layers] of [ranks][items][positions][head_dim]
+        self.keys = [np.zeros(shape, stored) for shape in shapes]
+        self.values = [np.zeros(shape, stored) for shape in shapes]
         self.turns = [
             (cos.astype(dtype), sin.astype(dtype))
             for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)
@@ -163,7 +168,7 @@ class Reference:
             case StageKind.ATTENTION:
                 return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
-                return self._rows(stage, rank, self._combine(inputs[0][:, 0]))
+                return self._rows(stage, rank, self._combine(stage, inputs[0][:, 0]))
             case StageKind.GATE_UP:
                 rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
                 gate, up = rows[:, 0::2], rows[:, 1::2]
@@ -248,7 +253,8 @@ class Reference:
         `qk`: all heads of q and k, of a model that norms them together.
         """
         own, group = self.attention, self.attention.group
-        out = np.full((own.items, group, own.head_dim + 2), np.nan, self.dtype)
+        splits, items = own.splits_of(stage.window), own.items_of(stage.window)
+        out = np.full((items, group, own.head_dim + 2), np.nan, self.dtype)
         sinks = self._vector(
             "sinks", stage, rank, lambda: stage_sinks(self.plan, stage, rank, self.weights)
         )
@@ -258,12 +264,12 @@ class Reference:
                 view = self._normed_together(stage, qk[block if len(qk) > 1 else 0], view)
             heads = view.reshape(-1, own.head_dim)  # [q heads, k heads, v heads]
             for item in range(lo, hi):
-                head = item // own.splits
+                head = item // splits
                 q = self._rotated(stage, heads[head * group : (head + 1) * group], 0)
                 k = self._rotated(stage, heads[own.heads + head], 1)
                 v = heads[own.heads + own.kv_heads + head]
                 out[item] = self._item(stage, rank, item, q, k, v)
-                if sinks is not None and item % own.splits == 0:
+                if sinks is not None and item % splits == 0:
                     out[item] = with_sinks(out[item], sinks[head * group : (head + 1) * group])
         return self._worded(stage, out)
 
@@ -291,15 +297,19 @@ class Reference:
             self.position,
             self.spec.variant,
         )
-        split = item % own.splits
-        keys, values = self.keys[stage.layer, rank, item], self.values[stage.layer, rank, item]
+        splits = own.splits_of(stage.window)
+        split = item % splits
+        keys, values = (
+            self.keys[stage.layer][rank, item],
+            self.values[stage.layer][rank, item],
+        )
         page, offset = divmod(newest, page_size)
-        if page % own.splits == split:
-            slot = page // own.splits * page_size + offset
+        if page % splits == split:
+            slot = page // splits * page_size + offset
             keys[slot], values[slot] = k, v
         first = max(0, newest + 1 - stage.window) if stage.window else 0
         lo, hi = (
-            slots_before(position, split, own.splits, page_size) for position in (first, newest + 1)
+            slots_before(position, split, splits, page_size) for position in (first, newest + 1)
         )
         out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
@@ -343,13 +353,15 @@ class Reference:
         )
         return scales
 
-    def _combine(self, partials: Array) -> Array:
+    def _combine(self, stage: Stage, partials: Array) -> Array:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in
         split order.
         """
         own, group = self.attention, self.attention.group
+        attended = self.plan.stages[self.plan.values[stage.reads[0].value].stage]
+        splits = own.splits_of(attended.window)
         numbers = partials.shape[2] if partials.ndim > 2 else 1
-        words = partials.reshape(len(partials), own.kv_heads, own.splits, -1, numbers)
+        words = partials.reshape(len(partials), own.kv_heads, splits, -1, numbers)
         outputs = group * own.head_dim // numbers
         heads = words[..., :outputs, :].reshape(*words.shape[:3], group, own.head_dim)
         ends = words[..., outputs : outputs + 2 * group, 0].reshape(*words.shape[:3], group, 2)

@@ -383,8 +383,9 @@ def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
     lo, hi = attended(plan.options, stage.window)
     own, page = plan.kernel_attention(), plan.options.kv_page
-    split = item % own.splits
-    held = (p for p in range(lo // page, -(-hi // page)) if p % own.splits == split)
+    splits = own.splits_of(stage.window)
+    split = item % splits
+    held = (p for p in range(lo // page, -(-hi // page)) if p % splits == split)
     return own.position_bytes(plan.options.kv_dtype) * sum(
         min(hi, (p + 1) * page) - max(lo, p * page) for p in held
     )

@@ -120,13 +120,10 @@ def _traits(plan: Plan, stage: Stage, block: int) -> tuple[object, ...]:
             if stage.scan
             else lambda item: cost.item_kv_bytes(plan, stage, item)
         )
-        heads = (
-            ()
-            if stage.scan
-            else (
-                (hi - 1) // plan.kernel_attention().splits - lo // plan.kernel_attention().splits,
-            )
-        )
+        heads = ()
+        if not stage.scan:
+            splits = plan.kernel_attention().splits_of(stage.window)
+            heads = ((hi - 1) // splits - lo // splits,)
         items = [*heads, *(size(item) for item in range(lo, hi))]
     published = None
     if stage.publishes is not None:

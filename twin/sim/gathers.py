@@ -91,7 +91,7 @@ class Gathers:
             return producer.scan.splits
         # others hold no position yet
         held = self.plan.options.context // self.plan.options.kv_page + 1
-        return min(self.plan.kernel_attention().splits, held)
+        return min(self.plan.kernel_attention().splits_of(producer.window), held)
 
     def _read(self, stage: Stage, read: Read, block: int, experts: Chosen) -> ReadWork:
         plan, value = self.plan, self.plan.values[read.value]
@@ -151,8 +151,12 @@ class Gathers:
     def _alignment(self, read: Read) -> int:
         """Bytes of one load of attention's partial outputs."""
         value = self.plan.values[read.value]
-        scan = self.plan.stages[value.stage].scan or self.plan.kernel_attention()
-        return cost.partial_alignment(value.elements // scan.items)
+        producer = self.plan.stages[value.stage]
+        if producer.scan:
+            items = producer.scan.items
+        else:
+            items = self.plan.kernel_attention().items_of(producer.window)
+        return cost.partial_alignment(value.elements // items)
 
     def _partial_bytes(self) -> int:
         """Of an element of attention's partial outputs."""

@@ -215,7 +215,8 @@ class _Lowering:
             assert self.plan.spec is not None
             return cost.heads_ps(self.device.warps, self.plan.spec.head_dim, 1)
         own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
-        keys = (hi - 1) // own.splits - lo // own.splits + 1
+        splits = own.splits_of(stage.window)
+        keys = (hi - 1) // splits - lo // splits + 1
         return cost.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
 
 
