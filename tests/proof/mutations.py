@@ -307,7 +307,8 @@ def other_items(plan: Plan, chance: random.Random) -> Plan | None:
     stage = _some_stage(plan, chance, lambda s: s.items and s.publishes is not None)
     if not stage:
         return None
-    count = stage.scan.items if stage.scan else plan.attention.items if plan.attention else 0
+    own = plan.attention
+    count = stage.scan.items if stage.scan else own.items_of(stage.window) if own else 0
     if not count:  # an edit before took the heads
         return None
     items = _spans(stage.items, chance, count)

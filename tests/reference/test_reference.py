@@ -105,6 +105,7 @@ def test_how_partial_outputs_are_stored_changes_no_number(spec: ModelSpec) -> No
     gpus=st.sampled_from([1, 2, 4]),
     blocks=st.integers(1, 6),
     splits=st.integers(1, 4),
+    window_splits=st.none() | st.integers(1, 4),
     page=st.integers(1, 5),
     handoff=st.sampled_from(list(HandOffKind)),
     sampling=st.sampled_from(list(Sampling)),
@@ -115,6 +116,7 @@ def test_every_plan_of_a_model_gives_the_same_logits(
     gpus: int,
     blocks: int,
     splits: int,
+    window_splits: int | None,
     page: int,
     handoff: HandOffKind,
     sampling: Sampling,
@@ -132,6 +134,7 @@ def test_every_plan_of_a_model_gives_the_same_logits(
         gpus=gpus,
         blocks=blocks * ranks // gpus,
         attention_splits=splits,
+        window_splits=window_splits,
         kv_page=page,
         handoff=handoff,
         sampling=sampling,
@@ -153,7 +156,7 @@ def test_cached_keys_and_values_are_rounded_to_the_plans_type(dtype: DType, limi
     reference = Reference(plan, WEIGHTS[DENSE.name + DENSE.family], np.float64)
     found = np.array([reference.step(token) for token in PROMPT])
     assert 0 < np.abs(found - EXPECTED[DENSE.family]).max() < limit
-    assert reference.keys.dtype.itemsize == dtype.bytes
+    assert {keys.dtype.itemsize for keys in reference.keys} == {dtype.bytes}
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))

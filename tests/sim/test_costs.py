@@ -27,12 +27,17 @@ def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
 
 def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
     for context, window in ((1, 0), (100, 0), (100, 37), (256, 16)):
-        options = Options(blocks=4, attention_splits=3, context=context, max_context=256)
+        options = Options(
+            blocks=4, attention_splits=3, window_splits=2, context=context, max_context=256
+        )
         plan = attention_probe(
             options, limits_of(ideal()), heads=4, kv_heads=2, head_dim=16, window=window
         )
-        stage = plan.stages[0]
-        assert sum(cost.item_kv_bytes(plan, stage, item) for item in range(6)) == plan.kv_bytes()
+        stage, items = plan.stages[0], 4 if window else 6
+        assert stage.items[-1][1] == items
+        assert (
+            sum(cost.item_kv_bytes(plan, stage, item) for item in range(items)) == plan.kv_bytes()
+        )
 
 
 def test_a_cache_holds_a_step_that_fits_and_nothing_of_one_that_does_not() -> None:

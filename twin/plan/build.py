@@ -7,6 +7,7 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ENGINE_OPTIONS
@@ -163,6 +164,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
             "use one GPU"
         )
     pages_of(options)
+    _check_windows(spec, options)
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
     if spec.head_dim % HEAD_STEP:
@@ -177,6 +179,17 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.tile_rows % 2:
         raise PlanError(
             f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together"
+        )
+
+
+def _check_windows(spec: ModelSpec, options: Options) -> None:
+    if not options.window_splits:
+        return
+    mixers = [spec.layer(layer).mixer for layer in range(spec.layers)]
+    if not any(isinstance(mixer, GroupedAttention) and mixer.window for mixer in mixers):
+        raise PlanError(
+            f"window_splits={options.window_splits}: {spec.name} has no layer with a window; use "
+            "attention_splits"
         )
 
 

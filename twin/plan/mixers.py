@@ -481,7 +481,9 @@ def _scan(
     options, page = b.options, b.options.kv_page
     capacity = kind.positions(options.max_context)
     wanted = min(-(-capacity // ENTRIES_PER_SPLIT), -(-capacity // page))
-    splits = options.attention_splits or max(1, min(b.blocks // (heads * options.batch), wanted))
+    windowed = isinstance(kind, GroupedAttention) and kind.window
+    given = (options.window_splits if windowed else None) or options.attention_splits
+    splits = given or max(1, min(b.blocks // (heads * options.batch), wanted))
     items = options.batch * heads * splits
     element = b.options.kv_dtype.bytes
     written = kind.traffic(options.context, element).written_bytes * options.tokens / share

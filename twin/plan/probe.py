@@ -207,7 +207,7 @@ def attention_probe(
     own = attention(
         options, limits, heads=heads, kv_heads=kv_heads, head_dim=head_dim, blocks=options.blocks
     )
-    items = scatter(own.items, options.blocks)
+    items = scatter(own.items_of(window), options.blocks)
     chain = tuple(
         Stage(i, StageKind.ATTENTION, i, (), (), None, None, 0, ("attention",), items, window)
         for i in range(stages)

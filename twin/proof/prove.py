@@ -420,7 +420,7 @@ def _resets(plan: Plan) -> Iterator[Violation]:
 
 
 def _budgets(plan: Plan) -> Iterator[Violation]:
-    options, limits, own = plan.options, plan.limits, plan.attention
+    options, limits = plan.options, plan.limits
     for what, used, limit in (
         ("bytes of memory per GPU", plan.memory_bytes(), limits.memory_bytes),
         ("cached positions", options.context, options.max_context),
