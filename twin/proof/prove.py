@@ -121,7 +121,6 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
-    own = plan.attention
     for splits, positions in _divisions(plan):
         if min(splits, positions) < 1:
             yield wrong(f"{splits} splits of {positions} positions in pages of {options.kv_page}")

@@ -120,7 +120,7 @@ def _traits(plan: Plan, stage: Stage, block: int) -> tuple[object, ...]:
             if stage.scan
             else lambda item: cost.item_kv_bytes(plan, stage, item)
         )
-        heads = ()
+        heads: tuple[int, ...] = ()
         if not stage.scan:
             splits = plan.kernel_attention().splits_of(stage.window)
             heads = ((hi - 1) // splits - lo // splits,)
