@@ -10,6 +10,7 @@ from tests.proof.tiny import plan_of, tiny
 from twin.calibrate.node import calibrated_node
 from twin.engine.host import HostEngine
 from twin.errors import EngineError, PlanError
+from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
 from twin.models.load import load_model
 from twin.plan.types import HandOffKind, Plan, StageKind
@@ -87,6 +88,28 @@ def test_a_long_context_gathers_few_partial_outputs_of_a_short_window() -> None:
     prove(plans[1])
     all_alike, few = (simulate(plan, node).step_s for plan in plans)
     assert few < 0.95 * all_alike
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "context", "splits"),
+    [
+        (OSS, NODE, 32768, 64),
+        (OSS, NODE, 1024, 8),  # fewer anyway
+        (OSS, "1xh200", 32768, 16),
+        (OSS, "8xmi300x", 32768, 256),  # nobody has looked
+        ("gemma-3-1b", "1xh200", 16384, 64),
+        ("gemma-3-1b", "1xh200", 512, 4),  # no context is longer than the window
+        ("llama-3.1-70b", NODE, 32768, 132),
+    ],
+)
+def test_models_with_windows_have_few_splits(
+    model: str, node: str, context: int, splits: int
+) -> None:
+    chosen = {"context": min(context, 512), "max_context": context}
+    plan = plan_for(load_model(model), load_node(node), **chosen)
+    assert plan.kernel_attention().splits == splits
+    asked = plan_for(load_model(model), load_node(node), **chosen, attention_splits=7)
+    assert asked.kernel_attention().splits == 7
 
 
 @pytest.mark.parametrize("node", ["1xh200", "2xmi300x"])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
-from twin.models.mixers import GroupedAttention
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ENGINE_OPTIONS
@@ -15,7 +14,7 @@ from twin.plan.partition import SmallSlot, coding_of
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
 from twin.plan.settle import delay_of, settled
-from twin.plan.splits import attention_of, pages_of
+from twin.plan.splits import attention_of, pages_of, windows_of
 from twin.plan.step import step
 from twin.plan.types import (
     CollectiveKind,
@@ -183,10 +182,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
 
 
 def _check_windows(spec: ModelSpec, options: Options) -> None:
-    if not options.window_splits:
-        return
-    mixers = [spec.layer(layer).mixer for layer in range(spec.layers)]
-    if not any(isinstance(mixer, GroupedAttention) and mixer.window for mixer in mixers):
+    if options.window_splits and not windows_of(spec):
         raise PlanError(
             f"window_splits={options.window_splits}: {spec.name} has no layer with a window; use "
             "attention_splits"
