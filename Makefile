@@ -38,6 +38,9 @@ demo: $(STAMP) compiler
 	@$(BIN)/twin demo
 
 # One process of tests a core, at most four: an engine under test has a thread for each core itself. worksteal: files stay together until a process runs dry.
+# The models of the tests are tiny: more threads of OpenBLAS and torch would only wait for each other.
+test slow: export OMP_NUM_THREADS := 1
+
 test: $(STAMP) compiler
 	@$(BIN)/python -m pytest -q -m "not gpu and not slow" -n auto --maxprocesses 4 --dist worksteal
 
