@@ -56,7 +56,7 @@ def without_twin() -> str:
     """Why this server can predict nothing; empty where it can."""
     if find_spec(SIMULATOR) is not None:
         return ""
-    return f"no predictions beside measured rates: the twin needs {SIMULATOR} (pip install it)"
+    return f"no predictions beside measured rates: the twin needs {SIMULATOR}: install it"
 
 
 def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -> Expected:
