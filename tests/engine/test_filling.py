@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.engine import test_gpt_oss
 from tests.engine.small_engine import SEED, TOKENS, engine, planned
 from tests.engine.test_coded import coded
 from tests.engine.test_coded_experts import model
 from tests.engine.test_experts import routed
-from tests.models.codes.names import coded_names
 from twin.engine.filling import coded_pieces
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
+from twin.models.codes import CODES
 from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.quantized import requantized
 from twin.plan.types import Plan
@@ -34,13 +35,24 @@ def spread(plan: Plan) -> float:
     return float(logits.std())
 
 
-@pytest.mark.parametrize("more", [{}, {"gpus": 2, "blocks": 3}, {"slot_bytes": 1168}], ids=str)
-@pytest.mark.parametrize("name", coded_names(("mxfp4", "int4-g32-zp")))
-def test_dense_streams_are_weights(name: str, more: dict[str, Any]) -> None:
+def some(*names: str) -> list[ParameterSet]:
+    """All formats; those that are not named are slow."""
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in CODES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{"gpus": 2, "blocks": 3}, {"slot_bytes": 1168}], ids=str)
+@pytest.mark.parametrize("name", CODES)
+def test_streams_of_other_plans_are_weights(name: str, more: dict[str, Any]) -> None:
     assert 0.01 < spread(coded(name, **more)) < 100
 
 
-@pytest.mark.parametrize("name", coded_names(("mxfp4",)))
+@pytest.mark.parametrize("name", some("fp8-128x128", "mxfp4"))
+def test_dense_streams_are_weights(name: str) -> None:
+    assert 0.01 < spread(coded(name)) < 100
+
+
+@pytest.mark.parametrize("name", some("mxfp4"))
 def test_streams_of_experts_are_weights(name: str) -> None:
     assert 0.01 < spread(planned(model(name), blocks=5, slot_bytes=4096)) < 100
 

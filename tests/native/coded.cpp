@@ -1,5 +1,5 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
-// by thread. Compiled with PACK_ELEMENTS, CODED_AS, COLUMNS and LOADS_AT_ONCE; reads the input [COLUMNS] and a
+// by thread. Compiled with PACK_ELEMENTS, CODED_AS and COLUMNS; reads the input [COLUMNS] and a
 // tile from stdin, the number of its rows from the command line, and writes its rows' sums.
 #include <cmath>
 #include <cstdio>
@@ -100,13 +100,13 @@ struct Vector {
 };
 }  // namespace twin
 
-int main(int, char** words) {
-  using namespace twin;
-  constexpr Code CODE = Code(CODED_AS);
+namespace twin {
+constexpr Code CODE = Code(CODED_AS);
+float x[COLUMNS];
+
+template <int LOADS_AT_ONCE>
+std::vector<float> sums_of(int rows) {
   using As = Coding<CODE, LOADS_AT_ONCE>;
-  const int rows = atoi(words[1]);
-  static float x[COLUMNS];
-  if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
   std::vector<float> sums(rows + ROWS_AT_ONCE, 0.0f);
   for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
     Vector mine;
@@ -121,5 +121,17 @@ int main(int, char** words) {
       for (int r = 0; r < As::ROWS; ++r) sums[first + r] += sum[r];
     }
   }
+  return sums;
+}
+}  // namespace twin
+
+int main(int, char** words) {
+  using namespace twin;
+  const int rows = atoi(words[1]), loads = atoi(words[2]);
+  if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
+  std::vector<float> sums = sums_of<ROWS_AT_ONCE>(rows);
+  if (loads == 4) sums = sums_of<4>(rows);
+  if constexpr (Coding<CODE>::PAIR == 2)
+    if (loads == 2) sums = sums_of<2>(rows);
   fwrite(sums.data(), 4, rows, stdout);
 }

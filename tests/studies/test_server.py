@@ -78,6 +78,7 @@ def test_every_question_is_answered_in_one_run(measured: tuple[Path, dict[str, A
     assert drawn["temperature 1"] != drawn["temperature 0"] == found["stream"]["text"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_cut_off(
     measured: tuple[Path, dict[str, Any]], bare: Path
 ) -> None:
