@@ -57,7 +57,7 @@ def tile_bytes(plan: Plan) -> int:
     )
 
 
-@drawn(60)
+@drawn(50)
 @given(SEEDS)
 def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
     plan = some_plan(seed, most=32)
@@ -75,7 +75,7 @@ def test_the_tiles_of_all_blocks_are_the_weights(seed: int) -> None:
         assert plan.weight_bytes() == weights * plan.options.weight_dtype.bytes
 
 
-@drawn(60)
+@drawn(50)
 @given(SEEDS)
 def test_spans_cover_everything_once(seed: int) -> None:
     plan = some_plan(seed, most=32)

@@ -205,7 +205,7 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, replace(plan, options=replace(plan.options, execution=execution))
 
 
-@drawn(25)
+@drawn(20)
 @given(cases(), st.integers(1, 3))
 def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
@@ -246,7 +246,7 @@ def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     assert_equal(plan, node, steps=steps)
 
 
-@drawn(25)
+@drawn(20)
 @given(
     st.data(),
     families(),
@@ -466,7 +466,7 @@ def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
     assert "\n" not in said[0]
 
 
-@drawn(30)
+@drawn(24)
 @given(st.data(), cases())
 def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, Plan]) -> None:
     """Numbers of any size, so that some sum or product leaves the clock here or there, or none

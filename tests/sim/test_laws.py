@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn, **kinds: object) -> tuple[Node, Plan]:
     return node, draw(plans(node))
 
 
-@drawn(40)
+@drawn(32)
 @given(cases(caches=True), st.integers(1, 3))
 def test_every_byte_of_the_plan_is_delivered_once(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
@@ -53,7 +53,7 @@ def test_every_byte_of_the_plan_is_delivered_once(case: tuple[Node, Plan], steps
     assert result.delivered_bytes == result.consumed_bytes + result.in_ring_bytes
 
 
-@drawn(40)
+@drawn(32)
 @given(cases())
 def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
     """A stage's own work is done at the earliest when its last input was published, plus that
@@ -116,7 +116,7 @@ def _inputs(
     return times
 
 
-@drawn(40)
+@drawn(32)
 @given(cases(), st.integers(1, 3))
 def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> None:
     """Exact from the start; a single step may be ahead by what the rings held when it began."""
@@ -130,7 +130,7 @@ def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> Non
         assert result.step_ps + 1 >= (result.floor_s - rings / result.stream_bytes_per_s) * 1e12
 
 
-@drawn(40)
+@drawn(32)
 @given(st.data(), nodes(caches=True), st.sampled_from((1.0, 0.01, 1e-4)))
 def test_never_faster_than_the_floor_whatever_caches_and_answers_do(
     data: st.DataObject, node: Node, slower: float
@@ -186,7 +186,7 @@ def test_no_answer_comes_before_the_memory_has_served_it() -> None:
         assert end + 1 >= (step + 1) * result.floor_s * 1e12
 
 
-@drawn(40)
+@drawn(32)
 @given(cases(caches=True))
 def test_the_attribution_sums_to_the_step(case: tuple[Node, Plan]) -> None:
     node, plan = case

@@ -102,7 +102,7 @@ def alike(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, plan_for(node, options, lanes=lanes)
 
 
-@drawn(75)
+@drawn(60)
 @given(alike(), st.integers(1, 3))
 def test_one_gpu_stands_for_all_or_all_are_simulated(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
