@@ -115,15 +115,23 @@ def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_
     """
     if not limits.teams or options.kv_dtype.bytes != 2:
         return False
-    whole = head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and head_dim <= TENSOR_HEAD
     return (
-        whole
+        _whole_rows(options, head_dim)
         and group <= 2 * TENSOR_HEADS
         and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
     )
 
 
 def slot_positions(options: Options, head_dim: int) -> int:
-    """Cached positions of a ring slot; whole products of tensor cores, where it holds one."""
+    """Cached positions of a ring slot; whole products of tensor cores, where these take such heads
+    and it holds one.
+    """
     most = max(1, options.slot_bytes // max(1, 2 * head_dim * options.kv_dtype.bytes))
-    return most if most < TENSOR_POSITIONS else most - most % TENSOR_POSITIONS
+    if most < TENSOR_POSITIONS or not _whole_rows(options, head_dim):
+        return most
+    return most - most % TENSOR_POSITIONS
+
+
+def _whole_rows(options: Options, head_dim: int) -> bool:
+    """Heads that tensor cores take, whose cached keys are whole rows."""
+    return head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and head_dim <= TENSOR_HEAD
