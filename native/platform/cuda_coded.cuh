@@ -182,31 +182,25 @@ struct CodedPiece {
   __device__ __forceinline__ void load_scales(u32 behind, u32 high, u32 first, u32 block,
                                               u32 blocks) {
     const u32 at = block * high + first;
-    if constexpr (scale_bytes(code_scale(CODE)) == 2) {
-      load_bytes<2 * PAIRED_ROWS>(behind + 2u * at, inner);
-    } else {
-      const u32 skipped = code_outer(CODE) ? 4u * high : 0u;
-      load_bytes<PAIRED_ROWS>(behind + skipped + at, inner);
-    }
+    const u32 skipped = code_outer(CODE) ? 4u * high : 0u;
+    constexpr int EACH = scale_bytes(code_scale(CODE));
+    load_of_rows<EACH>(behind + skipped + u32(EACH) * at, inner);
     if constexpr (code_outer(CODE)) load_floats<PAIRED_ROWS>(behind + 4u * first);
-    if constexpr (code_zeros(CODE))
-      load_bytes<PAIRED_ROWS>(behind + 2u * blocks * high + at, zero);
+    if constexpr (code_zeros(CODE)) load_of_rows<1>(behind + 2u * blocks * high + at, zero);
   }
-  template <int BYTES>
-  __device__ __forceinline__ static void load_bytes(u32 from, u32* to) {
-    if constexpr (BYTES == 4) {
-      load_one(from, to);
-    } else if constexpr (BYTES == 16 || BYTES == 32) {
+  // EACH bytes of every row, in the widest loads that are aligned: columns of scales begin at
+  // multiples of SCALED_ROWS rows.
+  template <int EACH>
+  __device__ __forceinline__ static void load_of_rows(u32 from, u32* to) {
+    constexpr int ROWS = PAIRED_ROWS < facts::SCALED_ROWS ? PAIRED_ROWS : facts::SCALED_ROWS,
+                  WORDS = EACH * ROWS / 4;
+    static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "loads of 4, 8 or 16 bytes");
 #pragma unroll
-      for (int i = 0; i < BYTES; i += 16)
-        if constexpr (BYTES == 16 && PAIRED_ROWS == 16) {
-          load_two(from, to), load_two(from + 8u, to + 2);
-        } else {
-          load_four(from + u32(i), to + i / 4);
-        }
-    } else {
-      static_assert(BYTES == 8, "of four, eight or sixteen rows");
-      load_two(from, to);
+    for (int i = 0; i < PAIRED_ROWS / ROWS; ++i) {
+      const u32 at = from + u32(4 * WORDS * i);
+      if constexpr (WORDS == 1) load_one(at, to + WORDS * i);
+      if constexpr (WORDS == 2) load_two(at, to + WORDS * i);
+      if constexpr (WORDS == 4) load_four(at, to + WORDS * i);
     }
   }
 

@@ -1,5 +1,5 @@
 """The page of predictions.json: `python studies/few-bits/page.py`. What was measured is set beside
-it when `measured-DEVICE.json` is there (run.py's file).
+it when `measured-DEVICE.json` is there (run.py's file), and in traces.md what the changes brought.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from twin.report.blocks import Stamp, markdown_table
+from twin.files import write
+from twin.report.blocks import Stamp, filled, markdown_table
 from twin.report.study_page import write_page
+from twin.study.few_bits import PROMPTS, ROWS
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
@@ -17,18 +19,40 @@ from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / PREDICTIONS
+TRACES, CHANGED = HERE / "traces.md", HERE / "changed-h200-sxm.json"
+TRACED = "1xh200-sxm"  # node of these
 SHORT = "32"  # tokens of the prompt of the figure
 
 
 def stamp() -> Stamp:
     fits = _made()["fits"]
-    files = [FILE, *sorted(HERE.glob("measured-*.json"))]
+    files = [FILE, *sorted(HERE.glob("measured-*.json")), CHANGED]
     return Stamp("+".join(fits[device] for device in sorted(fits)), files_digest(files))
 
 
 def main() -> None:
     made = _made()
     write_page(HERE, stamp(), {"rows": rows_table(made["rows"])}, chart(made["rows"]))
+    write({TRACES: traces(made["rows"])})
+
+
+def traces(rows: dict[str, Any]) -> str:
+    """traces.md, its table made again."""
+    table = changed_table(rows)
+    return filled(TRACES.read_text(encoding="utf-8"), lambda block: table, stamp())
+
+
+def changed_table(rows: dict[str, Any]) -> str:
+    """Speeds of the first run and after the changes, each after both prompts."""
+    changed = json.loads(CHANGED.read_text(encoding="utf-8"))["rows"]
+    lines = []
+    for row in ROWS:
+        first = [measured(row.name, TRACED, str(prompt)) for prompt in PROMPTS]
+        later = [changed[row.name][str(prompt)]["tokens_per_s"] for prompt in PROMPTS]
+        floor = rows[row.name][TRACED][SHORT]["floor"]
+        spoken = (", ".join(f"{speed:,.0f}" for speed in both if speed) for both in (first, later))
+        lines.append((row.name, *spoken, f"{row.goal[TRACED]:,}", f"{floor:,.0f}"))
+    return markdown_table(("row", "first run", "changed", "goal", "floor"), lines)
 
 
 def _made() -> dict[str, Any]:

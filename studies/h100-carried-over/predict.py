@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from twin.calibrate.node import calibrated_node
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.simulated import simulated
 from twin.kernel.defaults import limits_of
+from twin.study.foretold import commit_of
 
 DEVICE, FITTED = "h100-sxm", "h200-sxm"
 HERE = Path(__file__).resolve().parent
@@ -35,17 +35,10 @@ def main() -> None:
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         probes = dict(zip(names, pool.map(probe_s, range(len(names)), chunksize=4), strict=True))
         steps = dict(zip(runs, pool.map(run_s, range(len(runs))), strict=True))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
     made = {
         "device": DEVICE,
         "fit": f"{FITTED}: {fit[1].get('run')}",
-        "commit": commit,
+        "commit": commit_of(HERE),
         "runs_step_s": steps,
         "probes_step_s": probes,
     }

@@ -12,18 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from twin.calibrate.node import calibrated_node
+from twin.commands.run import show_piece
+from twin.engine.generate import Piece, Request, complete
+from twin.engine.opening import Source, open_session, open_source
+from twin.engine.session import Session
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+from twin.study.served import SEED, plans_of, repeated, sizes_of
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from asked import SEED, plans_of, repeated, sizes_of  # noqa: E402, the folder is no package
-
-from twin.calibrate.node import calibrated_node  # noqa: E402
-from twin.commands.run import show_piece  # noqa: E402
-from twin.engine.generate import Piece, Request, complete  # noqa: E402
-from twin.engine.opening import Source, open_session, open_source  # noqa: E402
-from twin.engine.session import Session  # noqa: E402
-from twin.hardware.types import Node  # noqa: E402
-from twin.plan.types import Plan  # noqa: E402
 
 
 def timed(session: Session, source: Source, request: Request) -> tuple[dict[str, float], str]:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from asked import (  # noqa: E402, the folder is no package
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.study.inputs import files_digest
+from twin.study.outcome import Bars, Series
+from twin.study.served import (
     RATE_GOAL,
     RUN,
     SAMPLER,
@@ -23,10 +23,7 @@ from asked import (  # noqa: E402, the folder is no package
     SHARE_RATE,
 )
 
-from twin.report.blocks import Stamp, markdown_table  # noqa: E402
-from twin.report.study_page import write_page  # noqa: E402
-from twin.study.inputs import files_digest  # noqa: E402
-from twin.study.outcome import Bars, Series  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 FILE, MEASURED = HERE / "predictions.json", HERE / "measured-h200-sxm.json"
 KEPT, READ = "second turn, kept", "second turn, read"

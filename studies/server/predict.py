@@ -6,16 +6,18 @@ and prompts are the twin's; what the server adds is judged from a CPU (JUDGED).
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from asked import (  # noqa: E402, the folder is no package
+from twin.calibrate.known_error import known_error
+from twin.calibrate.node import calibrated_node
+from twin.engine.opening import open_source
+from twin.hardware.types import Node
+from twin.plan.types import Plan
+from twin.sim.prompt import prompt_time
+from twin.study.case import Case
+from twin.study.foretold import fit_of, write_once
+from twin.study.served import (
     MODELS,
     RUN,
     SAMPLER,
@@ -25,16 +27,8 @@ from asked import (  # noqa: E402, the folder is no package
     plans_of,
 )
 
-from twin.calibrate import store  # noqa: E402
-from twin.calibrate.known_error import known_error  # noqa: E402
-from twin.calibrate.node import calibrated_node  # noqa: E402
-from twin.engine.opening import open_source  # noqa: E402
-from twin.hardware.types import Node  # noqa: E402
-from twin.plan.types import Plan  # noqa: E402
-from twin.sim.prompt import prompt_time  # noqa: E402
-from twin.study.case import Case  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
-FILE = HERE / "predictions.json"
 NODE = "1xh200"
 # About what two busy cores took: times with a model of two layers, the share with an engine that
 # only waits and hands out 2,000 tokens/s.
@@ -49,26 +43,17 @@ AROUND = 17  # tokens that the template puts between an answer and the next one
 
 
 def main() -> None:
-    if FILE.exists():
-        raise SystemExit(f"{FILE} is there: predictions are written once, before the runs")
+    write_once(HERE, predictions)
+
+
+def predictions() -> dict[str, Any]:
     node = calibrated_node(NODE)
-    kept = store.read_fit(node.device.name)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    made = {
-        "commit": commit,
-        "fit": kept and kept[1].get("run"),
+    return {
+        "fit": fit_of(node.device.name),
         "node": node.name,
         "judged": JUDGED,
         "models": {name: predicted(name, node) for name in MODELS},
     }
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(made, indent=1))
 
 
 def predicted(name: str, node: Node) -> dict[str, Any]:

@@ -21,10 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from client import Failed, Heard, Server, serving
 
-from asked import (  # noqa: E402, the folder is no package
+from twin.calibrate.node import calibrated_node
+from twin.engine.choose import compile_all, gpu_conditions
+from twin.engine.opening import check_runs_here, open_source
+from twin.errors import TwinError
+from twin.files import write
+from twin.hardware.types import Node
+from twin.study.served import (
     RUN,
     SEED,
     SERVED,
@@ -34,14 +39,8 @@ from asked import (  # noqa: E402, the folder is no package
     repeated,
     sizes_of,
 )
-from client import Failed, Heard, Server, serving  # noqa: E402
 
-from twin.calibrate.node import calibrated_node  # noqa: E402
-from twin.engine.choose import compile_all, gpu_conditions  # noqa: E402
-from twin.engine.opening import check_runs_here, open_source  # noqa: E402
-from twin.errors import TwinError  # noqa: E402
-from twin.files import write  # noqa: E402
-from twin.hardware.types import Node  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 TEMPLATE = HERE / "chat.jinja"
 WORDS, STRIDE, APART = 1500, 13, 101  # of made-up words; from one to the next; between two texts

@@ -4,6 +4,7 @@ predicted of their rows.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -89,3 +90,25 @@ def test_rows_are_measured_and_checked_in_one_run(
     before = len(said)
     run_rows(load_node("1xhost"), out, said.append)  # everything is there already
     assert len(said) == before
+
+
+def test_the_table_of_the_changes_is_that_of_the_records() -> None:
+    folder = study()
+    spec = importlib.util.spec_from_file_location("few_bits_page", folder / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    made = page.traces(read_cells(folder))
+    assert made == (folder / "traces.md").read_text(encoding="utf-8"), "run `make studies`"
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    record = json.loads((study() / "changed-h200-sxm.json").read_text(encoding="utf-8"))["rows"]
+    small, large = (
+        record[f"gpt-oss-{size} MXFP4"]["32"]["tokens_per_s"] for size in ("20b", "120b")
+    )
+    said = f"{small:.0f} tokens/s of GPT-OSS-20B and {large:.0f} of GPT-OSS-120B"
+    assert said in text

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from twin.study.served import MODELS, SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "studies" / "server"
@@ -102,19 +103,13 @@ def test_kernels_can_be_compiled_alone(bare: Path) -> None:
 
 
 @pytest.fixture
-def page() -> Iterator[ModuleType]:
-    """page.py, whose neighbours are found in its folder."""
-    before, path = sys.modules.pop("asked", None), list(sys.path)
+def page() -> ModuleType:
     spec = importlib.util.spec_from_file_location("server_page", FOLDER / "page.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
-    yield made
-    sys.path[:] = path
-    sys.modules.pop("asked", None)
-    if before is not None:
-        sys.modules["asked"] = before
+    return made
 
 
 def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[str, Any]]) -> None:
@@ -129,12 +124,10 @@ def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[st
     assert all(page.chart(made["models"], found).series[1].values)
 
 
-def test_what_was_predicted_is_what_is_asked(page: ModuleType) -> None:
-    import asked
-
+def test_what_was_predicted_is_what_is_asked() -> None:
     made = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))
-    assert tuple(made["models"]) == asked.MODELS
+    assert tuple(made["models"]) == MODELS
     for guess in made["models"].values():
-        assert [int(tokens) for tokens in guess["first_token_s"]] == list(asked.SIZES.first)
+        assert [int(tokens) for tokens in guess["first_token_s"]] == list(SIZES.first)
         assert guess["of_run"] < guess["of_engine"] < 1
         assert guess["second_turn"]["kept_s"] < guess["second_turn"]["read_s"]

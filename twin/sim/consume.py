@@ -37,7 +37,7 @@ UNPACK = {
 }
 # The same where our kernel decodes (twin/models/codes), fitted to tokens/s of whole models on an
 # H200 after 32 tokens (studies/few-bits): GPT-OSS-20B, Qwen3-8B in INT4, Llama-3.2-1B in INT8. Of
-# FP8 three models agree with 1 within 4 %. NVFP4 is taken for MXFP4, other groups of INT4 for
+# FP8 three models agree with 1 within 5 %. NVFP4 is taken for MXFP4, other groups of INT4 for
 # those of 128.
 DECODED_UNPACK = {
     "int8": 0.75,
