@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,39 +69,47 @@ def stamp() -> Stamp:
     return Stamp(_read("predictions", FIT_OF)["fit"], files_digest(files))
 
 
-def shapes_table(device: str, found: Sequence[Row]) -> str:
-    head = (
-        "shape",
-        "GB",
-        "predicted, us",
-        "measured, us",
-        "error of the speed",
-        "tokens/s",
-        "share",
-    )
+def shapes_table(found: dict[str, list[Row]]) -> str:
+    """A shape a row; for each device predicted and measured seconds, the error, the share."""
+    head = ["shape", "GB"]
+    for device in found:
+        short = device.partition("-")[0].upper()
+        head += [f"{short} predicted, us", "measured, us", "error of the speed", "share"]
+    by_name = [{row.name: row for row in of} for of in found.values()]
     cells = [
-        (
-            row.name,
-            f"{row.weights / 1e9:.2f}",
-            f"{row.predicted_s * 1e6:,.0f}",
-            f"{row.measured_s * 1e6:,.0f}",
-            f"{row.error:+.1%}",
-            f"{1 / row.measured_s:,.0f}",
-            f"{row.share(device):.2f}",
-        )
-        for row in found
+        [
+            first.name,
+            f"{first.weights / 1e9:.2f}",
+            *chain.from_iterable(
+                _cells(device, of.get(first.name))
+                for device, of in zip(found, by_name, strict=True)
+            ),
+        ]
+        for first in found[FIT_OF]
     ]
+    said = (f"- 1x{device}: {summary(of)}" for device, of in found.items())
+    return "\n".join([markdown_table(head, cells), "", *said, f"- Fit: {stamp().fit}."])
+
+
+def _cells(device: str, row: Row | None) -> tuple[str, ...]:
+    if row is None:
+        return ("", "", "", "")
+    return (
+        f"{row.predicted_s * 1e6:,.0f}",
+        f"{row.measured_s * 1e6:,.0f}",
+        f"{row.error:+.1%}",
+        f"{row.share(device):.2f}",
+    )
+
+
+def summary(found: Sequence[Row]) -> str:
     errors = [row.error for row in found]
     middle, worst, fast = (
         statistics.median(map(abs, errors)),
         max(errors, key=abs),
         sum(error > 0 for error in errors),
     )
-    said = (
-        f"{len(found)} shapes: median error {middle:.1%}, worst {worst:+.1%}, {fast} too fast. "
-        f"Fit: {stamp().fit}."
-    )
-    return f"{markdown_table(head, cells)}\n\n{said}"
+    return f"{len(found)} shapes, median error {middle:.1%}, worst {worst:+.1%}, {fast} too fast."
 
 
 def classes_table(found: dict[str, list[Row]]) -> str:
@@ -133,9 +142,7 @@ def classes_table(found: dict[str, list[Row]]) -> str:
 
 def main() -> None:
     found = {device: rows(device) for device in CEILINGS}
-    bodies = {device: shapes_table(device, of) for device, of in found.items()} | {
-        "classes": classes_table(found)
-    }
+    bodies = {"shapes": shapes_table(found), "classes": classes_table(found)}
     names = tuple(row.name for row in found[FIT_OF])
     series = []
     for device, of in found.items():
