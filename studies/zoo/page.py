@@ -8,7 +8,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +74,13 @@ def shapes_table(found: dict[str, list[Row]]) -> str:
     for device in found:
         short = device.partition("-")[0].upper()
         head += [f"{short} predicted, us", "measured, us", "error of the speed", "share"]
-    by_name = [{row.name: row for row in of} for of in found.values()]
-    cells = [
-        [
-            first.name,
-            f"{first.weights / 1e9:.2f}",
-            *chain.from_iterable(
-                _cells(device, of.get(first.name))
-                for device, of in zip(found, by_name, strict=True)
-            ),
-        ]
-        for first in found[FIT_OF]
-    ]
+    by_name = {device: {row.name: row for row in of} for device, of in found.items()}
+    cells = []
+    for first in found[FIT_OF]:
+        line = [first.name, f"{first.weights / 1e9:.2f}"]
+        for device, of in by_name.items():
+            line += _cells(device, of.get(first.name))
+        cells.append(line)
     said = (f"- 1x{device}: {summary(of)}" for device, of in found.items())
     return "\n".join([markdown_table(head, cells), "", *said, f"- Fit: {stamp().fit}."])
 
