@@ -63,7 +63,7 @@ def test_predictions_are_written_before_the_first_run_and_stopping_loses_nothing
     """Whoever stops the second run goes on with it; a third call only judges."""
     file = home / "runs" / "host" / "shapes-1-seed-5" / "predictions.json"
     ran: list[str] = []
-    really = shape_record._seconds
+    really = shape_record.timed
 
     def seconds(node: Any, run: HeldOut, plan: Any) -> list[float]:
         assert run.name in json.loads(file.read_text())["predicted"]
@@ -72,7 +72,7 @@ def test_predictions_are_written_before_the_first_run_and_stopping_loses_nothing
             raise KeyboardInterrupt
         return really(node, run, plan)
 
-    monkeypatch.setattr(shape_record, "_seconds", seconds)
+    monkeypatch.setattr(shape_record, "timed", seconds)
     assert main(COMMAND) != 0
     before = file.read_bytes()
     assert main(COMMAND) == 0

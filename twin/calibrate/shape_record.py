@@ -223,13 +223,13 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
                 failed[run.name] = refused[at]
             else:
                 try:
-                    samples[run.name] = _seconds(node, run, plan)
+                    samples[run.name] = timed(node, run, plan)
                 except TwinError as error:
                     failed[run.name] = str(error)
             store.save_run(record.folder, meta, samples)
 
 
-def _seconds(node: Node, run: HeldOut, plan: Any) -> list[float]:
+def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
     """Of a step, of each repeat; the engine holds one model at a time."""
     took = []
     with open_random(node.device, plan, SEED) as engine:

@@ -1,7 +1,7 @@
 """Predicts the shapes that a seed drew for an H100 by the H200's fit alone: `MONOTWIN_CALIBRATION=F
-python studies/h100-carried-over/predict_shapes.py`, where F/fits holds that fit and no other.
+python studies/drawn-shapes/predict.py`, where F/fits holds that fit and no other.
 
-Writes predictions-shapes.json beside itself, before the first of the shapes runs.
+Writes predictions-h100-by-h200.json beside itself, before the first of the shapes runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         "commit": commit_of(HERE),
         "runs_step_s": steps,
     }
-    (HERE / "predictions-shapes.json").write_text(
+    (HERE / "predictions-h100-by-h200.json").write_text(
         json.dumps(made, indent=1) + "\n", encoding="utf-8"
     )
     print(f"{len(steps)} runs of {SHAPES} shapes predicted")

@@ -1,0 +1,191 @@
+"""Sets what was predicted of shapes that a seed drew beside what ran, and stages and variants of
+some of them beside a fresh simulation: `python studies/drawn-shapes/page.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twin.calibrate import shape_record, store
+from twin.calibrate.engine_runs import runs_of
+from twin.calibrate.heldout import HeldOut
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.validate import compare
+from twin.plan.types import StageKind
+from twin.report.blocks import Stamp, markdown_table
+from twin.report.study_page import write_page
+from twin.sim.cost import vector_chunks
+from twin.sim.run import simulate
+from twin.study.inputs import files_digest, fits_on_file
+from twin.study.outcome import Bars, Series
+
+HERE = Path(__file__).resolve().parent
+SHAPES, SEED = 24, 58213
+MEASURED = runpy.run_path(str(HERE / "variants.py"))
+VARIANTS, variants = MEASURED["FILE"], MEASURED["variants"]
+NODES = ("1xh200", "1xh100")
+CARRIED = HERE / "predictions-h100-by-h200.json"
+TRACED = "2026-11-23T212632-shapes-traced"  # of an H200
+KINDS = {"short": "short", "long": "long", "counter": "short, counters", "grid": "short, grid"}
+STAGES = ("qkv", "attention", "o_proj", "gate_up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The errors of the speeds of one GPU's runs by one fit; whether p10-p90 holds each."""
+
+    label: str
+    record: shape_record.Record
+    errors: Mapping[str, float]
+    held: float | None  # share of the runs
+
+
+def sides() -> list[Side]:
+    found = []
+    for name in NODES:
+        record, judged = _judged(name)
+        errors = {run.name: run.error for run in judged.runs}
+        title = name.removeprefix("1x").upper()
+        found.append(Side(f"{title}, its own fit", record, errors, judged.share_held))
+    steps = json.loads(CARRIED.read_text(encoding="utf-8"))["runs_step_s"]
+    errors = {run.name: 1 / steps[run.name] / run.measured_tokens_per_s - 1 for run in judged.runs}
+    return [*found, Side("H100, the H200's fit", record, errors, None)]
+
+
+def _judged(name: str) -> tuple[shape_record.Record, shape_record.Judged]:
+    node = calibrated_node(name)
+    record = shape_record.read(node, shape_record.folder_of(node, SHAPES, SEED))
+    judged = shape_record.judged(record)
+    assert judged is not None
+    assert not judged.failed
+    return record, judged
+
+
+def stamp() -> Stamp:
+    folders = [shape_record.folder_of(calibrated_node(name), SHAPES, SEED) for name in NODES]
+    folders.append(_traced())
+    return Stamp(
+        fits_on_file(*NODES),
+        files_digest(
+            [CARRIED, VARIANTS, *(file for one in folders for file in sorted(one.iterdir()))]
+        ),
+    )
+
+
+def _traced() -> Path:
+    return store.runs_folder(calibrated_node(NODES[0]).name) / TRACED
+
+
+def main() -> None:
+    found = sides()
+    names = tuple(dict.fromkeys(run.spec.name for run in found[0].record.runs))
+    series = tuple(
+        Series(f"{title}, {kind}", tuple(side.errors[f"{name}-{kind}"] for name in names))
+        for title, side in zip(("H200", "H100"), found[:2], strict=True)
+        for kind in ("short", "long")
+    )
+    chart = Bars(names, series, "error of the predicted speed (right: the twin is too fast)")
+    bodies = {
+        "errors": errors_table(found),
+        "shapes": shapes_table(found),
+        "stages": stages_table(),
+        "variants": variants_table(),
+    }
+    write_page(HERE, stamp(), bodies, chart)
+    print(bodies["errors"])
+
+
+def errors_table(found: Sequence[Side]) -> str:
+    """All runs of a side a row, then each kind of run."""
+    rows = []
+    for side in found:
+        held = "" if side.held is None else f"{side.held:.1%}"
+        rows.append((side.label, *_summary(list(side.errors.values())), held))
+        for ending, kind in KINDS.items():
+            some = [error for name, error in side.errors.items() if name.endswith(ending)]
+            rows.append((f"&nbsp; {kind}", *_summary(some), ""))
+    head = ("runs", "count", "median error", "worst", "mean", "too fast", "inside p10-p90")
+    return markdown_table(head, rows)
+
+
+def _summary(errors: Sequence[float]) -> tuple[str, ...]:
+    return (
+        str(len(errors)),
+        f"{statistics.median(map(abs, errors)):.1%}",
+        f"{max(errors, key=abs):+.1%}",
+        f"{statistics.mean(errors):+.1%}",
+        str(sum(error > 0 for error in errors)),
+    )
+
+
+def shapes_table(found: Sequence[Side]) -> str:
+    """A shape a row: of each side the errors of its four runs."""
+    first = {run.spec.name: run for run in reversed(found[0].record.runs)}
+    rows = []
+    for name, run in sorted(first.items()):
+        spec = run.spec
+        shape = f"{spec.layers}x{spec.hidden}, {spec.ffn}"
+        heads = f"{spec.heads}/{spec.kv_heads}x{spec.head_dim}"
+        kind = f"{spec.family} {spec.dtype.value}"
+        rows.append((name.partition("-")[2], kind, shape, heads, *(_four(s, name) for s in found)))
+    head = ("shape", "family", "layers x hidden, feed-forward", "heads")
+    return markdown_table((*head, *(side.label for side in found)), rows, text_columns=4)
+
+
+def _four(side: Side, name: str) -> str:
+    runs = [run.name for run in side.record.runs if run.spec.name == name]
+    return " ".join(f"{100 * side.errors[run]:+.1f}" for run in runs)
+
+
+def stages_table() -> str:
+    """How much longer each kind of stage took than a simulation says, microseconds a layer."""
+    node = calibrated_node(NODES[0])
+    record = store.read_run(_traced())
+    found = compare(node, record, lambda message: None)
+    missed = {(one.run, one.stage): one.measured_s - one.predicted_s for one in found.stages}
+    runs = {run.name: run for run in runs_of(record, node)}
+    rows = []
+    for name, run in runs.items():
+        if not name.endswith("short"):
+            continue
+        both = (name, name.replace("short", "long"))
+        cells = (
+            " ".join(f"{missed[one, kind] * 1e6 / run.spec.layers:+.2f}" for one in both)
+            for kind in STAGES
+        )
+        rows.append((run.spec.name.partition("-")[2], chunks(run, node.device.name), *cells))
+    head = ("shape", "slices of a thread", *STAGES)
+    return f"{markdown_table(head, rows)}\n\nFit: {found.fit}; runs: {TRACED}."
+
+
+def variants_table() -> str:
+    """A shape a row, a variant a column: time, error of the speed, spilled bytes."""
+    node = calibrated_node(NODES[0])
+    with VARIANTS.open(newline="", encoding="utf-8") as table:
+        ran = {(row["shape"], row["family"], row["dtype"]): row for row in csv.DictReader(table)}
+    cells: dict[str, list[str]] = {}
+    for (shape, *kind), run in variants(node).items():
+        row = ran[shape, *kind]
+        took = statistics.median((float(row["first_s"]), float(row["second_s"])))
+        error = took / simulate(run.plan(node.device.name), node).step_s - 1
+        cells.setdefault(shape, []).append(f"{took * 1e6:.0f}, {error:+.1%}, {row['spill_bytes']}")
+    kinds = dict.fromkeys(f"{family} {dtype}" for _, family, dtype in variants(node))
+    return markdown_table(("shape", *kinds), [(shape, *line) for shape, line in cells.items()])
+
+
+def chunks(run: HeldOut, device: str) -> int:
+    """Column slices of the output projection of which a thread holds elements."""
+    plan = run.plan(device)
+    matrix = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.O_PROJ)
+    assert matrix is not None
+    return vector_chunks(matrix)
+
+
+if __name__ == "__main__":
+    main()
