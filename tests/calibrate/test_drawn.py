@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from twin.calibrate import shape_record
 from twin.calibrate.drawn import CPU, GPU, Scope, _specs, drawn_runs, weights_of
 from twin.calibrate.heldout import TINY, HeldOut
+from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.cli import main
+from twin.data import data_dir
 from twin.kernel.defaults import default_options
 from twin.plan.types import HandOffKind
 
@@ -110,6 +113,31 @@ def test_without_the_gpu_it_says_what_to_run_where(
     found = shape_record.judged(record)
     assert found is not None
     assert found.median == pytest.approx(0.25)
+
+
+def test_errors_of_shapes_that_all_ran_stand_beside_the_held_out_runs(home: Path) -> None:
+    for folder in ("fits", "held-out"):
+        shutil.copytree(data_dir("calibration") / folder, home / folder)
+    options = default_options(TINY, H200, max_context=256)
+    runs = [HeldOut(name, TINY, options, 48, 8, 1) for name in ("first", "second")]
+    folder = home / "runs" / "h200-sxm" / "shapes-1-seed-3"
+    about = {"shapes": 1, "seed": 3}
+    shape_record.predict(H200, runs, about, folder / shape_record.PREDICTIONS, lambda _: None)
+    record = shape_record.read(H200, folder)
+    speed = record.predicted["first"].tokens_per_s
+    meta = {"node": H200.name, "failed": {}}
+    shape_record.store.save_run(folder, meta, {"first": [1.25 / speed]})
+    shape_record.keep_errors(H200, record, lambda _: None)
+    known = known_error(H200)
+    assert known is not None
+    assert folder.name not in known.drawn  # one is left to run
+    meta["failed"] = {"second": "no room"}
+    shape_record.store.save_run(folder, meta, {"first": [1.25 / speed]})
+    shape_record.keep_errors(H200, record, lambda _: None)
+    known = known_error(H200)
+    assert known is not None
+    assert known.drawn[folder.name] == {"first": pytest.approx(0.25, abs=1e-5)}
+    assert known.worst == pytest.approx(0.25, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Twin
-from twin.calibrate import store
-from twin.calibrate.known_error import KnownError, keep, known_error
+from twin.calibrate import shape_record, store
+from twin.calibrate.known_error import KnownError, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Compared, Validation, compare
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind, Number
+from twin.sim.run import simulate
 
 HOP = Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)
 SPEEDS = (110.0, 95.0, 104.0)  # predicted of 100 measured
@@ -85,6 +87,48 @@ def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
     assert found.error == pytest.approx(known.errors["qwen2-0.5b"], abs=1e-5)
 
 
+def test_drawn_shapes_stay_beside_the_runs_of_the_same_fit_and_widen_the_interval(
+    elsewhere: None,
+) -> None:
+    node = load_node("1xh200")
+    keep_drawn(node, "shapes-1-seed-2", {"run": 0.5})
+    assert known_error(node) is None  # no held-out runs to stand beside
+    kept()
+    before = known_error(node)
+    keep_drawn(node, "shapes-1-seed-2", {"run": 0.5, "other": -0.25})
+    kept()
+    known = known_error(node)
+    assert before is not None
+    assert known is not None
+    assert known.records == ("record", "shapes-1-seed-2")
+    assert (len(known.errors), len(known.every), known.worst) == (3, 5, 0.5)
+    (low, high), (lower, higher) = before.interval(1.0), known.interval(1.0)
+    assert lower < low < high < higher
+    store.write_fit("1xh200-sxm", {"handoff.hop_s": replace(HOP, value=2e-6)}, {"run": "r"})
+    kept()
+    known = known_error(node)
+    assert known is not None
+    assert not known.drawn  # of another fit
+
+
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
+    """Of one run, the quickest to simulate."""
+    node = calibrated_node(name)
+    known = known_error(node)
+    assert known is not None
+    (drawn,) = known.drawn
+    record = shape_record.read(node, store.runs_folder(node.name) / drawn)
+    samples, _ = shape_record.samples_of(record)
+    assert set(known.drawn[drawn]) == set(samples)
+    run = next(run for run in record.runs if run.name == "s58213-22-short")
+    speed = simulate(run.plan(node.device.name), node).tokens_per_s
+    error = speed * statistics.median(samples[run.name]) - 1
+    assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
+        f"keep them again: twin validate {name} --shapes 24 --seed 58213"
+    )
+
+
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_the_documents_tell_the_errors_on_file(name: str) -> None:
     known = known_error(calibrated_node(name))
@@ -98,10 +142,9 @@ def test_simulate_tells_the_error_and_its_interval(twin: Twin) -> None:
     said = json.loads(twin("simulate", "llama-3.2-1b", "1xh200", "--json").out)
     known = known_error(calibrated_node("1xh200"))
     assert known is not None
-    assert said["held_out"]["median_abs_error"] == statistics.median(
-        map(abs, known.errors.values())
-    )
-    assert said["held_out"]["runs"] == len(known.errors)
+    assert said["held_out"]["median_abs_error"] == statistics.median(map(abs, known.every))
+    assert said["held_out"]["runs"] == len(known.every) > len(known.errors)
+    assert said["held_out"]["drawn"] == list(known.drawn)
     low, high = said["held_out"]["tokens_per_s"]
     assert low < high
     assert (

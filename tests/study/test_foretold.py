@@ -28,7 +28,7 @@ def test_a_spread_holds_the_errors_of_the_held_out_runs() -> None:
     node = calibrated_node("1xh200-sxm")
     known = known_error(node)
     assert known is not None
-    speeds = [1000 / (1 + error) for error in known.errors.values()]
+    speeds = [1000 / (1 + error) for error in known.every]
     found = spread([1000.0], node)
     assert min(speeds) <= found["p10"] < found["p50"] < found["p90"] <= max(speeds)
 

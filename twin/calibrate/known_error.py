@@ -1,5 +1,5 @@
-"""How far a fit was from engine runs that it never saw: kept by `twin validate`, told by
-`twin simulate`.
+"""How far a fit was from engine runs that it never saw, shapes that a seed drew among them: kept by
+`twin validate`, told by `twin simulate`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
 # of the runs' speeds over their predictions: an interval holds eight of ten runs
 LEVELS = (0.10, 0.90)
 DIGITS = 12  # of a digest
+DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +34,44 @@ class KnownError:
     fit: str  # the probing run behind the fit
     record: str  # the engine runs
     errors: Mapping[str, float]
+    # by record, of shapes that a seed drew
+    drawn: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def every(self) -> list[float]:
+        """Of all runs, drawn shapes included."""
+        found = list(self.errors.values())
+        for errors in self.drawn.values():
+            found += errors.values()
+        return found
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        return (self.record, *self.drawn)
 
     @property
     def median(self) -> float:
-        return statistics.median(map(abs, self.errors.values()))
+        return statistics.median(map(abs, self.every))
 
     @property
     def worst(self) -> float:
         """With its sign."""
-        return max(self.errors.values(), key=abs)
+        return max(self.every, key=abs)
 
     def interval(self, speed: float) -> tuple[float, float]:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
-        low, high = np.quantile([1 / (1 + error) for error in self.errors.values()], LEVELS)
+        low, high = np.quantile([1 / (1 + error) for error in self.every], LEVELS)
         return speed * float(low), speed * float(high)
 
 
 def keep(node: Node, found: Validation, record: store.Run) -> None:
-    """Stores what a validation found, for the fit that is in force."""
+    """Stores what a validation found, for the fit that is in force. Drawn shapes of the same fit
+    stay.
+    """
     fit = store.read_fit(node.name)
     assert fit is not None
-    errors = {run.name: round(run.error, 6) for run in found.runs}
+    before = _of_fit(node.name) or {}
+    errors = {run.name: _rounded(run.error) for run in found.runs}
     about = {
         "node": node.name,
         "fit": found.fit,
@@ -61,7 +79,30 @@ def keep(node: Node, found: Validation, record: store.Run) -> None:
         "record": record.id,
         "errors": errors,
     }
+    if DRAWN in before:
+        about[DRAWN] = before[DRAWN]
     store.write_held_out(node.name, about)
+
+
+def keep_drawn(node: Node, record: str, errors: Mapping[str, float]) -> None:
+    """Stores how far the fit in force is from a seed's shapes, beside its held-out runs; nothing
+    where none of these are on file.
+    """
+    kept = _of_fit(node.name)
+    if kept:
+        rounded = {name: _rounded(error) for name, error in errors.items()}
+        drawn = {**kept.get(DRAWN, {}), record: rounded}
+        store.write_held_out(node.name, {**kept, DRAWN: drawn})
+
+
+def _rounded(error: float) -> float:
+    return round(error, 6)
+
+
+def _of_fit(name: str) -> dict[str, Any] | None:
+    """What is kept of a node, if it is of the fit in force."""
+    kept, fit = store.read_held_out(name), store.read_fit(name)
+    return kept if kept and fit and kept.get("numbers") == numbers_digest(fit[0]) else None
 
 
 def known_error(node: Node) -> KnownError | None:
@@ -69,15 +110,20 @@ def known_error(node: Node) -> KnownError | None:
     or where the fit is another.
     """
     for name in reversed(fits_of(node)):
-        kept, fit = store.read_held_out(name), store.read_fit(name)
-        if kept and fit and kept.get("numbers") == numbers_digest(fit[0]) and kept.get("errors"):
+        kept = _of_fit(name)
+        if kept and kept.get("errors"):
             return _read(kept)
     return None
 
 
 def _read(kept: Mapping[str, Any]) -> KnownError:
-    errors = {str(name): float(error) for name, error in kept["errors"].items()}
-    return KnownError(str(kept["node"]), str(kept["fit"]), str(kept["record"]), errors)
+    drawn = {str(record): _numbers(errors) for record, errors in kept.get(DRAWN, {}).items()}
+    errors = _numbers(kept["errors"])
+    return KnownError(str(kept["node"]), str(kept["fit"]), str(kept["record"]), errors, drawn)
+
+
+def _numbers(errors: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(error) for name, error in errors.items()}
 
 
 def numbers_digest(numbers: Mapping[str, Number]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from twin.calibrate import store
 from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.heldout import HeldOut
-from twin.calibrate.known_error import known_error, numbers_digest
+from twin.calibrate.known_error import keep_drawn, known_error, numbers_digest
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.recipe import recipe_of
@@ -247,6 +247,25 @@ def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
         return {}, {}
     kept = store.read_run(record.folder)
     return dict(kept.samples), dict(kept.meta.get("failed") or {})
+
+
+def keep_errors(node: Node, record: Record, progress: Progress) -> None:
+    """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
+    without these, or while runs are left. The predictions on file may be of another fit or of other
+    laws.
+    """
+    from twin.sim.run import simulate  # a machine that only measures has no simulator
+
+    samples, failed = samples_of(record)
+    if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
+        return
+    errors = {}
+    for done, run in enumerate(record.runs, start=1):
+        if run.name in samples:
+            progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
+            speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
+            errors[run.name] = speed * statistics.median(samples[run.name]) - 1
+    keep_drawn(node, record.folder.name, errors)
 
 
 def judged(record: Record) -> Judged | None:

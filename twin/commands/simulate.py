@@ -306,9 +306,10 @@ def certainty(node: Node) -> str:
             f"one from the ranges of its numbers: {ASK}"
         )
     said = (
-        f"held out: the fit of {known.node} ({known.fit}) missed {len(known.errors)} engine runs "
-        f"that it had not seen ({known.record}) by {percent(known.median)} in the median, "
-        f"{percent(known.worst, signed=True)} at worst; the interval holds eight of ten of them"
+        f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
+        f"that it had not seen ({', '.join(known.records)}) by {percent(known.median)} in the "
+        f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
+        "them"
     )
     link = (
         ""
@@ -333,7 +334,8 @@ def held_out_json(node: Node, result: Result) -> dict[str, Any] | None:
         "node": known.node,
         "fit": known.fit,
         "record": known.record,
-        "runs": len(known.errors),
+        "drawn": list(known.drawn),
+        "runs": len(known.every),
         "median_abs_error": known.median,
         "worst_error": known.worst,
         "tokens_per_s": [low, high],

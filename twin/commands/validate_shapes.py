@@ -5,6 +5,7 @@ judged.
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import Any
 
 from twin.calibrate.drawn import MOST_SEED, MOST_SHAPES
@@ -15,6 +16,7 @@ from twin.calibrate.shape_record import (
     Record,
     folder_of,
     judged,
+    keep_errors,
     measure,
     opened,
     samples_of,
@@ -25,6 +27,8 @@ from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
+
+SIMULATOR = "simpy"  # the library that the twin needs and a computer that only measures does not
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +78,8 @@ def run(args: argparse.Namespace, node: Node) -> int:
             check_compiler(node)
             warn_if_busy()
             measure(node, record, progress())
+        if find_spec(SIMULATOR) is not None:
+            keep_errors(node, record, progress())
     finally:
         done()
     found = judged(record)

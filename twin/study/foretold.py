@@ -60,7 +60,7 @@ def spread(speeds: Iterable[float], node: Node) -> dict[str, float]:
     """
     known = known_error(node)
     assert known is not None, f"no held-out runs of {node.name} on file"
-    seen = [speed / (1 + error) for speed in speeds for error in known.errors.values()]
+    seen = [speed / (1 + error) for speed in speeds for error in known.every]
     p10, p50, p90 = (float(level) for level in np.quantile(seen, LEVELS))
     return {"p10": p10, "p50": p50, "p90": p90}
 
