@@ -14,6 +14,7 @@ from twin.proof.prove import violations
 
 NAME = "option mixes"
 GATE_CASES = 60  # with fewer, none is refused
+GATE_JOBS = 3  # their blocks nap most of the time
 SPARE_COPIES = 3  # with fewer, reuse may come too early, and is refused
 
 
