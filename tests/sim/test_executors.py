@@ -292,8 +292,13 @@ def _logs(log: Any) -> list[Any]:
     return [[list(segments) for segments in stages] for stages in log]
 
 
+WORDS = 8192
+
+
 def shallow(model: str, layers: int = 2) -> ModelSpec:
-    """A shipped model with its first layer and its last ones only."""
+    """A shipped model with its first layer and its last ones only, and few words: the head would
+    be most of what a step loads.
+    """
     spec = load_model(model)
     kept = [0, *range(spec.layers - layers + 1, spec.layers)]
     layout = tuple(spec.layout[layer] for layer in kept) if spec.layout else ()
@@ -301,6 +306,7 @@ def shallow(model: str, layers: int = 2) -> ModelSpec:
     return replace(
         spec,
         layers=layers,
+        vocab=WORDS,
         windows=tuple(spec.windows[layer] for layer in kept),
         layout=layout,
         lanes=lanes,
