@@ -8,7 +8,8 @@
 
 VENV := .venv
 STAMP := $(VENV)/.installed
-PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
+# Looked for once, and only where it is needed.
+PYTHON ?= $(eval PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p)))))$(PYTHON)
 BIN := $(VENV)/bin
 
 # Hundreds of processes under test would compile every module again.

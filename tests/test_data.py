@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.hardware.test_load import HOSTILE
-from twin.data import data_dir, read_yaml
+from twin.data import _parsed, data_dir, read_yaml
 from twin.errors import ConfigError
 
 
@@ -29,6 +29,7 @@ def test_what_a_file_means_needs_no_libyaml(
         files[-1].write_text(text)
     fast = [outcome(path) for path in files]
     monkeypatch.delattr(yaml, "cyaml", raising=False)
+    _parsed.cache_clear()
     for path, before in zip(files, fast, strict=True):
         now = outcome(path)
         if "not valid YAML" in str(before):  # libyaml says otherwise which word is wrong

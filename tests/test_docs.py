@@ -181,6 +181,18 @@ def sections() -> dict[str, str]:
     return {part.partition("\n")[0]: part for part in parts[1:]}
 
 
+RUN = """
+import contextlib, io, shlex, sys
+from twin.cli import main
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(shlex.split(line)[1:])
+    if code or not said.getvalue():
+        sys.exit(f"{line}: exit code {code}, {said.getvalue()!r}")
+    print(line)
+"""
+
+
 def add(tree: Path, kind: str, text: str) -> None:
     """What a block of an example says: a file, or an edit of one place of a file."""
     head, _, body = text.partition("\n")
@@ -207,11 +219,14 @@ def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
             add(tmp_path, kind, text)
     lines = [line for kind, text in blocks if kind == "sh" for line in text.splitlines()]
     assert lines
-    for line in lines:
-        assert line.startswith("twin ")
-        command = [sys.executable, "-m", "twin.cli", *shlex.split(line)[1:]]
-        outcome = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-        )
-        assert outcome.returncode == 0, f"{line}: {outcome.stderr}"
-        assert outcome.stdout
+    assert all(line.startswith("twin ") for line in lines)
+    outcome = subprocess.run(
+        [sys.executable, "-c", RUN, *lines],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.splitlines() == lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ LAYERS = (  # a package imports from its own line and from those below
 HEIGHT = {name: -line for line, names in enumerate(LAYERS) for name in names}
 
 
+@lru_cache(maxsize=1)
 def modules() -> dict[str, Path]:
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -37,21 +39,22 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Modules of ours that a file imports, anywhere in it: also those for annotations alone."""
-    found = set()
+    known, found = modules(), set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "twin":
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in known else node.module for name in names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "twin"}
-    return found - {"twin"}
+    return frozenset(found - {"twin"})
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     known = modules()
-    left = {name: imports(path, known) for name, path in known.items()}
+    left = {name: imports(path) for name, path in known.items()}
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
             del left[name]
@@ -64,7 +67,7 @@ def test_a_package_imports_only_from_below(package: str) -> None:
     for name, path in known.items():
         if name.split(".")[1:2] != [package]:
             continue
-        for other in imports(path, known):
+        for other in imports(path):
             needed = other.split(".")[1]
             assert HEIGHT[needed] <= HEIGHT[package], f"{name} imports {other}, which lies above it"
 

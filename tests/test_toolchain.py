@@ -104,6 +104,13 @@ def test_what_a_killed_compiler_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".making-now", "kernel"]
 
 
+@pytest.fixture
+def compiled_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulator of which only its file matters."""
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O0"))
+
+
+@pytest.mark.usefixtures("compiled_fast")
 def test_a_damaged_simulator_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +121,7 @@ def test_a_damaged_simulator_is_compiled_again(
     assert unsealed(library.build(tmp_path)) is not None
 
 
+@pytest.mark.usefixtures("compiled_fast")
 def test_a_planted_simulator_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
     planted = library.target()

@@ -16,9 +16,10 @@ FEW = 40  # cases in the gate, unless the attack says GATE_CASES: about two seco
 
 @pytest.mark.parametrize("name", attacks())
 def test_no_case_breaks_a_law(name: str) -> None:
-    few: int = getattr(importlib.import_module(f"tests.attack.{name}"), "GATE_CASES", FEW)
-    cases = few * TIMES
-    tally = run([name], seed=SEED, cases=cases)[name]
+    module = importlib.import_module(f"tests.attack.{name}")
+    cases = getattr(module, "GATE_CASES", FEW) * TIMES
+    first, jobs = getattr(module, "GATE_FIRST", 0), getattr(module, "GATE_JOBS", 1)
+    tally = run([name], seed=SEED, first=first, cases=cases, jobs=jobs)[name]
     assert not tally.defects, "\n".join(
         f"python -m tests.attack --case {case}: {what}" for case, what in tally.defects
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from twin.calibrate import store
-from twin.calibrate.fit import REACH, TOGETHER, fit_node, simulated_step_s
+from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node, simulated_step_s
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.reading import quiet, settled
@@ -79,15 +79,23 @@ def measured(node: Node, chosen: list[Probe]) -> store.Run:
     return store.write_run("host", "test", {"device": "host"}, samples)
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """What a run of the few probes leads to."""
+    node = two_cores()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONOTWIN_CALIBRATION", str(tmp_path_factory.mktemp("calibration")))
+        return fit_node(node, probes(), measured(node, probes()), lambda said: None)
+
+
 def test_every_probe_is_a_valid_plan() -> None:
     node = load_node("1xhost")
     for probe in host_probes(limits_of(node), node.device.blocks, quick=False):
         assert violations(probe.plan) == [], probe.name
 
 
-def test_the_fit_finds_the_numbers_that_made_the_samples() -> None:
-    node = two_cores()
-    fit = fit_node(node, probes(), measured(node, probes()), lambda said: None)
+def test_the_fit_finds_the_numbers_that_made_the_samples(fitted: Fit) -> None:
+    fit = fitted
     assert abs(fit.worst[1]) < 0.05
     for path in ("block.kv_bytes_per_s", "block.sample_element_s", "launch.graph_edge_s"):
         number = fit.numbers[path]
@@ -114,9 +122,8 @@ def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
     )
 
 
-def test_a_number_that_no_probe_binds_keeps_what_its_file_says() -> None:
-    node = two_cores()
-    fit = fit_node(node, probes(), measured(node, probes()), lambda said: None)
+def test_a_number_that_no_probe_binds_keeps_what_its_file_says(fitted: Fit) -> None:
+    node, fit = two_cores(), fitted
     # no FP32 probe among the few
     assert fit.binding["block.fp32_bytes_per_s"] < 1 <= fit.binding["block.kv_bytes_per_s"]
     assert {path for path, number in fit.numbers.items() if number.kind is Kind.FITTED} == {

@@ -4,6 +4,7 @@ generator.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,11 @@ def weights(config: dict[str, Any]) -> Table:
     version.
     """
     spec = from_config(config, "case")
+    return Table(spec, _values(spec))
+
+
+@lru_cache(maxsize=8)
+def _values(spec: ModelSpec) -> dict[str, Array]:
     random = np.random.RandomState(SEED)
     values: dict[str, Array] = {}
     for name in tensors(spec):
@@ -213,7 +219,8 @@ def weights(config: dict[str, Any]) -> Table:
         values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(
             np.float32
         )
-    return Table(spec, values)
+        values[name].flags.writeable = False  # they are shared
+    return values
 
 
 def as_stored(table: Table) -> dict[str, Array]:

@@ -75,6 +75,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )

@@ -64,6 +64,7 @@ class Code:
         return [i for i in self.instructions if re.search(pattern, f"{i.name} {i.operands}")]
 
 
+@lru_cache(maxsize=16)
 def read_code(content: bytes) -> Code:
     """A code object: an ELF file with one kernel, `twin_kernel`."""
     assert content[:6] == b"\x7fELF\x02\x01", "not a 64-bit ELF file"

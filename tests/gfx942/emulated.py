@@ -182,7 +182,7 @@ def build_waves(plan: Plan, *, sanitize: bool) -> Path:
         if not Path(runtime).is_absolute():
             pytest.skip("libubsan.so is not installed")
         flags += [
-            "-g",
+            "-g1",
             "-fsanitize=undefined",
             "-fno-sanitize=function",
             "-fno-sanitize-recover=all",

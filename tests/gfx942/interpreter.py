@@ -110,6 +110,7 @@ def records(code: Code) -> NDArray[np.int32]:
     return np.array([_record(one) for one in code.instructions], np.int32)
 
 
+@lru_cache(maxsize=100_000)  # the same kernels are loaded again and again
 def _record(one: Instruction) -> list[int]:
     encoding = re.search(r"_(e32|e64|sdwa|dpp)$", one.name)
     name = one.name[: encoding.start()] if encoding else one.name

@@ -6,12 +6,16 @@ Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (arXiv 1804.0
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
+import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from twin import toolchain
 
 LINE = re.compile(
     r"\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;\s+/\* 0x[0-9a-f]{16} "
@@ -52,11 +56,23 @@ def find_nvdisasm() -> str | None:
     )
 
 
-def disassembled(nvdisasm: str, cubin: Path) -> Program:
-    said = subprocess.run(
-        [nvdisasm, "-c", "-hex", str(cubin)], capture_output=True, text=True, check=True
-    ).stdout
-    return read(said)
+def disassembled(nvdisasm: str, cubin: bytes) -> Program:
+    """Of a kernel that was listed before, the cached listing."""
+    tool = Path(nvdisasm).stat()
+    key = hashlib.sha256(f"{nvdisasm} {tool.st_size} {tool.st_mtime_ns}".encode() + cubin)
+
+    def listed(folder: Path) -> Path:
+        (folder / "kernel.cubin").write_bytes(cubin)
+        said = subprocess.run(
+            [nvdisasm, "-c", "-hex", str(folder / "kernel.cubin")], capture_output=True, check=True
+        ).stdout
+        (folder / "listing").write_bytes(zlib.compress(said, 1))
+        return folder / "listing"
+
+    kept = toolchain.cached(toolchain.cache_dir() / f"listing-{key.hexdigest()[:24]}", listed)
+    content = toolchain.unsealed(kept)
+    assert content
+    return read(zlib.decompress(content).decode())
 
 
 def read(listing: str) -> Program:

@@ -5,7 +5,6 @@ without one.
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.native.programs import built
 from twin import toolchain
 from twin.kernel.streams import PAGE_BYTES, _tile
 from twin.models.spec import DType
@@ -44,27 +44,17 @@ SHAPES = {
     ],
     ids=lambda p: f"{p[0]} {p[1].value}",
 )
-def built(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[ctypes.CDLL, int, DType]:
+def products(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
-    library = tmp_path_factory.mktemp("chunk") / "chunk.so"
     flags = [*toolchain.FLAGS, "-O1", f"-DCHUNK={chunk}", f"-DSTORED={dtype.name}"]
-    done = subprocess.run(
-        [toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(library)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library)), chunk, dtype
+    return ctypes.CDLL(str(built(SOURCE, flags))), chunk, dtype
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocks_multiply_a_chunk_with_their_rows(
-    built: tuple[ctypes.CDLL, int, DType], shape: str
+    products: tuple[ctypes.CDLL, int, DType], shape: str
 ) -> None:
-    library, chunk, dtype = built
+    library, chunk, dtype = products
     counts, cols, tile_cols, tile_rows, unit, tokens = SHAPES[shape]
     tokens = min(tokens, chunk)
     rng = np.random.default_rng(cols)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.models.codes.names import coded_names
-from twin import toolchain
+from tests.native.programs import built
 from twin.data import data_dir
 from twin.kernel.coded import NUMBERS, tile
 from twin.kernel.teams import ROWS_AT_ONCE
@@ -39,7 +39,6 @@ def planned(name: str) -> Plan:
 
 
 def summed(
-    folder: Path,
     code: str,
     pack: int,
     x: NDArray[np.float32],
@@ -47,7 +46,7 @@ def summed(
     loads: int = ROWS_AT_ONCE,
 ) -> NDArray[np.float32]:
     """`loads`: of a piece."""
-    program, native = folder / "coded", data_dir("native") / "platform"
+    native = data_dir("native") / "platform"
     defined = {"PACK_ELEMENTS": pack, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
     flags = [
         "-std=c++17",
@@ -55,11 +54,8 @@ def summed(
         f"-I{native}",
         *(f"-D{name}={value}" for name, value in defined.items()),
     ]
-    if not program.exists():
-        command = [toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(program)]
-        subprocess.run(command, check=True)
     done = subprocess.run(
-        [str(program), str(ROWS), str(loads)],
+        [built(SOURCE, flags), str(ROWS), str(loads)],
         input=x.tobytes() + packed.tobytes(),
         capture_output=True,
         check=True,
@@ -81,34 +77,34 @@ def activations() -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("name", coded_names(FEW))
-def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
+def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
     plan, x = planned(name), activations()
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
     weights: Coded = CODES[name].quantise(
         np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
     )
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
-    found = summed(tmp_path, name, matrix.pack, x, packed)
+    found = summed(name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS.get(name, 1e-4)
     for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
-        small = summed(tmp_path, name, matrix.pack, x, packed, loads)
+        small = summed(name, matrix.pack, x, packed, loads)
         assert np.array_equal(found, small)
 
 
-def test_threads_sum_rows_of_the_weight_type_beside_coded_ones(tmp_path: Path) -> None:
+def test_threads_sum_rows_of_the_weight_type_beside_coded_ones() -> None:
     plan, x = planned("int8"), activations()
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and not stage.matrix.format)
     weights = np.random.default_rng(2).standard_normal((ROWS, COLUMNS)).astype(ml_dtypes.bfloat16)
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
-    found = summed(tmp_path, "plain", matrix.pack, x, packed)
+    found = summed("plain", matrix.pack, x, packed)
     assert error(found, weights, x) < BOUNDS["plain"]
 
 
-def test_an_input_that_is_no_number_is_not_hidden(tmp_path: Path) -> None:
+def test_an_input_that_is_no_number_is_not_hidden() -> None:
     plan, x = planned("int8"), activations()
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
     weights = CODES["int8"].quantise(np.ones((ROWS, COLUMNS), np.float32))
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     for strange in (np.nan, np.inf):
         x[17] = strange
-        assert not np.isfinite(summed(tmp_path, "int8", matrix.pack, x, packed)).any()
+        assert not np.isfinite(summed("int8", matrix.pack, x, packed)).any()

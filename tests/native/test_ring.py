@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twin import toolchain
+from tests.native.programs import built
 
 SOURCE = Path(__file__).resolve().parent / "ring.cpp"
 SHAPES = {  # slots, window, teams, column slices
@@ -23,10 +23,9 @@ SHAPES = {  # slots, window, teams, column slices
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(
-    shape: str, tmp_path: Path
+    shape: str,
 ) -> None:
     slots, window, teams, slices = SHAPES[shape]
-    program = tmp_path / "ring"
     flags = [
         "-std=c++17",
         "-O1",
@@ -36,6 +35,5 @@ def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(
         f"-DTEAMS={teams}",
         f"-DSLICES={slices}",
     ]
-    subprocess.run([toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(program)], check=True)
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    done = subprocess.run([built(SOURCE, flags)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr}"

@@ -5,11 +5,12 @@ and nothing else is read.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from twin import toolchain
+from tests.native.programs import built
 from twin.plan.splits import SPLITS_AT_ONCE
 from twin.sim.cost import PARTS_AT_ONCE
 
@@ -33,17 +34,16 @@ MUTATIONS = {
 
 
 def run(
-    folder: Path, head_dim: int, stored: str, source: Path = SOURCE
+    head_dim: int, stored: str, source: Path = SOURCE, beside: Iterable[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
-    program = folder / "scan"
     flags = ["-std=c++17", "-O1", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
-    subprocess.run([toolchain.host_compiler(), *flags, str(source), "-o", str(program)], check=True)
-    return subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    program = built(source, flags, beside=beside)
+    return subprocess.run([program], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16")])
-def test_a_scan_is_softmax_attention(head_dim: int, stored: str, tmp_path: Path) -> None:
-    done = run(tmp_path, head_dim, stored)
+def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
+    done = run(head_dim, stored)
     assert done.returncode == 0, done.stderr
 
 
@@ -63,7 +63,9 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
         (kernel.parent / "family.h").read_text(encoding="utf-8"), encoding="utf-8"
     )
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
-    assert run(tmp_path, 64, "BF16", tmp_path / "scan.cpp").returncode != 0
+    changed_too = [tmp_path / "cuda_scan.cuh", tmp_path / "family.h"]
+    done = run(64, "BF16", tmp_path / "scan.cpp", beside=changed_too)
+    assert done.returncode != 0
 
 
 def test_plan_and_twin_mean_the_same_numbers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 
 
-def names(build: str, folder: Path) -> list[str]:
+def names(build: str) -> list[str]:
     """Of a kernel's instructions."""
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
@@ -24,9 +23,7 @@ def names(build: str, folder: Path) -> list[str]:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
         pytest.skip(str(error))
-    cubin = folder / f"{build.replace(' ', '-')}.cubin"
-    cubin.write_bytes(report.cubin)
-    return [one.name for one in disassembled(nvdisasm, cubin).code]
+    return [one.name for one in disassembled(nvdisasm, report.cubin).code]
 
 
 def count(found: list[str], pattern: str) -> int:
@@ -34,9 +31,9 @@ def count(found: list[str], pattern: str) -> int:
 
 
 @pytest.mark.slow
-def test_only_words_that_cross_gpus_have_the_systems_scope(tmp_path: Path) -> None:
+def test_only_words_that_cross_gpus_have_the_systems_scope() -> None:
     """A hang under load was a payload without it. Words of the host have it on one GPU, too."""
-    one, two = names("defaults", tmp_path), names("two GPUs", tmp_path)
+    one, two = names("defaults"), names("two GPUs")
     quads, stores = r"LDG\.E\.(?:64|128)\.STRONG\.", r"STG\.E\.STRONG\."
     assert count(one, quads + "SYS") == 0 < count(one, quads + "GPU")
     assert count(two, quads + "SYS") > 0 < count(two, quads + "GPU")  # residual; activations

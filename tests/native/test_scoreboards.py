@@ -5,7 +5,6 @@ tool that watches a run sees it.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -37,7 +36,7 @@ needs_nvdisasm = pytest.mark.skipif(
 )
 
 
-def compiled(plan: Plan, folder: Path) -> tuple[Program, Kernel]:
+def compiled(plan: Plan) -> tuple[Program, Kernel]:
     """The machine code of a plan's kernel; skips without a compiler."""
     try:
         cubin = compile_cubin(plan, lines=True).cubin
@@ -45,17 +44,14 @@ def compiled(plan: Plan, folder: Path) -> tuple[Program, Kernel]:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
         pytest.skip(str(error))
-    (folder / "kernel.cubin").write_bytes(cubin)
     assert NVDISASM
-    return disassembled(NVDISASM, folder / "kernel.cubin"), read_kernel(cubin)
+    return disassembled(NVDISASM, cubin), read_kernel(cubin)
 
 
 @needs_nvdisasm
 @pytest.mark.parametrize(("model", "name"), [also_spilling(build) for build in BUILDS])
-def test_memory_is_given_back_when_its_loads_have_answered(
-    model: str, name: str, tmp_path: Path
-) -> None:
-    program, kernel = compiled(planned(model, H200, **NAMES[name]), tmp_path)
+def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str) -> None:
+    program, kernel = compiled(planned(model, H200, **NAMES[name]))
     found = arrivals(program, kernel)
     assert {arrival.function for arrival in found} >= {
         RELEASE,
@@ -66,11 +62,11 @@ def test_memory_is_given_back_when_its_loads_have_answered(
 
 
 @needs_nvdisasm
-def test_weights_taken_ahead_need_their_fence(tmp_path: Path) -> None:
+def test_weights_taken_ahead_need_their_fence() -> None:
     """Without it, as the kernel once was, sums were wrong on an H200 with six or more slots in
     flight.
     """
-    program, kernel = compiled(planned("llama-3.2-1b", H200), tmp_path)
+    program, kernel = compiled(planned("llama-3.2-1b", H200))
     fences = {
         one.at
         for one in program.code

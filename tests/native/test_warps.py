@@ -59,7 +59,7 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     flags = [
         *toolchain.FLAGS,
         "-O1",
-        "-g",
+        "-g1",
         f'-DTWIN_PLATFORM="{HERE / "warps.h"}"',
         *([f"-fsanitize={sanitize}"] if sanitize else []),
     ]

@@ -166,18 +166,19 @@ def _scratch_floats(plan: Plan) -> int:
     """
     wanted = [1024, 2 * _half_floats(plan)]
     scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
+    widths: dict[int, int] = {}  # of spans by identity: layers that are alike share theirs
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             own = plan.kernel_attention()
             partials = max(scanned, MOST_WARPS, own.group)
             merge = up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             heads = (own.group + 2) * own.head_dim  # without reads, one constant head
-            gathered = max(
-                [
-                    heads,
-                    *(sum(hi - lo for lo, hi in spans) for r in stage.reads for spans in r.spans),
-                ]
-            )
+            for read in stage.reads:
+                if id(read.spans) not in widths:
+                    widths[id(read.spans)] = max(
+                        sum(hi - lo for lo, hi in spans) for spans in read.spans
+                    )
+            gathered = max([heads, *(widths[id(read.spans)] for read in stage.reads)])
             # behind them the sinks of their queries
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)

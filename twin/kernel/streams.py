@@ -17,7 +17,7 @@ from twin.models.codes import Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Matrix, Plan, Span, Stage, tiles
+from twin.plan.types import Execution, Matrix, Plan, Span, Stage, rows_bytes, tiles
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
@@ -27,7 +27,7 @@ def stream_bytes(plan: Plan) -> list[int]:
     if plan.coded:
         return [
             sum(
-                sum(tile_bytes(plan, stage, block))
+                block_bytes(plan, stage.matrix, block)
                 for stage in plan.stages
                 if stage.matrix and not stage.routed
             )
@@ -52,6 +52,15 @@ def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
         stored_bytes(plan, stage.matrix, r[1] - r[0], c[1] - c[0])
         for r, c in tiles(stage.matrix, block)
     ]
+
+
+def block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
+    """The sum of a block's `tile_bytes`."""
+    lo, hi = matrix.owned[block]
+    rows = max(0, hi - lo)
+    if matrix.format is None:
+        return stored_bytes(plan, matrix, rows, matrix.cols)
+    return rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, rows, matrix.cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ def starts(plan: Plan) -> Table:
     for stage in plan.stages:
         rows += [(a // UNIT_BYTES,) for a in at]
         if stage.matrix and plan.coded and not stage.routed:
-            at = [a + sum(tile_bytes(plan, stage, block)) for block, a in enumerate(at)]
+            at = [a + block_bytes(plan, stage.matrix, block) for block, a in enumerate(at)]
         elif stage.matrix and not stage.routed:
             at = [
                 a + (hi - lo) * stage.matrix.cols * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from twin.models import experts
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -236,15 +237,14 @@ class ModelSpec:
     @property
     def streamed_bytes(self) -> int:
         """Their bytes as stored, scales included."""
-        return total(self.weights(), "step_bytes")
+        return _streamed_bytes(self)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all matrices as stored: what the memory of a node must hold, without vectors and
         caches.
         """
-        table = 0 if self.tied else self.formats.of(Role.EMBED).bytes(self.vocab, self.hidden)
-        return table + total(self.weights(), "stored_bytes")
+        return _stored_bytes(self)
 
     def kv_bytes(self, context: int, dtype: DType) -> int:
         """Bytes of caches and states that one step at `context` cached positions reads, over all
@@ -319,3 +319,17 @@ class ModelSpec:
 
     def _each(self) -> Iterator[Layer]:
         return (self.layer(index) for index in range(self.layers))
+
+
+# A plan's options are tried with the bytes of the same model hundreds of times.
+
+
+@lru_cache(maxsize=64)
+def _streamed_bytes(spec: ModelSpec) -> int:
+    return total(spec.weights(), "step_bytes")
+
+
+@lru_cache(maxsize=64)
+def _stored_bytes(spec: ModelSpec) -> int:
+    table = 0 if spec.tied else spec.formats.of(Role.EMBED).bytes(spec.vocab, spec.hidden)
+    return table + total(spec.weights(), "stored_bytes")

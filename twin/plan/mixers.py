@@ -7,6 +7,7 @@ every rank computes and keeps itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from twin.models.mixers import (
     CompressedAttention,
@@ -87,13 +88,20 @@ def _attend_cache(
     """
     items, splits = scatter(own.items_of(kind.window), b.blocks), own.splits_of(kind.window)
     width = partial_words(own.group, own.head_dim, b.options.kv_dtype)
-    reads = [Read(qkv.id, Parts.OWN, tuple(_head_spans(own, splits, span) for span in items))]
+    reads = [Read(qkv.id, Parts.OWN, _spans_of_heads(own, splits, items))]
     if kind.whole_qk_norm:
         normed = (0, (own.heads + own.kv_heads) * own.head_dim)
         reads.append(
             Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items))
         )
     return _attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
+
+
+@lru_cache(maxsize=256)  # layers that are alike share them
+def _spans_of_heads(
+    own: Attention, splits: int, items: tuple[Span, ...]
+) -> tuple[tuple[Span, ...], ...]:
+    return tuple(_head_spans(own, splits, span) for span in items)
 
 
 def _head_spans(own: Attention, splits: int, items: Span) -> tuple[Span, ...]:

@@ -213,7 +213,7 @@ class Matrix:
         gemv.cuh strides by the whole batch, also where a block has fewer rows, so only the last
         part ends early.
         """
-        most = max((hi - lo for lo, hi in self.owned), default=self.rows)
+        most = _widest(self.owned) if self.owned else self.rows
         return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
 
 
@@ -651,6 +651,11 @@ def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
                 (row, min(row + matrix.tile_rows, hi)),
                 (col, min(col + matrix.tile_cols, matrix.cols)),
             )
+
+
+@lru_cache(maxsize=1024)
+def _widest(spans: tuple[Span, ...]) -> int:
+    return max(hi - lo for lo, hi in spans)
 
 
 @lru_cache(maxsize=4096)
