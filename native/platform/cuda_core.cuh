@@ -42,7 +42,8 @@ constexpr bool EXPERTS = Plan::kinds >> int(StageKind::ROUTED_UP) & 1;
 // Experts' matrices are multiplied a few rows at a time by code that is there once: a layer's code
 // must fit the instruction cache. Without experts it does, and more rows at once are faster.
 template <Code C, class Vector>
-constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0;
+constexpr bool ROLLED =
+    EXPERTS && C != Code::PLAIN && !Coding<C>::TENSOR && Vector::AHEAD_GROUPS == 0;
 template <Code C, class Vector>
 using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
@@ -378,9 +379,9 @@ struct Core {
   template <class Coding, class Vector, class Taken>
   __device__ __forceinline__ void dot_coded_piece(const Vector& x,
                                                   const Walk<Vector, Coding::ROWS>& at, u32 base,
-                                                  const Whole<Vector>& whole, CodedPiece<>* taken,
+                                                  const Input<Vector>& input, CodedPiece<>* taken,
                                                   Taken is_taken, float* to) {
-    float sum[Coding::ROWS] = {};
+    float sum[Coding::SUMS] = {};
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
@@ -391,17 +392,20 @@ struct Core {
       const bool here = is_taken(c);
       if (!here)
         load_coded<Coding, Vector>(piece, c, ring.acquire(tile), at.row, at.row + at.left());
-      piece.template multiply<Coding>(c, x, whole, sum);
+      piece.template multiply<Coding>(c, x, input, sum);
       if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
     }
-    store_sums(sum, at.here(), to + at.first());
+    if constexpr (Coding::TENSOR)
+      FragmentPiece::store<Vector>(sum, at.here(), to + at.first());
+    else
+      store_sums(sum, at.here(), to + at.first());
   }
 
   // The tiles of a row group, a few rows at a time. The sums of a team's later slices are added to
   // those of its first by the threads that stored these.
   template <class Coding, class Vector, class At>
   __device__ __forceinline__ void dot_rolled(const Vector& x, const At& at, u32 base,
-                                             const Whole<Vector>& whole, float* to) {
+                                             const Input<Vector>& input, float* to) {
     using Step = Rolled<Coding::CODE, Vector>;
     const int rows = at.left();
 #pragma unroll
@@ -413,7 +417,7 @@ struct Core {
         CodedPiece<Step::AT_ONCE> piece;
         load_coded<Step, Vector>(piece, c, from, first, rows);
         float sum[Step::ROWS] = {};
-        piece.template multiply<Step>(c, x, whole, sum);
+        piece.template multiply<Step>(c, x, input, sum);
         store_sums(sum, rows - first, to + at.first() + first, c > 0);
       }
       ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
@@ -435,7 +439,8 @@ struct Core {
     if constexpr (CODED)
       with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
         if constexpr (decltype(coding)::WHOLE)
-          begun.whole.template set<decltype(coding)::ELEMENT>(x);
+          begun.input.whole.template set<decltype(coding)::ELEMENT>(x);
+        if constexpr (decltype(coding)::TENSOR) begun.input.fragments.set(x);
       });
   }
   template <class Coding, class Vector>
@@ -450,7 +455,7 @@ struct Core {
     float* const to = sums + Vector::part(me) * batch;
     if constexpr (SMALL) {
 #pragma unroll 1
-      for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.whole, to);
+      for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.input, to);
     } else {
       dot_pieces<Coding>(x, at, base, begun, to);
     }
@@ -463,7 +468,7 @@ struct Core {
       for (int g = 0; g < Begun<Vector>::GROUPS; ++g) {
         if (g >= begun.held) break;
         dot_coded_piece<Coding>(
-            x, at, base, begun.whole, begun.taken[g], [](int) { return true; }, to);
+            x, at, base, begun.input, begun.taken[g], [](int) { return true; }, to);
         at.next();
       }
       begun.held = 0;
@@ -471,7 +476,7 @@ struct Core {
 #pragma unroll 1
     for (; at.more(); at.next()) {
       dot_coded_piece<Coding>(
-          x, at, base, begun.whole, begun.taken[0],
+          x, at, base, begun.input, begun.taken[0],
           [&](int c) { return c < Begun<Vector>::PORTIONS && c < begun.held; }, to);
       begun.held = 0;
     }

@@ -147,6 +147,11 @@ struct TeamVector {
   static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
+  static constexpr int WIDTH = TILE;
+  // Threads of a warp that hold columns, in eights: tensor cores take a warp's columns together, so
+  // a tile is divided evenly over a team's warps.
+  static constexpr int EACH = (TILE / VECTOR + TEAM - 1) / TEAM;
+  static constexpr int LANES = TENSOR_CODES && EACH < 32 ? (EACH + 7) / 8 * 8 : 32;
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
@@ -171,9 +176,13 @@ struct TeamVector {
     return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM;
   }
   // first column inside a tile
-  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
+  __device__ static int local(int me) {
+    if constexpr (LANES < 32) return (me / 32 % TEAM * LANES + me % 32) * VECTOR;
+    return me % (32 * TEAM) * VECTOR;
+  }
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
   __device__ static bool valid(int me, int c) {
+    if (LANES < 32 && me % 32 >= LANES) return false;
     return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
   // Do threads hold columns, or not, `count` neighbours alike?

@@ -45,13 +45,21 @@ def summed(
     x: NDArray[np.float32],
     packed: NDArray[np.uint8],
     loads: int = ROWS_AT_ONCE,
+    rows: int = ROWS,
+    team: int = 1,
 ) -> NDArray[np.float32]:
-    """`loads`: of a piece."""
+    """`loads`: of a piece; `team`: warps that share the columns."""
     program, native = folder / "coded", data_dir("native") / "platform"
-    defined = {"PACK_ELEMENTS": pack, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
+    defined = {
+        "PACK_ELEMENTS": pack,
+        "CODED_AS": NUMBERS.get(code, 0),
+        "COLUMNS": len(x),
+        "TEAM_WARPS": team,
+    }
     flags = [
         "-std=c++17",
         "-O1",
+        "-pthread",
         f"-I{native}",
         *(f"-D{name}={value}" for name, value in defined.items()),
     ]
@@ -59,7 +67,7 @@ def summed(
         command = [toolchain.host_compiler(), *flags, str(SOURCE), "-o", str(program)]
         subprocess.run(command, check=True)
     done = subprocess.run(
-        [str(program), str(ROWS), str(loads)],
+        [str(program), str(rows), str(loads)],
         input=x.tobytes() + packed.tobytes(),
         capture_output=True,
         check=True,
@@ -90,9 +98,30 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     found = summed(tmp_path, name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS.get(name, 1e-4)
+    if name in ("mxfp4", "nvfp4"):  # always multiplied 16 rows at a time
+        return
     for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
         small = summed(tmp_path, name, matrix.pack, x, packed, loads)
         assert np.array_equal(found, small)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    ("rows", "cols", "team"),
+    [(16, 1440, 4), (16, 960, 2), (5, 960, 2), (8, 2880, 8), (23, 512, 1), (16, 2048, 4)],
+)
+def test_a_team_of_warps_sums_rows_of_fp4_as_fp64_does(
+    name: str, rows: int, cols: int, team: int, tmp_path: Path
+) -> None:
+    plan, chance = planned(name), np.random.default_rng(cols + rows)
+    x = chance.standard_normal(cols).astype(np.float32)
+    x[::96] *= 30
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights: Coded = CODES[name].quantise(chance.standard_normal((rows, cols), np.float32))
+    packed = tile(plan, matrix, weights, (0, rows), (0, cols))
+    slot = np.concatenate([packed, np.full(8192, 255, np.uint8)])  # what a slot has behind a tile
+    found = summed(tmp_path, name, matrix.pack, x, slot, rows=rows, team=team)
+    assert error(found, weights.astype(np.float64), x) < 1e-4
 
 
 def test_threads_sum_rows_of_the_weight_type_beside_coded_ones(tmp_path: Path) -> None:
