@@ -386,9 +386,14 @@ struct Core {
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
       if (Vector::beyond(me, c)) break;
+      const u32 tile = base + at.tile(slice);
+      if constexpr (Coding::TENSOR && Begun<Vector>::PORTIONS == 0) {
+        dot_fragments<Coding>(c, ring.acquire(tile), at, input.fragments, sum);
+        if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+        continue;
+      }
       CodedPiece<> fresh;
       CodedPiece<>& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
-      const u32 tile = base + at.tile(slice);
       const bool here = is_taken(c);
       if (!here)
         load_coded<Coding, Vector>(piece, c, ring.acquire(tile), at.row, at.row + at.left());
@@ -399,6 +404,20 @@ struct Core {
       FragmentPiece::store<Vector>(sum, at.here(), to + at.first());
     else
       store_sums(sum, at.here(), to + at.first());
+  }
+
+  // A tile's 16 rows, some chains at a time: with all of them loaded the residual was spilled.
+  template <class Coding, class Vector, int FROM = 0>
+  __device__ __forceinline__ void dot_fragments(int c, u32 from,
+                                                const Walk<Vector, Coding::ROWS>& at,
+                                                const Fragments<Vector>& x, float (&sum)[2]) const {
+    constexpr int CHAINS = Fragments<Vector>::CHAINS, MOST = (Vector::PORTIONS > 1 ? 2 : 4) / Fragments<Vector>::STEPS,
+                  COUNT = CHAINS - FROM < MOST ? CHAINS - FROM : MOST;
+    CodedPiece<4> piece;
+    FragmentPiece::load<Coding, Vector, FROM, COUNT>(
+        piece, me, from, u32(Vector::row_bytes(me, c, Coding::CODE)), at.row, at.row + at.left());
+    FragmentPiece::multiply<Coding, Vector, FROM, COUNT>(piece, c, x, sum);
+    if constexpr (FROM + COUNT < CHAINS) dot_fragments<Coding, Vector, FROM + COUNT>(c, from, at, x, sum);
   }
 
   // The tiles of a row group, a few rows at a time. The sums of a team's later slices are added to

@@ -45,7 +45,7 @@ struct Fragments {
   static constexpr int WORDS = UNIT / 4;
 
   u32 input[Vector::PORTIONS][CHAINS][WORDS];  // of the step that this thread has elements of
-  float scale[Vector::PORTIONS][CHAINS];       // of group thread % 4
+  float scale[Vector::PORTIONS];               // of the thread's own columns
   Tables tables;
 
   // Which of a chain's four groups, and which byte of it: those of the thread's column of a right
@@ -72,7 +72,7 @@ struct Fragments {
       }
       const float by = most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
       // weights are doubled
-      const float unit = (most > LEAST_WHOLE ? most * (0.5f / MOST_WHOLE) : 0.0f) + strange;
+      scale[c] = (most > LEAST_WHOLE ? most * (0.5f / MOST_WHOLE) : 0.0f) + strange;
       u32 high[WORDS], low[WORDS];
 #pragma unroll
       for (int w = 0; w < WORDS; ++w) {
@@ -82,10 +82,12 @@ struct Fragments {
         split_bytes(v, high[w], low[w]);
       }
       deal(high, low, input[c]);
-#pragma unroll
-      for (int k = 0; k < CHAINS; ++k)
-        scale[c][k] = of_thread(unit, u32(UNITS) * (u32(4 * k) + thread_of_warp() % 4));
     }
+  }
+
+  // Of group thread % 4 of a chain.
+  __device__ __forceinline__ float scale_of(int c, int chain) const {
+    return of_thread(scale[c], u32(UNITS) * (u32(4 * chain) + thread_of_warp() % 4));
   }
 
   // Gives each thread, of each chain, what another one holds. Of two chains at once: the threads of
@@ -118,9 +120,10 @@ __device__ __forceinline__ u32 pair_of_thread() {
   return APART % 64u == 32u ? (pair & 4u) | (pair & 1u) << 1 | (pair >> 1 & 1u) : pair;
 }
 
-// What a thread has of 16 rows of a tile at once.
+// What a thread has of 16 rows of a tile at once: chains FROM to FROM + COUNT - 1 of its warp.
 struct FragmentPiece {
-  template <class Coding, class Vector, class Piece>
+  template <class Coding, class Vector, int FROM = 0, int COUNT = Fragments<Vector>::CHAINS,
+            class Piece>
   __device__ __forceinline__ static void load(Piece& piece, int me, u32 from, u32 apart, int first,
                                               int rows) {
     using Its = Fragments<Vector>;
@@ -129,16 +132,16 @@ struct FragmentPiece {
     const u32 unit = u32(Vector::local(me)) / u32(Its::UNIT) - lane;  // the warp's first
     const u32 at = from + (u32(first) + 2 * pair) * apart + (unit + lane % 4) * u32(UNIT_BYTES);
 #pragma unroll
-    for (int s = 0; s < Vector::LANES / 4; ++s)
-      load_four(at + u32(4 * s * UNIT_BYTES), piece.word[s]);
+    for (int s = 0; s < COUNT * Its::STEPS; ++s)
+      load_four(at + u32(4 * (s + FROM * Its::STEPS) * UNIT_BYTES), piece.word[s]);
     // Beyond a slice's columns inputs are zero, and any scale will do that is a number.
     const u32 cols = 2 * apart, last = (cols - 1) / u32(BLOCK);
     const u32 high = u32(scaled_rows(rows)), row = u32(first) + 2 * pair;
     const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
     const u32 skipped = code_outer(Coding::CODE) ? 4u * high : 0u;
 #pragma unroll
-    for (int k = 0; k < Its::CHAINS; ++k) {
-      const u32 block = (unit * u32(Its::UNIT) + u32(4 * k * Its::GROUP) + lane % 4 * u32(Its::GROUP)) /
+    for (int k = 0; k < COUNT; ++k) {
+      const u32 block = (unit * u32(Its::UNIT) + (u32(4 * (FROM + k)) + lane % 4) * u32(Its::GROUP)) /
                         u32(BLOCK);
       load_half(behind + skipped + (block < last ? block : last) * high + row, piece.inner + k);
     }
@@ -150,14 +153,15 @@ struct FragmentPiece {
   }
 
   // sum[r] += this thread's part of row r of its pair.
-  template <class Coding, class Vector, class Piece>
+  template <class Coding, class Vector, int FROM = 0, int COUNT = Fragments<Vector>::CHAINS,
+            class Piece>
   __device__ __forceinline__ static void multiply(const Piece& piece, int c,
                                                   const Fragments<Vector>& x, float (&sum)[2]) {
     using Its = Fragments<Vector>;
     const u32 step = Its::step();
     float total[2] = {};
 #pragma unroll
-    for (int k = 0; k < Its::CHAINS; ++k) {
+    for (int k = 0; k < COUNT; ++k) {
       int d[4] = {};
 #pragma unroll
       for (int s = 0; s < Its::STEPS; ++s)
@@ -167,8 +171,8 @@ struct FragmentPiece {
                     two = piece.word[k * Its::STEPS + s][2 + h];
           const u32 one_less = one & 0x77777777u, two_less = two & 0x77777777u;
           const bool here = Its::STEPS == 1 || step == u32(s);
-          const u32 b0 = here ? x.input[c][k][2 * h] : 0u,
-                    b1 = here ? x.input[c][k][2 * h + 1] : 0u;
+          const u32 b0 = here ? x.input[c][FROM + k][2 * h] : 0u,
+                    b1 = here ? x.input[c][FROM + k][2 * h + 1] : 0u;
           const Tables& of = x.tables;
           multiply_bytes(d, of.less_of(one_less), of.less_of(two_less), of.less_of(one_less >> 16),
                          of.less_of(two_less >> 16), b0, b1);
@@ -182,9 +186,10 @@ struct FragmentPiece {
       } else {
         two_e4m3(piece.inner[k], by);
       }
+      const float unit = x.scale_of(c, FROM + k);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        total[r] += float(d[2 * r] * 256 + d[2 * r + 1]) * (by[r] * x.scale[c][k]);
+        total[r] += float(d[2 * r] * 256 + d[2 * r + 1]) * (by[r] * unit);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r)
