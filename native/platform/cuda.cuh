@@ -316,16 +316,6 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       : "memory");
 }
 
-// From memory into the second-level cache; whole units.
-__device__ __forceinline__ void prefetch(const u8* from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ u32 clock_cycles() {
-  u32 cycles;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
-  return cycles;
-}
-
 // ---- whole numbers ------------------------------------------------------------------------------
 
 // Sixteen bytes of the chip.

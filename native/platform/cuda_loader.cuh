@@ -58,10 +58,6 @@ struct CacheStream {
 // tiles of the one before, so a loader that copies a tile reads the choice that the tile is of.
 template <class Plan>  // a parameter: without experts nobody asks for its words
 struct ExpertStream {
-  // What follows the experts goes to the second-level cache while they are unknown: a piece in so
-  // many cycles, at most so many bytes of a block.
-  static constexpr u32 PIECE = 4096, CYCLES = 400, MOST = (128 << 10);
-
   const RankMemory& memory;
   Loader& loader;
   int block;
@@ -78,20 +74,13 @@ struct ExpertStream {
   }
 
   // Waits for the choice of the next layer, or of the same once more.
-  __device__ __forceinline__ bool chosen(bool next, const u8* follows) const {
+  __device__ __forceinline__ bool chosen(bool next) const {
     // layers whose experts were asked for
     const int mine = 2 * Experts::TOP_K + 1 + int(threadIdx.x / 32 - LOADER_WARP);
     const u32 asked = look(mine) + u32(next);
     if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(asked) : "memory");
-    if (!next) return true;
-    u32 piece = threadIdx.x / 32 - LOADER_WARP, last = clock_cycles();
-    while (look(2 * Experts::TOP_K) < asked) {
+    while (look(2 * Experts::TOP_K) < asked)
       if (barrier_seen(loader.left, 0)) return false;
-      if (piece * PIECE < MOST && clock_cycles() - last > CYCLES) {
-        prefetch(follows + piece * PIECE, PIECE);
-        piece += LOADERS, last = clock_cycles();
-      }
-    }
     return true;
   }
 
@@ -161,11 +150,9 @@ struct ExpertStream {
   }
 
   template <class Stage>
-  // `follows`: in the block's stream
-  __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own,
-                                             const u8* follows) {
+  __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
     const bool up = stage.kind == int(StageKind::ROUTED_UP);
-    if (!chosen(up, follows)) return false;
+    if (!chosen(up)) return false;
     if constexpr (CODED) {
       return up ? coded(RoutedUp{}, stage, own) : coded(RoutedDown{}, stage, own);
     } else {
@@ -180,9 +167,7 @@ struct ExpertStream {
 
 // Nothing in a plan without experts.
 struct NoExperts {
-  __device__ __forceinline__ bool operator()(const Stage&, const Span&, const u8*) const {
-    return true;
-  }
+  __device__ __forceinline__ bool operator()(const Stage&, const Span&) const { return true; }
 };
 
 template <bool ANY>
@@ -199,10 +184,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   CacheStream cache = {launch, memory, signals, loader, block};
   auto experts = experts_of<Experts::ANY>(memory, loader, block);
+  const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };
   const u8* from = stream;
-  const auto chosen = [&](const Stage& stage, const Span& own) {
-    return experts(stage, own, from);
-  };
   const auto fill = [&](int bytes) {
     const bool filled = loader.fill(from, bytes);
     from += bytes;
