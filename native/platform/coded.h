@@ -30,7 +30,6 @@ constexpr u32 HIDDEN_CODES = 1u, HEADS_CODES = 1u, FFN_CODES = 1u;  // by what t
 #endif
 
 __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> int(code) & 1u); }
-constexpr bool TENSOR_CODES = uses(Code::MXFP4) || uses(Code::NVFP4);  // on tensor cores
 __host__ __device__ constexpr bool is_int4(Code code) {
   return int(code) >= int(Code::INT4) && int(code) < int(Code::INT4) + INT4_CODES;
 }

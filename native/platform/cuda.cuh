@@ -330,6 +330,19 @@ __device__ __forceinline__ void load_two(u32 at, u32* to) {
 __device__ __forceinline__ void load_one(u32 at, u32* to) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
 }
+__device__ __forceinline__ float load_float(u32 at) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at));
+  return value;
+}
+__device__ __forceinline__ void store_four(u32 at, const u32 (&from)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_float(u32 at, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+}
 __device__ __forceinline__ void load_half(u32 at, u32* to) {  // two bytes, and zeros
   asm volatile("{ .reg .b16 two; ld.shared.b16 two, [%1]; cvt.u32.u16 %0, two; }"
                : "=r"(to[0])

@@ -100,13 +100,6 @@ struct Whole {
 
 namespace twin {
 
-// As each kind of code multiplies it: a stage sets and uses one of them.
-template <class Vector>
-struct Input {
-  Whole<Vector> whole;
-  Fragments<Vector> fragments;
-};
-
 // ---- a piece ------------------------------------------------------------------------------------
 
 // How a piece of a vector's columns, of AT_ONCE loads, is divided into rows.
@@ -123,7 +116,6 @@ struct Coding {
   static constexpr int LOADS = CODED_PACK > LOADED ? CODED_PACK / LOADED : 1;  // of a row
   static constexpr int PAIR = CODED_PACK && CODED_PACK < LOADED ? 2 : 1;       // rows of a load
   static constexpr int ROWS = AT_ONCE / LOADS * PAIR;
-  static constexpr int SUMS = TENSOR ? 2 : ROWS;  // of a thread
   static_assert(!CODED || LOADED * LOADS == CODED_PACK * PAIR, "whole loads, whole rows");
   static_assert(!SCALED || ROWS % 4 == 0, "scales of four rows are loaded at once");
 };
@@ -141,10 +133,6 @@ struct CodedPiece {
   // `from`. Beyond its rows: what the slot has there.
   template <class Coding, class Vector>
   __device__ __forceinline__ void load(int me, int c, u32 from, u32 apart, int first, int rows) {
-    if constexpr (Coding::TENSOR) {
-      FragmentPiece::load<Coding, Vector>(*this, me, from, apart, first, rows);
-      return;
-    }
     constexpr int LOADS = Coding::LOADS;
     const u32 plane = apart / LOADS;  // the second loads of all threads follow the first ones
     const u32 mine =
@@ -204,13 +192,10 @@ struct CodedPiece {
 
   // sum[r] += this thread's part of row r.
   template <class Coding, class Vector>
-  __device__ __forceinline__ void multiply(int c, const Vector& x, const Input<Vector>& input,
-                                           float (&sum)[Coding::SUMS]) const {
+  __device__ __forceinline__ void multiply(int c, const Vector& x, const Whole<Vector>& whole,
+                                           float (&sum)[Coding::ROWS]) const {
     constexpr int WORDS = Coding::LOADS * UNIT_BYTES / 4;
-    const Whole<Vector>& whole = input.whole;
-    if constexpr (Coding::TENSOR) {
-      FragmentPiece::multiply<Coding, Vector>(*this, c, input.fragments, sum);
-    } else if constexpr (Coding::PAIR == 2) {
+    if constexpr (Coding::PAIR == 2) {
       multiply_paired<Coding::CODE>(c, whole, sum);
     } else {
 #pragma unroll
@@ -324,7 +309,7 @@ struct Begun {
 
   CodedPiece<> taken[GROUPS ? GROUPS : 1][PORTIONS ? PORTIONS : 1];
   int held;
-  Input<Vector> input;
+  Whole<Vector> whole;
 };
 
 }  // namespace twin

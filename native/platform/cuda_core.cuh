@@ -42,8 +42,7 @@ constexpr bool EXPERTS = Plan::kinds >> int(StageKind::ROUTED_UP) & 1;
 // Experts' matrices are multiplied a few rows at a time by code that is there once: a layer's code
 // must fit the instruction cache. Without experts it does, and more rows at once are faster.
 template <Code C, class Vector>
-constexpr bool ROLLED =
-    EXPERTS && C != Code::PLAIN && !Coding<C>::TENSOR && Vector::AHEAD_GROUPS == 0;
+constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0;
 template <Code C, class Vector>
 using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
@@ -379,52 +378,30 @@ struct Core {
   template <class Coding, class Vector, class Taken>
   __device__ __forceinline__ void dot_coded_piece(const Vector& x,
                                                   const Walk<Vector, Coding::ROWS>& at, u32 base,
-                                                  const Input<Vector>& input, CodedPiece<>* taken,
+                                                  const Whole<Vector>& whole, CodedPiece<>* taken,
                                                   Taken is_taken, float* to) {
-    float sum[Coding::SUMS] = {};
+    float sum[Coding::ROWS] = {};
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c) {
       const int slice = Vector::slice(me, c);
       if (Vector::beyond(me, c)) break;
-      const u32 tile = base + at.tile(slice);
-      if constexpr (Coding::TENSOR && Begun<Vector>::PORTIONS == 0) {
-        dot_fragments<Coding>(c, ring.acquire(tile), at, input.fragments, sum);
-        if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-        continue;
-      }
       CodedPiece<> fresh;
       CodedPiece<>& piece = c < Begun<Vector>::PORTIONS ? taken[c] : fresh;
+      const u32 tile = base + at.tile(slice);
       const bool here = is_taken(c);
       if (!here)
         load_coded<Coding, Vector>(piece, c, ring.acquire(tile), at.row, at.row + at.left());
-      piece.template multiply<Coding>(c, x, input, sum);
+      piece.template multiply<Coding>(c, x, whole, sum);
       if (!here && at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
     }
-    if constexpr (Coding::TENSOR)
-      FragmentPiece::store<Vector>(sum, at.here(), to + at.first());
-    else
-      store_sums(sum, at.here(), to + at.first());
-  }
-
-  // A tile's 16 rows, some chains at a time: with all of them loaded the residual was spilled.
-  template <class Coding, class Vector, int FROM = 0>
-  __device__ __forceinline__ void dot_fragments(int c, u32 from,
-                                                const Walk<Vector, Coding::ROWS>& at,
-                                                const Fragments<Vector>& x, float (&sum)[2]) const {
-    constexpr int CHAINS = Fragments<Vector>::CHAINS, MOST = (Vector::PORTIONS > 1 ? 2 : 4) / Fragments<Vector>::STEPS,
-                  COUNT = CHAINS - FROM < MOST ? CHAINS - FROM : MOST;
-    CodedPiece<4> piece;
-    FragmentPiece::load<Coding, Vector, FROM, COUNT>(
-        piece, me, from, u32(Vector::row_bytes(me, c, Coding::CODE)), at.row, at.row + at.left());
-    FragmentPiece::multiply<Coding, Vector, FROM, COUNT>(piece, c, x, sum);
-    if constexpr (FROM + COUNT < CHAINS) dot_fragments<Coding, Vector, FROM + COUNT>(c, from, at, x, sum);
+    store_sums(sum, at.here(), to + at.first());
   }
 
   // The tiles of a row group, a few rows at a time. The sums of a team's later slices are added to
   // those of its first by the threads that stored these.
   template <class Coding, class Vector, class At>
   __device__ __forceinline__ void dot_rolled(const Vector& x, const At& at, u32 base,
-                                             const Input<Vector>& input, float* to) {
+                                             const Whole<Vector>& whole, float* to) {
     using Step = Rolled<Coding::CODE, Vector>;
     const int rows = at.left();
 #pragma unroll
@@ -436,7 +413,7 @@ struct Core {
         CodedPiece<Step::AT_ONCE> piece;
         load_coded<Step, Vector>(piece, c, from, first, rows);
         float sum[Step::ROWS] = {};
-        piece.template multiply<Step>(c, x, input, sum);
+        piece.template multiply<Step>(c, x, whole, sum);
         store_sums(sum, rows - first, to + at.first() + first, c > 0);
       }
       ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
@@ -447,21 +424,58 @@ struct Core {
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
                                             float* sums, int batch, Begun<Vector>& begun) {
     with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
-      dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
+      if constexpr (decltype(coding)::TENSOR)
+        dot_fragments<decltype(coding), Vector>(stage, hi - lo, sums, batch);
+      else
+        dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
   // The input becomes whole numbers before its first batch: in the loop over batches it would lie
   // beside them, to be asked for again, and the loop be there twice.
   template <class Vector, class Ahead>
-  __device__ __forceinline__ static void become_whole(const Stage& stage, const Vector& x,
-                                                      Ahead& begun) {
+  __device__ __forceinline__ void become_whole(const Stage& stage, const Vector& x,
+                                               Ahead& begun) const {
     if constexpr (CODED)
       with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
         if constexpr (decltype(coding)::WHOLE)
-          begun.input.whole.template set<decltype(coding)::ELEMENT>(x);
-        if constexpr (decltype(coding)::TENSOR) begun.input.fragments.set(x);
+          begun.whole.template set<decltype(coding)::ELEMENT>(x);
+        // The stage before has used its own up behind a barrier.
+        if constexpr (decltype(coding)::TENSOR) {
+          Fragments<Vector>::set(x, me, whole());
+          Fragments<Vector>::clear(me, whole());
+          barrier();
+        }
       });
   }
+  // Of codes that tensor cores multiply.
+  __device__ __forceinline__ u32 whole() const {
+    return ring.slots + u32(Plan::ring_slots * Plan::slot_bytes) + 4u * u32(Plan::whole);
+  }
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,
+                                                int batch) {
+    using At = Walk<Vector, Coding::ROWS>;
+    At at(stage, rows, me);
+    const u32 base = ring.tile;
+    ring.tile += u32(At::groups_of(stage, rows) * Vector::SLICES);
+    float* const to = sums + Vector::part(me) * batch;
+    TWIN_ONCE
+    for (; at.more(); at.next()) {
+      float sum[2] = {};
+      TWIN_ONCE
+      for (int c = 0; c < Vector::PORTIONS; ++c) {
+        const int slice = Vector::slice(me, c);
+        if (Vector::RAGGED && slice >= Vector::SLICES) break;
+        const u32 tile = base + at.tile(slice);
+        Fragments<Vector>::template dot<Coding>(
+            me, ring.acquire(tile), u32(Vector::row_bytes_of(slice, Coding::CODE)), at.row,
+            at.row + at.left(), u32(slice * Vector::WIDTH / Vector::VECTOR), whole(), sum);
+        if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+      }
+      Fragments<Vector>::store(sum, at.here(), to + at.first());
+    }
+  }
+
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
                                                   int rows, float* sums, int batch,
@@ -474,7 +488,7 @@ struct Core {
     float* const to = sums + Vector::part(me) * batch;
     if constexpr (SMALL) {
 #pragma unroll 1
-      for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.input, to);
+      for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.whole, to);
     } else {
       dot_pieces<Coding>(x, at, base, begun, to);
     }
@@ -487,7 +501,7 @@ struct Core {
       for (int g = 0; g < Begun<Vector>::GROUPS; ++g) {
         if (g >= begun.held) break;
         dot_coded_piece<Coding>(
-            x, at, base, begun.input, begun.taken[g], [](int) { return true; }, to);
+            x, at, base, begun.whole, begun.taken[g], [](int) { return true; }, to);
         at.next();
       }
       begun.held = 0;
@@ -495,7 +509,7 @@ struct Core {
 #pragma unroll 1
     for (; at.more(); at.next()) {
       dot_coded_piece<Coding>(
-          x, at, base, begun.input, begun.taken[0],
+          x, at, base, begun.whole, begun.taken[0],
           [&](int c) { return c < Begun<Vector>::PORTIONS && c < begun.held; }, to);
       begun.held = 0;
     }

@@ -148,10 +148,6 @@ struct TeamVector {
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr int WIDTH = TILE;
-  // Threads of a warp that hold columns, in eights: tensor cores take a warp's columns together, so
-  // a tile is divided evenly over a team's warps.
-  static constexpr int EACH = (TILE / VECTOR + TEAM - 1) / TEAM;
-  static constexpr int LANES = TENSOR_CODES && EACH < 32 ? (EACH + 7) / 8 * 8 : 32;
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
@@ -176,13 +172,9 @@ struct TeamVector {
     return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM;
   }
   // first column inside a tile
-  __device__ static int local(int me) {
-    if constexpr (LANES < 32) return (me / 32 % TEAM * LANES + me % 32) * VECTOR;
-    return me % (32 * TEAM) * VECTOR;
-  }
+  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
   __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
   __device__ static bool valid(int me, int c) {
-    if (LANES < 32 && me % 32 >= LANES) return false;
     return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
   // Do threads hold columns, or not, `count` neighbours alike?
@@ -194,6 +186,9 @@ struct TeamVector {
                          ? TILE
                          : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
+  }
+  __device__ static int row_bytes_of(int slice, Code code) {  // of a slice in a code
+    return (COLS - slice * TILE < TILE ? COLS - slice * TILE : TILE) * code_bits(code) / 8;
   }
   __device__ static int row_bytes(int me, int c, Code code) {  // the same of a code
     return stride(me, c) * code_bits(code) / (8 * type_bytes(WEIGHT));

@@ -1,7 +1,7 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
 // by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
-// PACK_ELEMENTS, CODED_AS, COLUMNS and TEAM_WARPS; reads the input [COLUMNS] and a tile from stdin,
-// the number of its rows from the command line, and writes its rows' sums.
+// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES; reads the input [COLUMNS] and a tile
+// of each slice from stdin, the number of rows from the command line, and writes their sums.
 #include <pthread.h>
 
 #include <cmath>
@@ -73,29 +73,33 @@ u32 bytes_of(u32 a, u32 b, u32 chosen) {
 
 // A warp: threads that meet for each instruction of all of them, through memory that all see. What
 // has no such instruction runs as one thread.
+struct Warp {
+  pthread_barrier_t meeting;
+  u32 threads[32][6];
+};
 thread_local u32 lane = 0;
-pthread_barrier_t meeting;
-u32 threads[32][6];
+thread_local Warp* warp = nullptr;
 
 u32 thread_of_warp() { return lane; }
 template <class Made>
 auto together(Made made) {  // everybody has written its own row of `threads`
-  pthread_barrier_wait(&meeting);
+  pthread_barrier_wait(&warp->meeting);
   auto result = made();
-  pthread_barrier_wait(&meeting);
+  pthread_barrier_wait(&warp->meeting);
   return result;
 }
 template <class T>
 T of_thread(T value, u32 from) {
-  threads[lane][0] = bits_as<u32>(value);
-  return together([&] { return bits_as<T>(threads[from % 32][0]); });
+  warp->threads[lane][0] = bits_as<u32>(value);
+  return together([&] { return bits_as<T>(warp->threads[from % 32][0]); });
 }
 float thread_beside(float value) { return of_thread(value, lane ^ 1u); }
 int signed_byte(u32 word, int i) { return (signed char)(word >> 8 * i); }
 // PTX ISA, "Matrix Fragments for mma.m16n8k32"
 void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(threads[lane], mine, sizeof mine);
+  memcpy(warp->threads[lane], mine, sizeof mine);
+  const auto& threads = warp->threads;
   together([&] {
     for (int i = 0; i < 4; ++i) {
       const int row = int(lane) / 4 + (i > 1 ? 8 : 0), column = int(lane) % 4 * 2 + i % 2;
@@ -112,7 +116,21 @@ void load_half(u32 at, u32* to) {
   if (at % 2) fprintf(stderr, "a load of 2 bytes at %u\n", at), exit(1);
   to[0] = chip[at] | u32(chip[at + 1]) << 8;
 }
+float load_float(u32 at) {
+  u32 bits;
+  load_one(at, &bits);
+  return bits_as<float>(bits);
+}
+void store_four(u32 at, const u32 (&from)[4]) {
+  if (at % 16) fprintf(stderr, "a store of 16 bytes at %u\n", at), exit(1);
+  memcpy(chip + at, from, 16);
+}
+void store_float(u32 at, float value) { memcpy(chip + at, &value, 4); }
 void two_e4m3(u32 pair, float (&out)[2]);
+
+struct Plan {
+  static constexpr int whole_units = COLUMNS / PACK_ELEMENTS;
+};
 int nearest(float x) { return int(lrintf(x)); }
 template <Type T>
 void unpack(u32 word, float& low, float& high) {
@@ -142,18 +160,14 @@ void two_e4m3(u32 pair, float (&out)[2]) {
   for (int i = 0; i < 2; ++i) out[i] = e4m3_value(pair >> 8 * i & 255u);
 }
 struct Vector {
-  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1, AHEAD_GROUPS = 0, WIDTH = COLUMNS,
-                       TEAM = TEAM_WARPS, EACH = (WIDTH / VECTOR + TEAM - 1) / TEAM,
-                       LANES = (EACH + 7) / 8 * 8;
-  static_assert(LANES <= 32, "a team covers a tile");
+  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1, AHEAD_GROUPS = 0, TEAM = TEAM_WARPS,
+                       SLICES = TEAM_SLICES, WIDTH = (COLUMNS / SLICES + 31) / 32 * 32;
   float at[PORTIONS][VECTOR];
-  static bool valid(int, int) { return true; }
-  static int local(int me) { return me * VECTOR; }
-};
-// whose threads lie as those of a team
-struct Dealt : Vector {
-  static int local(int me) { return (me / 32 * LANES + me % 32) * VECTOR; }
-  static bool valid(int me, int) { return me % 32 < LANES && local(me) < COLUMNS; }
+  static int local(int me) { return me % (32 * TEAM) * VECTOR; }
+  static int column(int me, int) { return me / (32 * TEAM) * WIDTH + local(me); }
+  static bool valid(int me, int c) {
+    return local(me) < WIDTH && column(me, c) < COLUMNS;
+  }
 };
 }  // namespace twin
 
@@ -168,46 +182,66 @@ std::vector<float> sums_of(int rows) {
   for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
     Vector mine;
     memcpy(mine.at[0], x + me * CODED_PACK, sizeof mine.at[0]);
-    Input<Vector> input;
-    input.whole.set<As::ELEMENT>(mine);
+    Whole<Vector> whole;
+    whole.set<As::ELEMENT>(mine);
     for (int first = 0; first < rows; first += As::ROWS) {
       CodedPiece<As::AT_ONCE> piece;
       piece.template load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
-      float sum[As::SUMS] = {};
-      piece.template multiply<As>(0, mine, input, sum);
+      float sum[As::ROWS] = {};
+      piece.template multiply<As>(0, mine, whole, sum);
       for (int r = 0; r < As::ROWS; ++r) sums[first + r] += sum[r];
     }
   }
   return sums;
 }
 
-// The same of a team's warps, one after the other; a warp stores its own sums.
+// The same of a block's teams, each of a column slice; a warp stores its own sums. Slices' tiles
+// follow each other.
 template <class As>
 std::vector<float> team_sums(int rows) {
-  std::vector<float> sums(rows, 0.0f);
-  pthread_barrier_init(&meeting, nullptr, 32);
-  for (int warp = 0; warp < TEAM_WARPS; ++warp) {
-    std::vector<float> part(rows);
-    std::vector<std::thread> all;
-    for (u32 number = 0; number < 32; ++number)
-      all.emplace_back([&, number] {
-        lane = number;
-        const int me = 32 * warp + int(number);
-        Dealt mine = {};
-        if (Dealt::valid(me, 0)) memcpy(mine.at[0], x + Dealt::local(me), sizeof mine.at[0]);
-        Input<Dealt> input;
-        input.fragments.set(mine);
-        for (int first = 0; first < rows; first += As::ROWS) {
-          CodedPiece<> piece;
-          piece.template load<As, Dealt>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
-          float sum[As::SUMS] = {};
-          piece.template multiply<As>(0, mine, input, sum);
-          FragmentPiece::store<Dealt>(sum, rows - first, part.data() + first);
-        }
-      });
-    for (std::thread& one : all) one.join();
-    for (int r = 0; r < rows; ++r) sums[r] += part[r];
+  using Its = Fragments<Vector>;
+  constexpr int WARPS = TEAM_WARPS * Vector::SLICES;
+  constexpr u32 WHOLE = sizeof chip / 2;
+  std::vector<float> parts[WARPS];
+  static Warp warps[WARPS];
+  pthread_barrier_t block;
+  pthread_barrier_init(&block, nullptr, 32 * WARPS);
+  std::vector<std::thread> all;
+  u32 begins[Vector::SLICES + 1] = {};
+  const auto cols_of = [](int slice) {
+    const int left = COLUMNS - slice * Vector::WIDTH;
+    return left < Vector::WIDTH ? left : Vector::WIDTH;
+  };
+  for (int slice = 0; slice < Vector::SLICES; ++slice) {
+    const int blocks = (cols_of(slice) + code_block(CODE) - 1) / code_block(CODE),
+              bytes = whole_rows(CODE, rows) * cols_of(slice) / 2 +
+                      scaled_rows(rows) * (blocks + (code_outer(CODE) ? 4 : 0));
+    begins[slice + 1] = begins[slice] + u32(bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
   }
+  for (int number = 0; number < WARPS; ++number) {
+    pthread_barrier_init(&warps[number].meeting, nullptr, 32);
+    parts[number].resize(rows);
+  }
+  for (int me = 0; me < 32 * WARPS; ++me)
+    all.emplace_back([&, me] {
+      lane = u32(me % 32), warp = &warps[me / 32];
+      Vector mine = {};
+      if (Vector::valid(me, 0)) memcpy(mine.at[0], x + Vector::column(me, 0), sizeof mine.at[0]);
+      Its::set(mine, me, WHOLE);
+      Its::clear(me, WHOLE);
+      pthread_barrier_wait(&block);
+      const int slice = me / 32 / TEAM_WARPS;
+      for (int first = 0; first < rows; first += As::ROWS) {
+        float sum[2] = {};
+        Its::template dot<As>(me, begins[slice], u32(cols_of(slice) / 2), first, rows,
+                              u32(slice * Vector::WIDTH / CODED_PACK), WHOLE, sum);
+        Its::store(sum, rows - first, parts[me / 32].data() + first);
+      }
+    });
+  for (std::thread& one : all) one.join();
+  std::vector<float> sums(rows, 0.0f);
+  for (const auto& part : parts)
+    for (int r = 0; r < rows; ++r) sums[r] += part[r];
   return sums;
 }
 }  // namespace twin

@@ -17,6 +17,7 @@ from twin.data import data_dir
 from twin.kernel.coded import NUMBERS, tile
 from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.codes import CODES, Coded
+from twin.models.formats import UNIT_BYTES
 from twin.plan.build import build
 from twin.plan.types import Limits, Options, Plan
 
@@ -47,14 +48,16 @@ def summed(
     loads: int = ROWS_AT_ONCE,
     rows: int = ROWS,
     team: int = 1,
+    slices: int = 1,
 ) -> NDArray[np.float32]:
-    """`loads`: of a piece; `team`: warps that share the columns."""
+    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices."""
     program, native = folder / "coded", data_dir("native") / "platform"
     defined = {
         "PACK_ELEMENTS": pack,
         "CODED_AS": NUMBERS.get(code, 0),
         "COLUMNS": len(x),
         "TEAM_WARPS": team,
+        "TEAM_SLICES": slices,
     }
     flags = [
         "-std=c++17",
@@ -107,20 +110,34 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 @pytest.mark.parametrize(
-    ("rows", "cols", "team"),
-    [(16, 1440, 4), (16, 960, 2), (5, 960, 2), (8, 2880, 8), (23, 512, 1), (16, 2048, 4)],
+    ("rows", "cols", "team", "slices"),
+    [(16, 2880, 4, 2), (6, 960, 2, 1), (5, 1920, 2, 2), (23, 512, 1, 1), (16, 2048, 4, 1)],
 )
-def test_a_team_of_warps_sums_rows_of_fp4_as_fp64_does(
-    name: str, rows: int, cols: int, team: int, tmp_path: Path
+def test_a_block_sums_rows_of_fp4_as_fp64_does(
+    name: str, rows: int, cols: int, team: int, slices: int, tmp_path: Path
 ) -> None:
     plan, chance = planned(name), np.random.default_rng(cols + rows)
     x = chance.standard_normal(cols).astype(np.float32)
     x[::96] *= 30
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
     weights: Coded = CODES[name].quantise(chance.standard_normal((rows, cols), np.float32))
-    packed = tile(plan, matrix, weights, (0, rows), (0, cols))
-    slot = np.concatenate([packed, np.full(8192, 255, np.uint8)])  # what a slot has behind a tile
-    found = summed(tmp_path, name, matrix.pack, x, slot, rows=rows, team=team)
+    wide = -(-cols // slices // 32) * 32
+    tiles = [
+        tile(plan, matrix, weights, (0, rows), (left, min(left + wide, cols)))
+        for left in range(0, cols, wide)
+    ]
+    whole = [np.pad(one, (0, -len(one) % UNIT_BYTES)) for one in tiles]
+    behind = np.full(8192, 255, np.uint8)  # what a slot has behind a tile
+    found = summed(
+        tmp_path,
+        name,
+        matrix.pack,
+        x,
+        np.concatenate([*whole, behind]),
+        rows=rows,
+        team=team,
+        slices=slices,
+    )
     assert error(found, weights.astype(np.float64), x) < 1e-4
 
 
