@@ -447,9 +447,10 @@ struct Core {
         }
       });
   }
-  // Of codes that tensor cores multiply.
+  // Where the input of codes lies that tensor cores multiply; a parameter: other plans have none.
+  template <class P = Plan>
   __device__ __forceinline__ u32 whole() const {
-    return ring.slots + u32(Plan::ring_slots * Plan::slot_bytes) + 4u * u32(Plan::whole);
+    return ring.slots + u32(P::ring_slots * P::slot_bytes) + 4u * u32(P::whole);
   }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,

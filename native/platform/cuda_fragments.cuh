@@ -23,7 +23,7 @@ constexpr u32 LESS_LOW = 0xFDFEFF00u, LESS_HIGH = 0xF4F8FAFCu, MORE_LOW = 0x0604
               MORE_HIGH = 0x18100C08u;
 
 // A stage's input in shared memory: [units][high, low][16 bytes], [units] scales, a load of zeros.
-template <class Vector>
+template <class Vector, class P = Plan>
 struct Fragments {
   // columns that share a scale of the input; those of a unit, which is what a thread has
   static constexpr int GROUP = uses(Code::NVFP4) ? 16 : 32, UNIT = 16;
@@ -31,10 +31,10 @@ struct Fragments {
   static constexpr int CHAIN = 4 * UNITS;                    // units of a chain
 
   __device__ __forceinline__ static u32 scales(u32 whole) {
-    return whole + u32(Plan::whole_units) * 2 * UNIT;
+    return whole + u32(P::whole_units) * 2 * UNIT;
   }
   __device__ __forceinline__ static u32 zeros(u32 whole) {
-    return scales(whole) + u32(Plan::whole_units) * 4;
+    return scales(whole) + u32(P::whole_units) * 4;
   }
 
   // x as numbers of 16 bits times a scale, that of a group by its largest element. A barrier is the
