@@ -93,30 +93,29 @@ struct Fragments {
     const u32 unit = 4 * step + quarter;  // of a chain
     const bool mine = unit / u32(UNITS) == group;
     const u32 input = whole + (begin + unit) * 2 * UNIT + lane / 4 % 2 * UNIT;
-    float total[2] = {};
-#pragma unroll 1
-    for (u32 k = u32(me) / 32 % u32(Vector::TEAM) * EACH; k < units;
-         k += u32(Vector::TEAM) * EACH) {  // units
+    const u32 scaling = scales(whole) + 4 * begin, none = zeros(whole), tables[2] = {
+        opaque(LESS_LOW), opaque(MORE_LOW)};
+    // The loads of a chain are under way while the one before is multiplied, whose sums are scaled
+    // when those of the next have begun.
+    struct Chain {
       u32 word[STEPS][4], right[STEPS][4], scale;
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s) load_four(at + (k + u32(4 * s)) * u32(UNIT_BYTES), word[s]);
-      const u32 found = mine && k + unit < units ? input + k * 2 * UNIT : zeros(whole);
+      float unit;
+    };
+    const auto load = [&](Chain& chain, u32 k) {  // from unit k on
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
-        load_four(STEPS == 1 || step == u32(s) ? found : zeros(whole), right[s]);
+        load_four(at + (k + u32(4 * s)) * u32(UNIT_BYTES), chain.word[s]);
+      const u32 found = mine && k + unit < units ? input + k * 2 * UNIT : none;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        load_four(STEPS == 1 || step == u32(s) ? found : none, chain.right[s]);
       // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
-      const u32 four = k / u32(UNITS) + quarter, wide = four * u32(GROUP) / BLOCK;
-      load_half(inner + (wide < last ? wide : last) * high, &scale);
-      const float unit_scale =
-          load_float(scales(whole) + 4 * (begin + (k + quarter * u32(UNITS) < units
-                                                       ? k + quarter * u32(UNITS) : 0u)));
-      int less[4] = {}, more[4] = {};
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          multiply_codes(word[s][h], word[s][2 + h], right[s][2 * h], right[s][2 * h + 1], less,
-                         more);
+      const u32 its = k + quarter * u32(UNITS), wide = its * u32(UNIT) / BLOCK;
+      load_half(inner + (wide < last ? wide : last) * high, &chain.scale);
+      chain.unit = load_float(scaling + 4 * (its < units ? its : 0u));
+    };
+    float total[2] = {};
+    const auto finish = [&](const int (&less)[4], const int (&more)[4], u32 scale, float by_unit) {
       float by[2];
       if constexpr (code_scale(Coding::CODE) == Scale::E8M0) {  // 2^-127 is taken for zero
         by[0] = bits_as<float>(scale << 23 & 0x7F800000u);
@@ -127,8 +126,32 @@ struct Fragments {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         total[r] += float((less[2 * r] + more[2 * r]) * 256 + less[2 * r + 1] + more[2 * r + 1]) *
-                    (by[r] * unit_scale);
+                    (by[r] * by_unit);
+    };
+    constexpr u32 APART = u32(Vector::TEAM) * EACH;
+    u32 k = u32(me) / 32 % u32(Vector::TEAM) * EACH;
+    Chain now;
+    load(now, k);
+    int less[4] = {}, more[4] = {};
+    u32 scale = 0;
+    float by_unit = 0;
+#pragma unroll 1
+    for (; k < units; k += APART) {
+      Chain next;
+      load(next, k + APART < units ? k + APART : k);
+      int a[4] = {}, b[4] = {};
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          multiply_codes(tables, now.word[s][h], now.word[s][2 + h], now.right[s][2 * h],
+                         now.right[s][2 * h + 1], a, b);
+      finish(less, more, scale, by_unit);
+      scale = now.scale, by_unit = now.unit, now = next;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) less[i] = a[i], more[i] = b[i];
     }
+    finish(less, more, scale, by_unit);
     if constexpr (code_outer(Coding::CODE)) {
       u32 outer[2];
       load_two(behind + 4u * row, outer);
@@ -139,12 +162,12 @@ struct Fragments {
   }
 
   // Eight codes of either row times the elements of their columns.
-  __device__ __forceinline__ static void multiply_codes(u32 one, u32 two, u32 b0, u32 b1,
-                                                        int (&less)[4], int (&more)[4]) {
-    const u32 none = thread_of_warp() >> 5, less_low = LESS_LOW | none, more_low = MORE_LOW | none;
+  __device__ __forceinline__ static void multiply_codes(const u32 (&tables)[2], u32 one, u32 two,
+                                                        u32 b0, u32 b1, int (&less)[4],
+                                                        int (&more)[4]) {
     const u32 one_less = one & 0x77777777u, two_less = two & 0x77777777u;
-    const auto less_of = [&](u32 four) { return bytes_of(less_low, LESS_HIGH, four); };
-    const auto more_of = [&](u32 four) { return bytes_of(more_low, MORE_HIGH, four); };
+    const auto less_of = [&](u32 four) { return bytes_of(tables[0], LESS_HIGH, four); };
+    const auto more_of = [&](u32 four) { return bytes_of(tables[1], MORE_HIGH, four); };
     multiply_bytes(less, less_of(one_less), less_of(two_less), less_of(one_less >> 16),
                    less_of(two_less >> 16), b0, b1);
     multiply_bytes(more, more_of(one), more_of(two), more_of(one >> 16), more_of(two >> 16), b0,
