@@ -455,25 +455,33 @@ struct Core {
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,
                                                 int batch) {
-    using At = Walk<Vector, Coding::ROWS>;
-    At at(stage, rows, me);
+    using Its = Fragments<Vector>;
+    Walk<Vector, Coding::ROWS> at(stage, rows, me);
     const u32 base = ring.tile;
-    ring.tile += u32(At::groups_of(stage, rows) * Vector::SLICES);
+    ring.tile += u32(at.groups_of(stage, rows) * Vector::SLICES);
+    if (!at.more()) return;
     float* const to = sums + Vector::part(me) * batch;
-    TWIN_ONCE
-    for (; at.more(); at.next()) {
-      float sum[2] = {};
-      TWIN_ONCE
-      for (int c = 0; c < Vector::PORTIONS; ++c) {
-        const int slice = Vector::slice(me, c);
-        if (Vector::RAGGED && slice >= Vector::SLICES) break;
-        const u32 tile = base + at.tile(slice);
-        Fragments<Vector>::template dot<Coding>(
-            me, ring.acquire(tile), u32(Vector::row_bytes_of(slice, Coding::CODE)), at.row,
-            at.row + at.left(), u32(slice * Vector::WIDTH / Vector::VECTOR), whole(), sum);
-        if (at.last()) ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
-      }
-      Fragments<Vector>::store(sum, at.here(), to + at.first());
+    const typename Its::Lane lane(me, whole());
+    int c = 0, slice = Vector::slice(me, 0);
+    Place now = ring.place(base + at.tile(slice));
+    float sum[2] = {};
+    for (bool more = true; more;) {
+      barrier_wait(now.full, now.parity);
+      const u32 slot = now.slot, empty = now.empty;
+      const int row = at.row, left = at.left(), first = at.first();
+      const bool leaves = at.last(), ends = c + 1 == Vector::PORTIONS || Vector::beyond(me, c + 1);
+      const u32 apart = u32(Vector::row_bytes_of(slice, Coding::CODE)),
+                begin = u32(slice * Vector::WIDTH / Vector::VECTOR);
+      // where the next tile is, while this one's loads are under way
+      if (ends) at.next();
+      c = ends ? 0 : c + 1, slice = Vector::slice(me, c), more = !ends || at.more();
+      now = ring.place(base + at.tile(slice));
+      Its::template dot<Coding>(lane, slot, apart, row, row + left, begin, sum);
+      __syncwarp();
+      if (leaves) Ring::leave(empty, CONSUMER_WARPS / Vector::TEAM);
+      if (!ends) continue;
+      Its::store(lane, sum, left < Coding::ROWS ? left : Coding::ROWS, to + first);
+      sum[0] = sum[1] = 0;
     }
   }
 

@@ -75,47 +75,66 @@ struct Fragments {
     if (me == 0) store_four(zeros(whole), none);
   }
 
+  // What a thread has to know of its place in a product, made once a stage.
+  struct Lane {
+    u32 quarter, row;        // the group of its sums; its first row of 16
+    u32 first, unit;         // of a tile its first chain's first unit; its own unit of a chain
+    u32 input, zeros;        // where its columns of right sides begin; zeros
+    u32 scales;              // of the input, of its group
+    u32 less, more;          // the tables' lower halves
+    bool holds[STEPS];       // has it elements of that step's right side?
+
+    __device__ __forceinline__ Lane(int me, u32 whole) {
+      const u32 lane = thread_of_warp(), group = lane / 8, step = group * u32(UNITS) / 4;
+      quarter = lane % 4, row = 2 * pair_of(lane);
+      first = u32(me) / 32 % u32(Vector::TEAM) * u32(CHAIN), unit = 4 * step + quarter;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        holds[s] = unit / u32(UNITS) == group && (STEPS == 1 || step == u32(s));
+      input = whole + (first + unit) * 2 * UNIT + lane / 4 % 2 * UNIT;
+      zeros = Fragments::zeros(whole);
+      scales = Fragments::scales(whole) + 4 * (first + quarter * u32(UNITS));
+      less = opaque(LESS_LOW), more = opaque(MORE_LOW);
+    }
+  };
+
   // sum[r] += the products of row r of this thread's pair, from row `first` on of a tile of `rows`
   // rows of `apart` bytes at `from`, whose columns begin at unit `begin` of the input: of every
   // TEAM-th chain.
   template <class Coding>
-  __device__ __forceinline__ static void dot(int me, u32 from, u32 apart, int first, int rows,
-                                             u32 begin, u32 whole, float (&sum)[2]) {
-    constexpr u32 BLOCK = u32(code_block(Coding::CODE)), EACH = u32(CHAIN);
-    const u32 lane = thread_of_warp(), pair = pair_of(lane), quarter = lane % 4;
+  __device__ __forceinline__ static void dot(const Lane& lane, u32 from, u32 apart, int first,
+                                             int rows, u32 begin, float (&sum)[2]) {
+    constexpr u32 BLOCK = u32(code_block(Coding::CODE)), NEXT = u32(Vector::TEAM * CHAIN);
     const u32 units = 2 * apart / u32(UNIT_BYTES), last = (2 * apart - 1) / BLOCK;
-    const u32 high = u32(scaled_rows(rows)), row = u32(first) + 2 * pair;
+    const u32 high = u32(scaled_rows(rows)), row = u32(first) + lane.row;
     const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
     const u32 inner = behind + (code_outer(Coding::CODE) ? 4u * high : 0u) + row;
-    const u32 at = from + row * apart + quarter * u32(UNIT_BYTES);
-    // this thread's column of a right side: of which group, of which step, high or low
-    const u32 group = lane / 8, step = group * u32(UNITS) / 4;
-    const u32 unit = 4 * step + quarter;  // of a chain
-    const bool mine = unit / u32(UNITS) == group;
-    const u32 input = whole + (begin + unit) * 2 * UNIT + lane / 4 % 2 * UNIT;
-    const u32 scaling = scales(whole) + 4 * begin, none = zeros(whole), tables[2] = {
-        opaque(LESS_LOW), opaque(MORE_LOW)};
-    // The loads of a chain are under way while the one before is multiplied, whose sums are scaled
-    // when those of the next have begun.
-    struct Chain {
-      u32 word[STEPS][4], right[STEPS][4], scale;
-      float unit;
-    };
-    const auto load = [&](Chain& chain, u32 k) {  // from unit k on
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-        load_four(at + (k + u32(4 * s)) * u32(UNIT_BYTES), chain.word[s]);
-      const u32 found = mine && k + unit < units ? input + k * 2 * UNIT : none;
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-        load_four(STEPS == 1 || step == u32(s) ? found : none, chain.right[s]);
-      // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
-      const u32 its = k + quarter * u32(UNITS), wide = its * u32(UNIT) / BLOCK;
-      load_half(inner + (wide < last ? wide : last) * high, &chain.scale);
-      chain.unit = load_float(scaling + 4 * (its < units ? its : 0u));
-    };
+    u32 at = from + row * apart + (lane.first + lane.quarter) * u32(UNIT_BYTES);
+    u32 input = lane.input + begin * 2 * UNIT, unit = lane.first + lane.unit,
+        group = lane.first / u32(UNITS) + lane.quarter, scaling = lane.scales + 4 * begin;
     float total[2] = {};
-    const auto finish = [&](const int (&less)[4], const int (&more)[4], u32 scale, float by_unit) {
+#pragma unroll 1
+    for (u32 k = lane.first; k < units; k += NEXT) {
+      u32 word[STEPS][4], right[STEPS][4], scale;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) load_four(at + u32(4 * s * UNIT_BYTES), word[s]);
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        load_four(lane.holds[s] && unit < units ? input : lane.zeros, right[s]);
+      // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
+      const u32 block = group * u32(GROUP) / BLOCK;
+      load_half(inner + (block < last ? block : last) * high, &scale);
+      const float by_unit =
+          load_float(group * u32(UNITS) < units ? scaling : lane.scales);
+      at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, unit += NEXT;
+      group += NEXT / u32(UNITS), scaling += NEXT * 4;
+      int less[4] = {}, more[4] = {};
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          multiply_codes(lane, word[s][h], word[s][2 + h], right[s][2 * h], right[s][2 * h + 1],
+                         less, more);
       float by[2];
       if constexpr (code_scale(Coding::CODE) == Scale::E8M0) {  // 2^-127 is taken for zero
         by[0] = bits_as<float>(scale << 23 & 0x7F800000u);
@@ -127,31 +146,7 @@ struct Fragments {
       for (int r = 0; r < 2; ++r)
         total[r] += float((less[2 * r] + more[2 * r]) * 256 + less[2 * r + 1] + more[2 * r + 1]) *
                     (by[r] * by_unit);
-    };
-    constexpr u32 APART = u32(Vector::TEAM) * EACH;
-    u32 k = u32(me) / 32 % u32(Vector::TEAM) * EACH;
-    Chain now;
-    load(now, k);
-    int less[4] = {}, more[4] = {};
-    u32 scale = 0;
-    float by_unit = 0;
-#pragma unroll 1
-    for (; k < units; k += APART) {
-      Chain next;
-      load(next, k + APART < units ? k + APART : k);
-      int a[4] = {}, b[4] = {};
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          multiply_codes(tables, now.word[s][h], now.word[s][2 + h], now.right[s][2 * h],
-                         now.right[s][2 * h + 1], a, b);
-      finish(less, more, scale, by_unit);
-      scale = now.scale, by_unit = now.unit, now = next;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) less[i] = a[i], more[i] = b[i];
     }
-    finish(less, more, scale, by_unit);
     if constexpr (code_outer(Coding::CODE)) {
       u32 outer[2];
       load_two(behind + 4u * row, outer);
@@ -162,12 +157,11 @@ struct Fragments {
   }
 
   // Eight codes of either row times the elements of their columns.
-  __device__ __forceinline__ static void multiply_codes(const u32 (&tables)[2], u32 one, u32 two,
-                                                        u32 b0, u32 b1, int (&less)[4],
-                                                        int (&more)[4]) {
+  __device__ __forceinline__ static void multiply_codes(const Lane& lane, u32 one, u32 two, u32 b0,
+                                                        u32 b1, int (&less)[4], int (&more)[4]) {
     const u32 one_less = one & 0x77777777u, two_less = two & 0x77777777u;
-    const auto less_of = [&](u32 four) { return bytes_of(tables[0], LESS_HIGH, four); };
-    const auto more_of = [&](u32 four) { return bytes_of(tables[1], MORE_HIGH, four); };
+    const auto less_of = [&](u32 four) { return bytes_of(lane.less, LESS_HIGH, four); };
+    const auto more_of = [&](u32 four) { return bytes_of(lane.more, MORE_HIGH, four); };
     multiply_bytes(less, less_of(one_less), less_of(two_less), less_of(one_less >> 16),
                    less_of(two_less >> 16), b0, b1);
     multiply_bytes(more, more_of(one), more_of(two), more_of(one >> 16), more_of(two >> 16), b0,
@@ -183,14 +177,15 @@ struct Fragments {
   }
 
   // The sums of 16 rows over a warp's columns.
-  __device__ __forceinline__ static void store(const float (&sum)[2], int rows, float* to) {
+  __device__ __forceinline__ static void store(const Lane& its, const float (&sum)[2], int rows,
+                                               float* to) {
     const u32 lane = thread_of_warp();
     const bool odd = lane & 1u;
     // of two neighbours one has the first row's sum, the other the second one's
     float total = (odd ? sum[1] : sum[0]) + thread_beside(odd ? sum[0] : sum[1]);
     total += of_thread(total, lane ^ 2u);
-    const int row = int(2 * pair_of(lane) + (lane & 1u));
-    if (lane % 4 < 2 && row < rows) to[row] = total;
+    const int row = int(its.row + (lane & 1u));
+    if (its.quarter < 2 && row < rows) to[row] = total;
   }
 };
 

@@ -232,11 +232,12 @@ std::vector<float> team_sums(int rows) {
       Its::clear(me, WHOLE);
       pthread_barrier_wait(&block);
       const int slice = me / 32 / TEAM_WARPS;
+      const Its::Lane place(me, WHOLE);
       for (int first = 0; first < rows; first += As::ROWS) {
         float sum[2] = {};
-        Its::template dot<As>(me, begins[slice], u32(cols_of(slice) / 2), first, rows,
-                              u32(slice * Vector::WIDTH / CODED_PACK), WHOLE, sum);
-        Its::store(sum, rows - first, parts[me / 32].data() + first);
+        Its::template dot<As>(place, begins[slice], u32(cols_of(slice) / 2), first, rows,
+                              u32(slice * Vector::WIDTH / CODED_PACK), sum);
+        Its::store(place, sum, rows - first, parts[me / 32].data() + first);
       }
     });
   for (std::thread& one : all) one.join();
