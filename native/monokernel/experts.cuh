@@ -87,13 +87,11 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
   return false;
 }
 
-// The stages of a layer of experts.
+// The stages of a layer of experts that no other layer has.
 template <class Stage>
 __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage& stage) {
   if constexpr (Experts::ANY) {
     switch (StageKind(stage.kind)) {
-      case StageKind::ROUTER:
-      case StageKind::ROUTED_UP: return from_residual(b, index, stage);
       case StageKind::ROUTE: return route(b, index, stage);
       case StageKind::ROUTED_DOWN: return routed_down(b, index, stage);
       default: return false;

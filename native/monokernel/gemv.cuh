@@ -59,6 +59,8 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
                                          const Vector& x, Ahead& ahead, Factor factor, Emit emit) {
   const Span own = work.own;
   float by = 1.0f;
+  int begin = own.lo;  // the compiler took the first batch out of the loop, and all its code twice
+  if constexpr (Experts::ANY) TWIN_KEEP(begin);
   b.core.become_whole(stage, x, ahead);
   TWIN_ONCE
   for (int lo = own.lo; lo < own.hi; lo += stage.batch) {
@@ -69,7 +71,7 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
     dot_tiles(b, stage, x, lo, hi, sums, batch, ahead);
     b.core.barrier();
     if (b.core.gave_up()) return false;
-    if (lo == own.lo) {
+    if (lo == begin) {
       by = factor();
       b.core.cleared();
     }

@@ -330,6 +330,24 @@ __device__ __forceinline__ void load_two(u32 at, u32* to) {
 __device__ __forceinline__ void load_one(u32 at, u32* to) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
 }
+__device__ __forceinline__ float load_float(u32 at) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at));
+  return value;
+}
+__device__ __forceinline__ void store_four(u32 at, const u32 (&from)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_float(u32 at, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+}
+__device__ __forceinline__ void load_half(u32 at, u32* to) {  // two bytes, and zeros
+  asm volatile("{ .reg .b16 two; ld.shared.b16 two, [%1]; cvt.u32.u16 %0, two; }"
+               : "=r"(to[0])
+               : "r"(at));
+}
 __device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {  // + the products of four signed bytes
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
   return sum;
@@ -343,12 +361,46 @@ __device__ __forceinline__ u32 thread_of_warp() {
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+// In a register, as the compiler does not know.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 // The bytes of b:a that the four digits of `chosen` number, the last digit's lowest. Of a digit
 // beyond 7: the sign of that byte, eight times.
 __device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 chosen) {
   u32 out;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(chosen));
   return out;
+}
+// What another thread of the warp has; all of them ask.
+__device__ __forceinline__ u32 of_thread(u32 value, u32 thread) {
+  u32 found;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+               : "=r"(found)
+               : "r"(value), "r"(thread));
+  return found;
+}
+__device__ __forceinline__ float of_thread(float value, u32 thread) {
+  return bits_as<float>(of_thread(bits_as<u32>(value), thread));
+}
+__device__ __forceinline__ float thread_beside(float value) {
+  return of_thread(value, thread_of_warp() ^ 1u);
+}
+// d += A * B of a warp, signed bytes: 16 rows, 32 columns; B has eight columns (PTX ISA, "Matrix
+// Fragments for mma.m16n8k32").
+__device__ __forceinline__ void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
+                                               u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// The lower two of E4M3 numbers.
+__device__ __forceinline__ void two_e4m3(u32 pair, float (&out)[2]) {
+  u32 both;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }" : "=r"(both) : "r"(pair));
+  unpack<Type::FP16>(both, out[0], out[1]);
 }
 // Four E4M3 weights: FP16 holds each of them, and FP32 each of those.
 __device__ __forceinline__ void four_e4m3(u32 word, float (&out)[4]) {
@@ -360,10 +412,10 @@ __device__ __forceinline__ void four_e4m3(u32 word, float (&out)[4]) {
   unpack<Type::FP16>(low, out[0], out[1]);
   unpack<Type::FP16>(high, out[2], out[3]);
 }
+// Of numbers below 2^22: added to 1.5 * 2^23, they leave their whole part in its last bits. A
+// conversion takes eight times as long.
 __device__ __forceinline__ int nearest(float x) {
-  int whole;
-  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(whole) : "f"(x));
-  return whole;
+  return bits_as<int>(x + 0x1.8p23f) - bits_as<int>(0x1.8p23f);
 }
 
 }  // namespace twin

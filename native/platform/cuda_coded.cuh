@@ -5,46 +5,31 @@
 
 namespace twin {
 
-// FP4: twice the value of four codes, and 12, as bytes. A look-up takes the code's lower three bits
-// and gives nothing where the fourth, the sign, is set: what is then 12 less the magnitude, is else
-// twice as much more. The lower halves of the tables are registers that the compiler cannot know to
-// be constants; it moved constants from uniform registers for each look-up, 12 of 77 instructions
-// for 16 bytes.
-constexpr u32 LESS_LOW = 0x090A0B0Cu, LESS_HIGH = 0x00040608u, MORE_LOW = 0x06040200u,
-              MORE_HIGH = 0x18100C08u;
-constexpr int E2M1_ZERO = 12;
-
-struct Tables {
-  u32 less, more;
-
-  __device__ __forceinline__ void set() {
-    const u32 none = thread_of_warp() >> 5;
-    less = LESS_LOW | none, more = MORE_LOW | none;
-  }
-  __device__ __forceinline__ u32 four(u32 codes, u32 magnitudes) const {
-    return bytes_of(less, LESS_HIGH, magnitudes) + bytes_of(more, MORE_HIGH, codes);
-  }
-};
-
 // ---- a stage's input as whole numbers -----------------------------------------------------------
+
+constexpr float MOST_WHOLE = 32512.0f;  // 127 * 256: the high byte stays within its sign
+constexpr float LEAST_WHOLE = 1e-30f;   // of less, MOST / x would overflow: taken for zero
+
+__device__ __forceinline__ void split_bytes(const u32 (&v)[4], u32& high, u32& low) {
+  u32 up[4];  // the low byte is signed: what it lacks, the high one has
+#pragma unroll
+  for (int i = 0; i < 4; ++i) up[i] = v[i] + 128u;
+  low = bytes_of(bytes_of(v[0], v[1], 0x0040), bytes_of(v[2], v[3], 0x0040), 0x5410);
+  high = bytes_of(bytes_of(up[0], up[1], 0x0051), bytes_of(up[2], up[3], 0x0051), 0x5410);
+}
 
 // x as numbers of 16 bits times a scale: high and low signed bytes, four to a word. The scale is
 // the thread's own, by the largest element of each of its chunks, so no thread asks others.
 template <class Vector>
 struct Whole {
   static constexpr int WORDS = Vector::VECTOR / 4;
-  static constexpr float MOST = 32512.0f;  // 127 * 256: the high byte stays within its sign
-  static constexpr float LEAST = 1e-30f;   // of less, MOST / x would overflow: taken for zero
-
   u32 high[Vector::PORTIONS][WORDS], low[Vector::PORTIONS][WORDS];
   float scale[Vector::PORTIONS];
   int sum[Vector::PORTIONS];  // of the numbers
-  Tables tables;
 
-  // Eight bits: neighbours to a word. FP4 likewise, whose weights are doubled to be whole.
+  // Eight bits: neighbours to a word.
   template <Element ELEMENT>
   __device__ __forceinline__ void set(const Vector& x) {
-    if constexpr (ELEMENT == Element::E2M1) tables.set();
     if constexpr (ELEMENT == Element::INT4) {
       set_paired(x);
     } else {
@@ -56,7 +41,7 @@ struct Whole {
           most = fmaxf(most, fabsf(x.at[c][i]));
           strange += x.at[c][i] * 0.0f;
         }
-        const float by = scaled(c, most, strange, ELEMENT == Element::E2M1 ? 0.5f : 1.0f);
+        const float by = scaled(c, most, strange, 1.0f);
         sum[c] = 0;
 #pragma unroll
         for (int w = 0; w < WORDS; ++w) {
@@ -101,18 +86,19 @@ struct Whole {
   }
 
   __device__ __forceinline__ float scaled(int c, float most, float strange, float unit) {
-    scale[c] = (most > LEAST ? most * (1.0f / MOST) : 0.0f) * unit + strange;
-    return most > LEAST ? MOST / most : 0.0f;
+    scale[c] = (most > LEAST_WHOLE ? most * (1.0f / MOST_WHOLE) : 0.0f) * unit + strange;
+    return most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
   }
   __device__ __forceinline__ void bytes(int c, int w, const u32 (&v)[4]) {
-    u32 up[4];  // the low byte is signed: what it lacks, the high one has
-#pragma unroll
-    for (int i = 0; i < 4; ++i) up[i] = v[i] + 128u;
-    low[c][w] = bytes_of(bytes_of(v[0], v[1], 0x0040), bytes_of(v[2], v[3], 0x0040), 0x5410);
-    high[c][w] =
-        bytes_of(bytes_of(up[0], up[1], 0x0051), bytes_of(up[2], up[3], 0x0051), 0x5410);
+    split_bytes(v, high[c][w], low[c][w]);
   }
 };
+
+}  // namespace twin
+
+#include "cuda_fragments.cuh"
+
+namespace twin {
 
 // ---- a piece ------------------------------------------------------------------------------------
 
@@ -122,8 +108,10 @@ struct Coding {
   static constexpr Code CODE = C;
   static constexpr int AT_ONCE = AT_ONCE_;
   static constexpr Element ELEMENT = code_element(C);
-  // multiplied as whole numbers
-  static constexpr bool SCALED = C != Code::PLAIN, WHOLE = SCALED && ELEMENT != Element::E4M3;
+  static constexpr bool SCALED = C != Code::PLAIN;
+  // multiplied as whole numbers: by tensor cores, or a thread for itself
+  static constexpr bool TENSOR = SCALED && ELEMENT == Element::E2M1,
+                        WHOLE = SCALED && (ELEMENT == Element::INT8 || ELEMENT == Element::INT4);
   static constexpr int LOADED = 8 * UNIT_BYTES / code_bits(C);  // weights of a load
   static constexpr int LOADS = CODED_PACK > LOADED ? CODED_PACK / LOADED : 1;  // of a row
   static constexpr int PAIR = CODED_PACK && CODED_PACK < LOADED ? 2 : 1;       // rows of a load
@@ -182,10 +170,8 @@ struct CodedPiece {
   __device__ __forceinline__ void load_scales(u32 behind, u32 high, u32 first, u32 block,
                                               u32 blocks) {
     const u32 at = block * high + first;
-    const u32 skipped = code_outer(CODE) ? 4u * high : 0u;
     constexpr int EACH = scale_bytes(code_scale(CODE));
-    load_of_rows<EACH>(behind + skipped + u32(EACH) * at, inner);
-    if constexpr (code_outer(CODE)) load_floats<PAIRED_ROWS>(behind + 4u * first);
+    load_of_rows<EACH>(behind + u32(EACH) * at, inner);
     if constexpr (code_zeros(CODE)) load_of_rows<1>(behind + 2u * blocks * high + at, zero);
   }
   // EACH bytes of every row, in the widest loads that are aligned: columns of scales begin at
@@ -261,11 +247,9 @@ struct CodedPiece {
       for (int i = 0; i < 4; ++i) {
         const u32(&words)[4] = word[(r + i) / 2];
         const u32 two[2] = {words[(r + i) % 2 * 2], words[(r + i) % 2 * 2 + 1]};
-        int total;
-        if constexpr (code_element(CODE) == Element::INT4)
-          total = int4_total(c, two, whole,
-                             code_zeros(CODE) ? int(zero[r / 4] >> 8 * i & 255u) : code_zero(CODE));
-        else total = e2m1_total(c, two, whole);
+        const int total =
+            int4_total(c, two, whole,
+                       code_zeros(CODE) ? int(zero[r / 4] >> 8 * i & 255u) : code_zero(CODE));
         sum[r + i] += float(total) * (by[i] * whole.scale[c]);
       }
     }
@@ -274,19 +258,9 @@ struct CodedPiece {
   // Of rows r to r + 3.
   template <Code CODE>
   __device__ __forceinline__ void four_scales(int r, float (&by)[4]) const {
-    if constexpr (code_scale(CODE) == Scale::E8M0) {
+    constexpr Type TYPE = code_scale(CODE) == Scale::FP16 ? Type::FP16 : Type::BF16;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)  // 2^-127 is taken for zero
-        by[i] = bits_as<float>(inner[r / 4] >> 8 * i << 24 >> 1);
-    } else if constexpr (code_outer(CODE)) {
-      four_e4m3(inner[r / 4], by);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) by[i] *= scale[r + i];
-    } else {
-      constexpr Type TYPE = code_scale(CODE) == Scale::FP16 ? Type::FP16 : Type::BF16;
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) unpack<TYPE>(inner[(r + i) / 2], by[i], by[i + 1]);
-    }
+    for (int i = 0; i < 4; i += 2) unpack<TYPE>(inner[(r + i) / 2], by[i], by[i + 1]);
   }
 
   // 256 * (16 * lower . high + bytes . high) + 16 * lower . low + bytes . low, in one chain of
@@ -302,25 +276,6 @@ struct CodedPiece {
     total = dot4_unsigned(lower[1], low[1], dot4_unsigned(lower[0], low[0], total * 16));
     total = total * 16 - zero * whole.sum[c];
     return dot4_unsigned(bytes[1], low[3], dot4_unsigned(bytes[0], low[2], total));
-  }
-
-  template <class Vector>
-  __device__ __forceinline__ static int e2m1_total(int c, const u32 (&codes)[2],
-                                                   const Whole<Vector>& whole) {
-    u32 four[4];
-#pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      const u32 magnitudes = codes[w] & 0x77777777u;
-      four[2 * w] = whole.tables.four(codes[w], magnitudes);
-      four[2 * w + 1] = whole.tables.four(codes[w] >> 16, magnitudes >> 16);
-    }
-    int total = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) total = dot4_unsigned(four[w], whole.high[c][w], total);
-    total = total * 256 - E2M1_ZERO * whole.sum[c];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) total = dot4_unsigned(four[w], whole.low[c][w], total);
-    return total;
   }
 
   template <int WORDS>  // of a row

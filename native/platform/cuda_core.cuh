@@ -424,20 +424,67 @@ struct Core {
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
                                             float* sums, int batch, Begun<Vector>& begun) {
     with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
-      dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
+      if constexpr (decltype(coding)::TENSOR)
+        dot_fragments<decltype(coding), Vector>(stage, hi - lo, sums, batch);
+      else
+        dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
   // The input becomes whole numbers before its first batch: in the loop over batches it would lie
   // beside them, to be asked for again, and the loop be there twice.
   template <class Vector, class Ahead>
-  __device__ __forceinline__ static void become_whole(const Stage& stage, const Vector& x,
-                                                      Ahead& begun) {
+  __device__ __forceinline__ void become_whole(const Stage& stage, const Vector& x,
+                                               Ahead& begun) const {
     if constexpr (CODED)
       with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
         if constexpr (decltype(coding)::WHOLE)
           begun.whole.template set<decltype(coding)::ELEMENT>(x);
+        // The stage before has used its own up behind a barrier.
+        if constexpr (decltype(coding)::TENSOR) {
+          Fragments<Vector>::set(x, me, whole());
+          Fragments<Vector>::clear(me, whole());
+          barrier();
+        }
       });
   }
+  // Where the input of codes lies that tensor cores multiply; a parameter: other plans have none.
+  template <class P = Plan>
+  __device__ __forceinline__ u32 whole() const {
+    return ring.slots + u32(P::ring_slots * P::slot_bytes) + 4u * u32(P::whole);
+  }
+  template <class Coding, class Vector>
+  __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,
+                                                int batch) {
+    using Its = Fragments<Vector>;
+    Walk<Vector, Coding::ROWS> at(stage, rows, me);
+    const u32 base = ring.tile;
+    ring.tile += u32(at.groups_of(stage, rows) * Vector::SLICES);
+    if (!at.more()) return;
+    float* const to = sums + Vector::part(me) * batch;
+    const typename Its::Lane lane(me, whole());
+    int c = 0, slice = Vector::slice(me, 0);
+    Place now = ring.place(base + at.tile(slice));
+    float sum[2] = {};
+    for (bool more = true; more;) {
+      barrier_wait(now.full, now.parity);
+      const u32 slot = now.slot, empty = now.empty;
+      const int row = at.row, left = at.left(), first = at.first();
+      const bool leaves = at.last(), ends = c + 1 == Vector::PORTIONS || Vector::beyond(me, c + 1);
+      const u32 apart = u32(Vector::row_bytes_of(slice, Coding::CODE)),
+                begin = u32(slice * Vector::WIDTH / Vector::VECTOR);
+      // where the next tile is, while this one's loads are under way
+      if (ends) at.next();
+      c = ends ? 0 : c + 1, slice = Vector::slice(me, c), more = !ends || at.more();
+      now = ring.place(base + at.tile(slice));
+      Its::template dot<Coding>(lane, slot, apart, row, row + left, begin, sum);
+      __syncwarp();
+      if (leaves) Ring::leave(empty, CONSUMER_WARPS / Vector::TEAM);
+      if (!ends) continue;
+      Its::store(lane, sum, left < Coding::ROWS ? left : Coding::ROWS, to + first);
+      sum[0] = sum[1] = 0;
+    }
+  }
+
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
                                                   int rows, float* sums, int batch,

@@ -118,8 +118,8 @@ struct ExpertStream {
   // The same of few-bit weights and of what stands beside them: a tile with its scales lies in one
   // piece, of one expert. `Shape` says what all such stages have in common: side warps have too few
   // registers for what a table says of it.
-  template <class Shape, class Stage>
-  __device__ __forceinline__ bool fill_coded(Shape shape, const Stage& stage, int first, int row,
+  template <class Shape>
+  __device__ __forceinline__ bool fill_coded(Shape shape, const u8* all, int first, int row,
                                              int rows, int column) {
     constexpr bool UP = Shape::kind == int(StageKind::ROUTED_UP);
     const int place = UP ? row / (2 * Experts::WIDTH) : column / Experts::WIDTH;
@@ -127,23 +127,21 @@ struct ExpertStream {
     column -= UP ? 0 : place * Experts::WIDTH;
     const int bytes =
         coded_bytes(shape, rows, int(Shape::expert_cols) - column >= int(Shape::tile_cols));
-    if (!loader.place(bytes)) return false;
     const u64 units = u64(look(place)) * u64(Shape::expert_units) +
                       coded_place(shape, block, first, row, rows, column / Shape::tile_cols);
-    bulk_copy(loader.slot,
-              memory.stream + u64(stage.expert_page) * PAGE_BYTES + units * UNIT_BYTES, bytes,
-              loader.now.at, loader.policy);
+    if (!loader.place(bytes)) return false;
+    bulk_copy(loader.slot, all + units * UNIT_BYTES, bytes, loader.now.at, loader.policy);
     loader.placed();
     return true;
   }
 
-  template <class Shape, class Stage>
-  __device__ __forceinline__ bool coded(Shape shape, const Stage& stage, const Span& own) {
+  template <class Shape>  // `all`: the stage's experts
+  __device__ __forceinline__ bool coded(Shape shape, const u8* all, const Span& own) {
     TWIN_ONCE
     for (int row = own.lo; row < own.hi; row += Shape::tile_rows)
       TWIN_ONCE
       for (int column = 0; column < Shape::cols; column += Shape::tile_cols)
-        if (loader.mine() && !fill_coded(shape, stage, own.lo, row,
+        if (loader.mine() && !fill_coded(shape, all, own.lo, row,
                                          least(Shape::tile_rows, own.hi - row), column))
           return false;
     return true;
@@ -152,9 +150,12 @@ struct ExpertStream {
   template <class Stage>
   __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
     const bool up = stage.kind == int(StageKind::ROUTED_UP);
+    int page = stage.expert_page;
+    TWIN_KEEP(page);  // looked up before the wait
     if (!chosen(up)) return false;
     if constexpr (CODED) {
-      return up ? coded(RoutedUp{}, stage, own) : coded(RoutedDown{}, stage, own);
+      const u8* const all = memory.stream + u64(page) * PAGE_BYTES;
+      return up ? coded(RoutedUp{}, all, own) : coded(RoutedDown{}, all, own);
     } else {
       for (int row = own.lo; row < own.hi; row += stage.tile_rows)
         for (int column = 0; column < stage.cols; column += stage.tile_cols)

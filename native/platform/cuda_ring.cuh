@@ -4,6 +4,11 @@
 
 namespace twin {
 
+// Where a tile is: its slot, and its barriers.
+struct Place {
+  u32 slot, full, empty, parity;
+};
+
 // Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team
 // is done with it. A parity tells two neighbouring phases apart, no more. When a warp looks for
 // tile n, its team's tile before it in the stage has been taken, or all of the stage before have;
@@ -28,6 +33,9 @@ struct Ring {
   __device__ u32 full_of(u32 tile) const { return full + tile % BARRIERS * STEP; }
   __device__ u32 empty_of(u32 tile) const { return full_of(tile) + BARRIERS * STEP; }
   __device__ u32 slot(u32 tile) const { return slots + tile % SLOTS * u32(Plan::slot_bytes); }
+  __device__ __forceinline__ Place place(u32 tile) const {
+    return {slot(tile), full_of(tile), empty_of(tile), parity_of(tile)};
+  }
   __device__ __forceinline__ u32 acquire(u32 tile) const {  // its address in shared memory
     barrier_wait(full_of(tile), parity_of(tile));
     return slot(tile);

@@ -147,6 +147,7 @@ struct TeamVector {
   static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
+  static constexpr int WIDTH = TILE;
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
@@ -185,6 +186,9 @@ struct TeamVector {
                          ? TILE
                          : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
+  }
+  __device__ static int row_bytes_of(int slice, Code code) {  // of a slice in a code
+    return (COLS - slice * TILE < TILE ? COLS - slice * TILE : TILE) * code_bits(code) / 8;
   }
   __device__ static int row_bytes(int me, int c, Code code) {  // the same of a code
     return stride(me, c) * code_bits(code) / (8 * type_bytes(WEIGHT));

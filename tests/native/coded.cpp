@@ -1,10 +1,14 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
-// by thread. Compiled with PACK_ELEMENTS, CODED_AS and COLUMNS; reads the input [COLUMNS] and a
-// tile from stdin, the number of its rows from the command line, and writes its rows' sums.
+// by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
+// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES; reads the input [COLUMNS] and a tile
+// of each slice from stdin, the number of rows from the command line, and writes their sums.
+#include <pthread.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #define __host__
@@ -58,6 +62,7 @@ int dot4_unsigned(u32 a, u32 b, int sum) {
   for (int i = 0; i < 4; ++i) sum += int(a >> 8 * i & 255u) * int((signed char)(b >> 8 * i));
   return sum;
 }
+u32 opaque(u32 value) { return value; }
 u32 bytes_of(u32 a, u32 b, u32 chosen) {
   u32 out = 0;
   for (int i = 0; i < 4; ++i) {
@@ -66,7 +71,67 @@ u32 bytes_of(u32 a, u32 b, u32 chosen) {
   }
   return out;
 }
-u32 thread_of_warp() { return 0; }
+
+// A warp: threads that meet for each instruction of all of them, through memory that all see. What
+// has no such instruction runs as one thread.
+struct Warp {
+  pthread_barrier_t meeting;
+  u32 threads[32][6];
+};
+thread_local u32 lane = 0;
+thread_local Warp* warp = nullptr;
+
+u32 thread_of_warp() { return lane; }
+template <class Made>
+auto together(Made made) {  // everybody has written its own row of `threads`
+  pthread_barrier_wait(&warp->meeting);
+  auto result = made();
+  pthread_barrier_wait(&warp->meeting);
+  return result;
+}
+template <class T>
+T of_thread(T value, u32 from) {
+  warp->threads[lane][0] = bits_as<u32>(value);
+  return together([&] { return bits_as<T>(warp->threads[from % 32][0]); });
+}
+float thread_beside(float value) { return of_thread(value, lane ^ 1u); }
+int signed_byte(u32 word, int i) { return (signed char)(word >> 8 * i); }
+// PTX ISA, "Matrix Fragments for mma.m16n8k32"
+void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(warp->threads[lane], mine, sizeof mine);
+  const auto& threads = warp->threads;
+  together([&] {
+    for (int i = 0; i < 4; ++i) {
+      const int row = int(lane) / 4 + (i > 1 ? 8 : 0), column = int(lane) % 4 * 2 + i % 2;
+      for (int k = 0; k < 32; ++k) {
+        const u32 x = threads[row % 8 * 4 + k % 16 / 4][(row > 7) + 2 * (k > 15)],
+                  y = threads[column * 4 + k % 16 / 4][4 + (k > 15)];
+        d[i] += signed_byte(x, k % 4) * signed_byte(y, k % 4);
+      }
+    }
+    return 0;
+  });
+}
+void load_half(u32 at, u32* to) {
+  if (at % 2) fprintf(stderr, "a load of 2 bytes at %u\n", at), exit(1);
+  to[0] = chip[at] | u32(chip[at + 1]) << 8;
+}
+float load_float(u32 at) {
+  u32 bits;
+  load_one(at, &bits);
+  return bits_as<float>(bits);
+}
+void store_four(u32 at, const u32 (&from)[4]) {
+  if (at % 16) fprintf(stderr, "a store of 16 bytes at %u\n", at), exit(1);
+  memcpy(chip + at, from, 16);
+}
+void store_float(u32 at, float value) { memcpy(chip + at, &value, 4); }
+void two_e4m3(u32 pair, float (&out)[2]);
+
+struct Plan {
+  static constexpr int whole_units = COLUMNS / PACK_ELEMENTS;
+};
 int nearest(float x) { return int(lrintf(x)); }
 template <Type T>
 void unpack(u32 word, float& low, float& high) {
@@ -92,11 +157,18 @@ namespace twin {
 void four_e4m3(u32 word, float (&out)[4]) {
   for (int i = 0; i < 4; ++i) out[i] = e4m3_value(word >> 8 * i & 255u);
 }
+void two_e4m3(u32 pair, float (&out)[2]) {
+  for (int i = 0; i < 2; ++i) out[i] = e4m3_value(pair >> 8 * i & 255u);
+}
 struct Vector {
-  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1, AHEAD_GROUPS = 0;
+  static constexpr int VECTOR = CODED_PACK, PORTIONS = 1, AHEAD_GROUPS = 0, TEAM = TEAM_WARPS,
+                       SLICES = TEAM_SLICES, WIDTH = (COLUMNS / SLICES + 31) / 32 * 32;
   float at[PORTIONS][VECTOR];
-  static bool valid(int, int) { return true; }
-  static int local(int me) { return me * VECTOR; }
+  static int local(int me) { return me % (32 * TEAM) * VECTOR; }
+  static int column(int me, int) { return me / (32 * TEAM) * WIDTH + local(me); }
+  static bool valid(int me, int c) {
+    return local(me) < WIDTH && column(me, c) < COLUMNS;
+  }
 };
 }  // namespace twin
 
@@ -123,15 +195,70 @@ std::vector<float> sums_of(int rows) {
   }
   return sums;
 }
+
+// The same of a block's teams, each of a column slice; a warp stores its own sums. Slices' tiles
+// follow each other.
+template <class As>
+std::vector<float> team_sums(int rows) {
+  using Its = Fragments<Vector>;
+  constexpr int WARPS = TEAM_WARPS * Vector::SLICES;
+  constexpr u32 WHOLE = sizeof chip / 2;
+  std::vector<float> parts[WARPS];
+  static Warp warps[WARPS];
+  pthread_barrier_t block;
+  pthread_barrier_init(&block, nullptr, 32 * WARPS);
+  std::vector<std::thread> all;
+  u32 begins[Vector::SLICES + 1] = {};
+  const auto cols_of = [](int slice) {
+    const int left = COLUMNS - slice * Vector::WIDTH;
+    return left < Vector::WIDTH ? left : Vector::WIDTH;
+  };
+  for (int slice = 0; slice < Vector::SLICES; ++slice) {
+    const int blocks = (cols_of(slice) + code_block(CODE) - 1) / code_block(CODE),
+              bytes = whole_rows(CODE, rows) * cols_of(slice) / 2 +
+                      scaled_rows(rows) * (blocks + (code_outer(CODE) ? 4 : 0));
+    begins[slice + 1] = begins[slice] + u32(bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
+  }
+  for (int number = 0; number < WARPS; ++number) {
+    pthread_barrier_init(&warps[number].meeting, nullptr, 32);
+    parts[number].resize(rows);
+  }
+  for (int me = 0; me < 32 * WARPS; ++me)
+    all.emplace_back([&, me] {
+      lane = u32(me % 32), warp = &warps[me / 32];
+      Vector mine = {};
+      if (Vector::valid(me, 0)) memcpy(mine.at[0], x + Vector::column(me, 0), sizeof mine.at[0]);
+      Its::set(mine, me, WHOLE);
+      Its::clear(me, WHOLE);
+      pthread_barrier_wait(&block);
+      const int slice = me / 32 / TEAM_WARPS;
+      const Its::Lane place(me, WHOLE);
+      for (int first = 0; first < rows; first += As::ROWS) {
+        float sum[2] = {};
+        Its::template dot<As>(place, begins[slice], u32(cols_of(slice) / 2), first, rows,
+                              u32(slice * Vector::WIDTH / CODED_PACK), sum);
+        Its::store(place, sum, rows - first, parts[me / 32].data() + first);
+      }
+    });
+  for (std::thread& one : all) one.join();
+  std::vector<float> sums(rows, 0.0f);
+  for (const auto& part : parts)
+    for (int r = 0; r < rows; ++r) sums[r] += part[r];
+  return sums;
+}
 }  // namespace twin
 
 int main(int, char** words) {
   using namespace twin;
   const int rows = atoi(words[1]), loads = atoi(words[2]);
   if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
-  std::vector<float> sums = sums_of<ROWS_AT_ONCE>(rows);
-  if (loads == 4) sums = sums_of<4>(rows);
-  if constexpr (Coding<CODE>::PAIR == 2)
-    if (loads == 2) sums = sums_of<2>(rows);
+  std::vector<float> sums;
+  if constexpr (Coding<CODE>::TENSOR) {
+    sums = team_sums<Coding<CODE>>(rows);
+  } else {
+    sums = loads == 4 ? sums_of<4>(rows) : sums_of<ROWS_AT_ONCE>(rows);
+    if constexpr (Coding<CODE>::PAIR == 2)
+      if (loads == 2) sums = sums_of<2>(rows);
+  }
   fwrite(sums.data(), 4, rows, stdout);
 }

@@ -28,6 +28,7 @@ TAKING = (
     "14load_shared_at",
     "9load_near",
     *(f"10CodedPieceILi{loads}EE4load" for loads in (2, 4, 8)),
+    "E3dotINS_6CodingI",  # of Fragments
 )
 
 

@@ -17,6 +17,7 @@ from twin.data import data_dir
 from twin.kernel.coded import NUMBERS, tile
 from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.codes import CODES, Coded
+from twin.models.formats import UNIT_BYTES
 from twin.plan.build import build
 from twin.plan.types import Limits, Options, Plan
 
@@ -44,18 +45,28 @@ def summed(
     x: NDArray[np.float32],
     packed: NDArray[np.uint8],
     loads: int = ROWS_AT_ONCE,
+    rows: int = ROWS,
+    team: int = 1,
+    slices: int = 1,
 ) -> NDArray[np.float32]:
-    """`loads`: of a piece."""
+    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices."""
     native = data_dir("native") / "platform"
-    defined = {"PACK_ELEMENTS": pack, "CODED_AS": NUMBERS.get(code, 0), "COLUMNS": COLUMNS}
+    defined = {
+        "PACK_ELEMENTS": pack,
+        "CODED_AS": NUMBERS.get(code, 0),
+        "COLUMNS": len(x),
+        "TEAM_WARPS": team,
+        "TEAM_SLICES": slices,
+    }
     flags = [
         "-std=c++17",
         "-O1",
+        "-pthread",
         f"-I{native}",
         *(f"-D{name}={value}" for name, value in defined.items()),
     ]
     done = subprocess.run(
-        [built(SOURCE, flags), str(ROWS), str(loads)],
+        [built(SOURCE, flags), str(rows), str(loads)],
         input=x.tobytes() + packed.tobytes(),
         capture_output=True,
         check=True,
@@ -86,9 +97,43 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     found = summed(name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS.get(name, 1e-4)
+    if name in ("mxfp4", "nvfp4"):  # always multiplied 16 rows at a time
+        return
     for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
         small = summed(name, matrix.pack, x, packed, loads)
         assert np.array_equal(found, small)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    ("rows", "cols", "team", "slices"),
+    [(16, 2880, 4, 2), (6, 960, 2, 1), (5, 1920, 2, 2), (23, 512, 1, 1), (16, 2048, 4, 1)],
+)
+def test_a_block_sums_rows_of_fp4_as_fp64_does(
+    name: str, rows: int, cols: int, team: int, slices: int
+) -> None:
+    plan, chance = planned(name), np.random.default_rng(cols + rows)
+    x = chance.standard_normal(cols).astype(np.float32)
+    x[::96] *= 30
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights: Coded = CODES[name].quantise(chance.standard_normal((rows, cols), np.float32))
+    wide = -(-cols // slices // 32) * 32
+    tiles = [
+        tile(plan, matrix, weights, (0, rows), (left, min(left + wide, cols)))
+        for left in range(0, cols, wide)
+    ]
+    whole = [np.pad(one, (0, -len(one) % UNIT_BYTES)) for one in tiles]
+    behind = np.full(8192, 255, np.uint8)  # what a slot has behind a tile
+    found = summed(
+        name,
+        matrix.pack,
+        x,
+        np.concatenate([*whole, behind]),
+        rows=rows,
+        team=team,
+        slices=slices,
+    )
+    assert error(found, weights.astype(np.float64), x) < 1e-4
 
 
 def test_threads_sum_rows_of_the_weight_type_beside_coded_ones() -> None:

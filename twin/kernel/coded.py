@@ -35,6 +35,12 @@ STORAGE: dict[DType, Any] = {
     DType.FP32: np.float32,
 }
 NUMBERS = {name: at for at, name in enumerate(CODES, start=1)}
+TENSOR = ("mxfp4", "nvfp4")  # formats that NVIDIA's tensor cores multiply
+
+
+def tensor_products(matrix: Matrix) -> bool:
+    """NVIDIA: whether tensor cores multiply it (cuda_fragments.cuh)."""
+    return matrix.format is not None and matrix.format.name in TENSOR
 
 
 def stored_bytes(plan: Plan, matrix: Matrix, rows: int, cols: int) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import math
 
 from twin.kernel import experts
+from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
 from twin.kernel.teams import ahead_pieces, teams_of
-from twin.models.formats import UNIT_BYTES
+from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import BY_INPUT
 from twin.plan.types import (
@@ -198,7 +199,24 @@ def _scratch_floats(plan: Plan) -> int:
             ]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
-    return up(max(wanted), LINE_FLOATS) + choice_floats(plan)
+    return up(max(wanted), LINE_FLOATS) + whole_floats(plan) + choice_floats(plan)
+
+
+def whole_floats(plan: Plan) -> int:
+    """NVIDIA: behind what a stage needs, the widest input of a matrix that tensor cores multiply as
+    whole numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh).
+    """
+    units = whole_units(plan)
+    # two bytes of each element, a scale of each unit; a load of zeros
+    return up(units * (2 * PACK // 4 + 1) + UNIT_BYTES // 4, LINE_FLOATS) if units else 0
+
+
+def whole_units(plan: Plan) -> int:
+    """Of PACK elements, that this input has."""
+    if not plan.limits.teams:
+        return 0
+    matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
+    return max((-(-m.cols // PACK) for m in matrices if m and tensor_products(m)), default=0)
 
 
 def choice_floats(plan: Plan) -> int:

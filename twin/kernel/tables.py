@@ -27,7 +27,7 @@ from twin.kernel.fields import (
     record,
     up,
 )
-from twin.kernel.layout import LINE_FLOATS, choice_floats, sizes_of
+from twin.kernel.layout import LINE_FLOATS, choice_floats, sizes_of, whole_floats, whole_units
 from twin.kernel.prompt import prompt_of
 from twin.kernel.streams import places, starts
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
@@ -131,7 +131,10 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": placed.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
-    sizes |= {"choice": int(sizes["scratch_floats"]) - choice_floats(plan)} if routed else {}
+    behind = int(sizes["scratch_floats"]) - choice_floats(plan)
+    sizes |= {"choice": behind} if routed else {}
+    if whole := whole_floats(plan):
+        sizes |= {"whole": behind - whole, "whole_units": whole_units(plan)}
     return Layout(
         sizes,
         stages,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.kernel.coded import tensor_products
 from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
@@ -205,6 +206,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
         return 0
     if has_experts(plan):  # a layer's code would not fit the instruction cache
         return 0
+    if any(tensor_products(m) for stage in plan.stages for m in stage.matrices):
+        return 0  # a warp's pieces are not a thread's
     teams = teams_of(plan)
     elements = {
         kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in BY_INPUT

@@ -1,0 +1,192 @@
+// FP4 on the tensor cores: 16 rows of a tile times some of its columns, as whole numbers (IMMA,
+// m16n8k32). An input is two signed bytes an element, high and low, in the block's shared memory. Of
+// the eight columns of a product's right side, two hold these of one group of the tile's columns and
+// zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four are
+// complete. That is a chain: one product of 64 columns where a group has 16, two where it has 32.
+//
+// Thread l of a warp loads columns of two neighbouring rows, those of pair l / 4; a product's sums
+// come to thread l as those of the same two rows, of group l % 4.
+//
+// The code is small on purpose: a layer of experts is more code than the instruction cache holds, and
+// what a stage runs once costs more to fetch than to run. With inputs in registers, and each product
+// written out, an H200 was no faster than without tensor cores.
+#pragma once
+
+namespace twin {
+
+// Twice the value of an FP4 code, as two signed bytes whose sum it is: less its magnitude, and twice
+// its magnitude or, where its sign is set, nothing. Tensor cores add them. A look-up takes the
+// code's lower three bits; where the fourth is set, it gives the sign of what it found. The lower
+// halves of the tables are registers that the compiler cannot know to be constants; it moved
+// constants from uniform registers for each look-up, 12 of 77 instructions for 16 bytes.
+constexpr u32 LESS_LOW = 0xFDFEFF00u, LESS_HIGH = 0xF4F8FAFCu, MORE_LOW = 0x06040200u,
+              MORE_HIGH = 0x18100C08u;
+
+// A stage's input in shared memory: [units][high, low][16 bytes], [units] scales, a load of zeros.
+template <class Vector, class P = Plan>
+struct Fragments {
+  // columns that share a scale of the input; those of a unit, which is what a thread has
+  static constexpr int GROUP = uses(Code::NVFP4) ? 16 : 32, UNIT = 16;
+  static constexpr int UNITS = GROUP / UNIT, STEPS = UNITS;  // of a group; products of a chain
+  static constexpr int CHAIN = 4 * UNITS;                    // units of a chain
+
+  __device__ __forceinline__ static u32 scales(u32 whole) {
+    return whole + u32(P::whole_units) * 2 * UNIT;
+  }
+  __device__ __forceinline__ static u32 zeros(u32 whole) {
+    return scales(whole) + u32(P::whole_units) * 4;
+  }
+
+  // x as numbers of 16 bits times a scale, that of a group by its largest element. A barrier is the
+  // caller's.
+  __device__ __forceinline__ static void set(const Vector& x, int me, u32 whole) {
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
+      float most = 0, strange = 0;  // NaN where an element is no number
+#pragma unroll
+      for (int i = 0; i < UNIT; ++i) {
+        most = fmaxf(most, fabsf(x.at[c][i]));
+        strange += x.at[c][i] * 0.0f;
+      }
+      if constexpr (UNITS == 2) {
+        most = fmaxf(most, thread_beside(most));
+        strange += thread_beside(strange);
+      }
+      const float by = most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
+      u32 high[4], low[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        u32 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = u32(nearest(x.at[c][4 * w + i] * by));
+        split_bytes(v, high[w], low[w]);
+      }
+      if (!Vector::valid(me, c)) continue;
+      const u32 unit = u32(Vector::column(me, c)) / u32(UNIT);
+      store_four(whole + unit * 2 * UNIT, high);
+      store_four(whole + unit * 2 * UNIT + UNIT, low);
+      // weights are doubled
+      store_float(scales(whole) + 4 * unit,
+                  (most > LEAST_WHOLE ? most * (0.5f / MOST_WHOLE) : 0.0f) + strange);
+    }
+  }
+  __device__ __forceinline__ static void clear(int me, u32 whole) {
+    const u32 none[4] = {};
+    if (me == 0) store_four(zeros(whole), none);
+  }
+
+  // What a thread has to know of its place in a product, made once a stage.
+  struct Lane {
+    u32 quarter, row;        // the group of its sums; its first row of 16
+    u32 first, unit;         // of a tile its first chain's first unit; its own unit of a chain
+    u32 input, zeros;        // where its columns of right sides begin; zeros
+    u32 scales;              // of the input, of its group
+    u32 less, more;          // the tables' lower halves
+    bool holds[STEPS];       // has it elements of that step's right side?
+
+    __device__ __forceinline__ Lane(int me, u32 whole) {
+      const u32 lane = thread_of_warp(), group = lane / 8, step = group * u32(UNITS) / 4;
+      quarter = lane % 4, row = 2 * pair_of(lane);
+      first = u32(me) / 32 % u32(Vector::TEAM) * u32(CHAIN), unit = 4 * step + quarter;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        holds[s] = unit / u32(UNITS) == group && (STEPS == 1 || step == u32(s));
+      input = whole + (first + unit) * 2 * UNIT + lane / 4 % 2 * UNIT;
+      zeros = Fragments::zeros(whole);
+      scales = Fragments::scales(whole) + 4 * (first + quarter * u32(UNITS));
+      less = opaque(LESS_LOW), more = opaque(MORE_LOW);
+    }
+  };
+
+  // sum[r] += the products of row r of this thread's pair, from row `first` on of a tile of `rows`
+  // rows of `apart` bytes at `from`, whose columns begin at unit `begin` of the input: of every
+  // TEAM-th chain.
+  template <class Coding>
+  __device__ __forceinline__ static void dot(const Lane& lane, u32 from, u32 apart, int first,
+                                             int rows, u32 begin, float (&sum)[2]) {
+    constexpr u32 BLOCK = u32(code_block(Coding::CODE)), NEXT = u32(Vector::TEAM * CHAIN);
+    const u32 units = 2 * apart / u32(UNIT_BYTES), last = (2 * apart - 1) / BLOCK;
+    const u32 high = u32(scaled_rows(rows)), row = u32(first) + lane.row;
+    const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
+    const u32 inner = behind + (code_outer(Coding::CODE) ? 4u * high : 0u) + row;
+    u32 at = from + row * apart + (lane.first + lane.quarter) * u32(UNIT_BYTES);
+    u32 input = lane.input + begin * 2 * UNIT, unit = lane.first + lane.unit,
+        group = lane.first / u32(UNITS) + lane.quarter, scaling = lane.scales + 4 * begin;
+    float total[2] = {};
+#pragma unroll 1
+    for (u32 k = lane.first; k < units; k += NEXT) {
+      u32 word[STEPS][4], right[STEPS][4], scale;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) load_four(at + u32(4 * s * UNIT_BYTES), word[s]);
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        load_four(lane.holds[s] && unit < units ? input : lane.zeros, right[s]);
+      // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
+      const u32 block = group * u32(GROUP) / BLOCK;
+      load_half(inner + (block < last ? block : last) * high, &scale);
+      const float by_unit =
+          load_float(group * u32(UNITS) < units ? scaling : lane.scales);
+      at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, unit += NEXT;
+      group += NEXT / u32(UNITS), scaling += NEXT * 4;
+      int less[4] = {}, more[4] = {};
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          multiply_codes(lane, word[s][h], word[s][2 + h], right[s][2 * h], right[s][2 * h + 1],
+                         less, more);
+      float by[2];
+      if constexpr (code_scale(Coding::CODE) == Scale::E8M0) {  // 2^-127 is taken for zero
+        by[0] = bits_as<float>(scale << 23 & 0x7F800000u);
+        by[1] = bits_as<float>(scale << 15 & 0x7F800000u);
+      } else {
+        two_e4m3(scale, by);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        total[r] += float((less[2 * r] + more[2 * r]) * 256 + less[2 * r + 1] + more[2 * r + 1]) *
+                    (by[r] * by_unit);
+    }
+    if constexpr (code_outer(Coding::CODE)) {
+      u32 outer[2];
+      load_two(behind + 4u * row, outer);
+      sum[0] += total[0] * bits_as<float>(outer[0]), sum[1] += total[1] * bits_as<float>(outer[1]);
+    } else {
+      sum[0] += total[0], sum[1] += total[1];
+    }
+  }
+
+  // Eight codes of either row times the elements of their columns.
+  __device__ __forceinline__ static void multiply_codes(const Lane& lane, u32 one, u32 two, u32 b0,
+                                                        u32 b1, int (&less)[4], int (&more)[4]) {
+    const u32 one_less = one & 0x77777777u, two_less = two & 0x77777777u;
+    const auto less_of = [&](u32 four) { return bytes_of(lane.less, LESS_HIGH, four); };
+    const auto more_of = [&](u32 four) { return bytes_of(lane.more, MORE_HIGH, four); };
+    multiply_bytes(less, less_of(one_less), less_of(two_less), less_of(one_less >> 16),
+                   less_of(two_less >> 16), b0, b1);
+    multiply_bytes(more, more_of(one), more_of(two), more_of(one >> 16), more_of(two >> 16), b0,
+                   b1);
+  }
+
+  // The pair of a tile's 16 rows whose weights a thread loads. Where eight pairs of rows would meet
+  // the same banks of shared memory, neighbours take pairs that do not.
+  __device__ __forceinline__ static u32 pair_of(u32 lane) {
+    constexpr u32 APART = u32(Vector::WIDTH) % 128u;  // bytes of a pair
+    const u32 pair = lane / 4;
+    return APART % 64u == 32u ? (pair & 4u) | (pair & 1u) << 1 | (pair >> 1 & 1u) : pair;
+  }
+
+  // The sums of 16 rows over a warp's columns.
+  __device__ __forceinline__ static void store(const Lane& its, const float (&sum)[2], int rows,
+                                               float* to) {
+    const u32 lane = thread_of_warp();
+    const bool odd = lane & 1u;
+    // of two neighbours one has the first row's sum, the other the second one's
+    float total = (odd ? sum[1] : sum[0]) + thread_beside(odd ? sum[0] : sum[1]);
+    total += of_thread(total, lane ^ 2u);
+    const int row = int(its.row + (lane & 1u));
+    if (its.quarter < 2 && row < rows) to[row] = total;
+  }
+};
+
+}  // namespace twin
