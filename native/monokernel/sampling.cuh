@@ -15,6 +15,11 @@ __device__ __forceinline__ bool wins(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.index < b.index);
 }
 
+// the same of finite numbers that differ: less code
+__device__ __forceinline__ bool higher(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit;
+}
+
 __device__ __forceinline__ bool finite(float x) { return x - x == 0.0f; }
 
 // Order-preserving map between FP32 and unsigned integers.
@@ -66,28 +71,40 @@ __device__ __forceinline__ float* head_logits(const Block& b) {
   return b.scratch + (sums > buckets ? sums : buckets);
 }
 
+__device__ __forceinline__ int all_tokens(const Plan& plan) {
+  return plan.shard_vocab * plan.ranks;
+}
 __device__ __forceinline__ bool cuts(const Block& b) {
   const Request& wanted = b.launch.request;
-  return (wanted.top_k > 0 && wanted.top_k < b.plan.shard_vocab * b.plan.ranks) ||
-         wanted.top_p < 1.0;
+  return (wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan)) || wanted.top_p < 1.0;
 }
 
-// The bucket of a logit, higher ones first. The same borders in every block, whatever it has.
-__device__ __forceinline__ int bucket_of(float logit, float temperature) {
-  const float wide = SHARPNESS / temperature, per = wide < 1e30f ? wide : 1e30f;
-  float at = logit * per;
-  at = at > -OUTERMOST ? at : -OUTERMOST;
-  at = at < OUTERMOST ? at : OUTERMOST;
-  const int whole = int(at);
-  return whole - (float(whole) > at);
-}
+// A request's temperature, as logits are divided by it.
+struct Heat {
+  double by;  // rounded to FP32, a product with it is the quotient
+  float per;  // buckets of one
 
-// A logit's weight beside that of the best one, 2**39. So few bits, that the weights of 2**24
-// tokens fit 64; so many, that a weight has those of FP32 down to 2**-15.
-__device__ __forceinline__ u64 weight_of(float logit, float best, float temperature) {
-  const float weight = exp32((logit - best) / temperature);
-  return weight > 0.0f ? u64(weight * 0x1p39f) : 0;
-}
+  __device__ __forceinline__ explicit Heat(float temperature) : by(1.0 / double(temperature)) {
+    const float wide = float(double(SHARPNESS) * by);
+    per = wide < 1e30f ? wide : 1e30f;
+  }
+
+  // The bucket of a logit, higher ones last. The same borders in every block, whatever it has.
+  __device__ __forceinline__ int bucket(float logit) const {
+    float at = logit * per;
+    at = at > -OUTERMOST ? at : -OUTERMOST;
+    at = at < OUTERMOST ? at : OUTERMOST;
+    const int whole = int(at);
+    return whole - (float(whole) > at);
+  }
+
+  // A logit's weight beside that of the best one, 2**39. So few bits that the weights of 2**24
+  // tokens fit 64; so many that a weight has those of FP32 down to 2**-15.
+  __device__ __forceinline__ u64 weight(float logit, float best) const {
+    const float weight = exp32(float(double(logit - best) * by));
+    return weight > 0.0f ? u64(weight * 0x1p39f) : 0;
+  }
+};
 
 using i64 = long long;
 
@@ -115,6 +132,7 @@ __device__ __forceinline__ T sum_before(Block& b, T mine, T& total) {
   b.core.barrier();
   total = 0;
   T warps_before = 0;
+  TWIN_ONCE
   for (int w = 0; w < b.core.warps(); ++w) {
     if (w == b.core.warp()) warps_before = total;
     total += met[w];
@@ -130,22 +148,38 @@ __device__ __forceinline__ Span neighbours(const Block& b, int count) {
   return {lo, lo + size < count ? lo + size : count};
 }
 
+// What a thread's buckets hold.
+struct Content {
+  u64 weight;
+  int count;
+};
+__device__ __forceinline__ Content tally_of(const u32* bucket, Span own) {
+  Content all = {0, 0};
+  TWIN_ONCE
+  for (int k = own.lo; k < own.hi; ++k) {
+    all.count += int(bucket[LEVEL * k]);
+    all.weight += whole_of(bucket[LEVEL * k + 1], bucket[LEVEL * k + 2]);
+  }
+  return all;
+}
+
 // The block's logits as the sampler wants them, onto its shelf; what it publishes of them, in every
 // thread. Only thread 0 may publish it, and at once: the last barrier has ordered the shelf.
 __device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
                                                    int first) {
   const Request& wanted = b.launch.request;
-  const float heat = wanted.temperature;
   Candidate mine = {-infinity(), first};
+  TWIN_ONCE
   TWIN_EACH(i, rows) {
     const Candidate other = {logit[i], first + i};
     if (wins(other, mine)) mine = other;
   }
   const Candidate best = b.core.best(mine, wins);
   Pack<SUMMARY> said = {{best.logit, float(best.index), 0.0f, 0.0f}};
-  if (heat == 0.0f) return said;
+  if (wanted.temperature == 0.0f) return said;
+  const Heat heat(wanted.temperature);
   const bool cut = cuts(b);
-  const int room = shelf_rows(b.plan), top = bucket_of(best.logit, heat);
+  const int room = shelf_rows(b.plan), top = heat.bucket(best.logit);
   TWIN_HOLDS(rows <= room);
   float *const shelf = shelf_of(b, b.rank, b.block), *const logits = shelf + LEVEL * BUCKETS,
                *const ranked = logits + room;
@@ -154,15 +188,16 @@ __device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit,
     TWIN_EACH(i, LEVEL * BUCKETS) bucket[i] = 0;
     b.core.barrier();
   }
-  u64 mass = 0;
-  int tail = 0;  // of this thread: most logits are in the last bucket, and would all meet there
+  u64 mass = 0, ignored;
+  int tail = 0, tails;  // of this thread: most logits are in the last bucket, and would all meet there
+  TWIN_ONCE
   TWIN_EACH(i, room) {
     const float one = i < rows ? logit[i] : -infinity();
     store_shared(logits + i, one);
-    const u64 weight = weight_of(one, best.logit, heat);
+    const u64 weight = heat.weight(one, best.logit);
     mass += weight;
     if (!cut || i >= rows) continue;
-    const int at = top - bucket_of(one, heat);
+    const int at = top - heat.bucket(one);
     if (at < BUCKETS - 1) {
       b.core.count(bucket + LEVEL * at, 1);
       add_whole(b, bucket + LEVEL * at + 1, weight);
@@ -174,14 +209,10 @@ __device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit,
   if (b.core.thread() == 0) store_shared(shelf + LEVEL - 1, bits_as<float>(first));
   if (cut) {
     const Span own = neighbours(b, BUCKETS);
-    int count = 0, counted;
-    u64 weight = 0, weighed;
-    for (int k = own.lo; k < own.hi; ++k) {
-      count += int(bucket[LEVEL * k]);
-      weight += whole_of(bucket[LEVEL * k + 1], bucket[LEVEL * k + 2]);
-    }
-    int reached = sum_before(b, count, counted);
-    u64 reached_mass = sum_before(b, weight, weighed);
+    Content mine = tally_of(bucket, own);
+    int reached = sum_before(b, mine.count, tails);
+    u64 reached_mass = sum_before(b, mine.weight, ignored);
+    TWIN_ONCE
     for (int k = own.lo; k < own.hi; ++k) {
       const bool last = k == BUCKETS - 1;
       u32* const at = bucket + LEVEL * k;
@@ -192,10 +223,11 @@ __device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit,
       store_shared(shelf + LEVEL * k + 1, bits_as<float>(u32(reached_mass)));
       store_shared(shelf + LEVEL * k + 2, bits_as<float>(u32(reached_mass >> 32)));
     }
-    int tails, place = sum_before(b, tail, tails);
+    int place = sum_before(b, tail, tails);
     place += rows - tails;
+    TWIN_ONCE
     TWIN_EACH(i, rows) {
-      const int at = top - bucket_of(logit[i], heat);
+      const int at = top - heat.bucket(logit[i]);
       const int to =
           at < BUCKETS - 1 ? int(b.core.count(bucket + LEVEL * at + LEVEL - 1, 1)) : place++;
       store_shared(ranked + to, logit[i]);
@@ -214,13 +246,15 @@ __device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit,
 
 // ---- what one block draws -----------------------------------------------------------------------
 
-struct Share {      // one block of one rank, in the order of the vocabulary
-  double scale;    // of its weights beside those of the best logit of all
-  u32 kept[2];     // the mass of what is kept
-  float best;      // its best logit
-  int start;       // of the bucket that is looked at: its first logit
-  int before;      // and how many logits other items have before it
-  int equal;       // of its logits: as high as the lowest one kept
+struct Share {   // one block of one rank, in the order of the vocabulary
+  double scale;  // of its weights beside those of the best logit of all
+  u32 kept[2];   // the mass of what is kept
+  float best;    // its best logit
+  int down;      // that one's bucket, from the best one of all
+  int start;     // of the bucket that is looked at: its first logit
+  int before;    // and how many logits other shares have before it
+  u32 equal;     // of its logits: as high as the lowest one kept
+  int taken;     // of those
 };
 
 struct Tally {
@@ -241,6 +275,10 @@ struct Listed {
   u32 key;
 };
 
+// What is done with a bucket's logits, in this order: their highest and lowest, and a 256th of what
+// lies between, as long as they are many; each compared with each; then what shares keep of them.
+enum class Look { BOUNDS, NARROW, COMPARE, SHARE_OUT };
+
 // What is kept: logits above `threshold`, and of those equal to it the first `ties`. The threshold
 // lies in `bucket`; `mass` of all that.
 struct Kept {
@@ -253,87 +291,96 @@ struct Kept {
 __device__ __forceinline__ double exp64(double x) {
   if (!(x > -700.0)) return 0.0;
   const int n = int(x * 1.4426950408889634 - 0.5);
-  const double r = x - n * 0.6931471805599453;
-  double sum = 1.0;
-  TWIN_ONCE
-  for (int k = 16; k > 0; --k) sum = 1.0 + sum * r / double(k);
+  const double r = x - n * 0.6931471805599453;  // -0.35 to 0.35
+  double sum = 1.0 / 479001600.0;
+  sum = sum * r + 1.0 / 39916800.0;
+  sum = sum * r + 1.0 / 3628800.0;
+  sum = sum * r + 1.0 / 362880.0;
+  sum = sum * r + 1.0 / 40320.0;
+  sum = sum * r + 1.0 / 5040.0;
+  sum = sum * r + 1.0 / 720.0;
+  sum = sum * r + 1.0 / 120.0;
+  sum = sum * r + 1.0 / 24.0;
+  sum = sum * r + 1.0 / 6.0;
+  sum = sum * r + 0.5;
+  sum = sum * r + 1.0;
+  sum = sum * r + 1.0;
   return sum * bits_as<double>(u64(1023 + n) << 52);
 }
 
-// The block that draws. All its functions are called by all threads.
+// The block that draws. All its functions are called by all threads. Each stands in the code once:
+// it is executed once a token, so it comes from far away.
 struct Drawing {
   Block& b;
   const Request& wanted;
-  const int count;  // of items
-  Share* const items;
-  float* const room;  // scratch behind the items
-  float top;          // the best logit of all
-  int top_bucket;
+  const int count;  // of shares
+  Share* const shares;
+  float* const room;  // scratch behind the shares
+  Heat heat;
+  bool by_count;  // what is kept: top_k logits, or a mass
+  double needed;  // of it
 
   __device__ __forceinline__ explicit Drawing(Block& block)
       : b(block),
         wanted(block.launch.request),
         count(block.plan.blocks * block.plan.ranks),
-        items(reinterpret_cast<Share*>(block.scratch + MEETING)),
-        room(block.scratch + MEETING + facts::ITEM_FLOATS * count) {
-    static_assert(sizeof(Share) == 4 * facts::ITEM_FLOATS, "ITEM_FLOATS in layout.py is another");
+        shares(reinterpret_cast<Share*>(block.scratch + MEETING)),
+        room(block.scratch + MEETING + facts::SHARE_FLOATS * count),
+        heat(wanted.temperature),
+        by_count(false),
+        needed(0) {
+    static_assert(sizeof(Share) == 4 * facts::SHARE_FLOATS, "SHARE_FLOATS in layout.py is another");
   }
 
-  __device__ __forceinline__ const float* shelf(int item) const {
-    return shelf_of(b, item / b.plan.blocks, item % b.plan.blocks);
-  }
-  __device__ __forceinline__ void put(int item, const Pack<SUMMARY>& said) const {
+  __device__ __forceinline__ void put(int number, const Pack<SUMMARY>& said) const {
     const double mass = double(said.at[2]) + double(said.at[3]);
     const u64 whole = mass > 0 ? u64(mass) : 0;
-    items[item].best = said.at[0];
-    items[item].kept[0] = u32(whole), items[item].kept[1] = u32(whole >> 32);
+    Share& share = shares[number];
+    share.best = said.at[0];
+    share.kept[0] = u32(whole), share.kept[1] = u32(whole >> 32);
   }
   __device__ __forceinline__ bool far() const { return b.plan.ranks > 1; }
-  __device__ __forceinline__ const float* logits(int item) const {
-    return shelf(item) + LEVEL * BUCKETS;
+  __device__ __forceinline__ const float* shelf(int share) const {
+    return shelf_of(b, share / b.plan.blocks, share % b.plan.blocks);
   }
-  // beside those of the item
-  __device__ __forceinline__ u64 weight(const Share& item, float logit) const {
-    return weight_of(logit, item.best, wanted.temperature);
+  __device__ __forceinline__ const float* logits(int share) const {
+    return shelf(share) + LEVEL * BUCKETS;
   }
-  // beside those of all
-  __device__ __forceinline__ u64 common(const Share& item, float logit) const {
-    return u64(double(weight(item, logit)) * item.scale);
+  static __device__ __forceinline__ u64 mass_of(const Share& share) {
+    return whole_of(share.kept[0], share.kept[1]);
   }
-  static __device__ __forceinline__ u32 key(float logit) { return key_of(logit + 0.0f); }
-
-  // What an item has in buckets 0..at: the words of a level, and which of them count.
-  __device__ __forceinline__ Pack<4> level(int item, int at, bool& any) const {
-    const int down = top_bucket - bucket_of(items[item].best, wanted.temperature),
-              own = at == BUCKETS - 1 ? at : at - down;
-    any = own >= 0;
-    return load_pack<4, 16>(shelf(item) + LEVEL * (any ? own : 0), far());
-  }
-  static __device__ __forceinline__ u64 mass_of(const Pack<4>& level) {
-    return whole_of(bits_as<u32>(level.at[1]), bits_as<u32>(level.at[2]));
+  __device__ __forceinline__ bool enough(const Tally& seen) const {
+    return by_count ? seen.count >= wanted.top_k : seen.mass >= needed;
   }
 
-  // All weights, scaled; what plain temperature keeps.
+  // All weights, scaled.
   __device__ __forceinline__ double weigh(float best) {
-    top = best;
-    top_bucket = bucket_of(top, wanted.temperature);
     const Span own = neighbours(b, count);
+    const int top = heat.bucket(best);
     double mine = 0, total;
+    TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
-      Share& item = items[i];
-      item.scale = exp64((double(item.best) - double(top)) / double(wanted.temperature));
-      mine += item.scale * double(whole_of(item.kept[0], item.kept[1]));
+      Share& share = shares[i];
+      share.down = top - heat.bucket(share.best);
+      share.scale = exp64((double(share.best) - double(best)) * heat.by);
+      mine += share.scale * double(mass_of(share));
     }
     sum_before(b, mine, total);
     return total;
   }
 
+  // What a share has in buckets 0..at of all: the words of a level, and whether they count.
+  __device__ __forceinline__ Pack<4> level(int share, int at, bool& any) const {
+    const int own = at == BUCKETS - 1 ? at : at - shares[share].down;
+    any = own >= 0;
+    return load_pack<4, 16>(shelf(share) + LEVEL * (any ? own : 0), far());
+  }
+
   // The first bucket up to which there is enough, and what lies above it.
-  template <class Enough>
-  __device__ __forceinline__ int crossing(Enough enough, Tally& above) {
+  __device__ __forceinline__ int crossing(Tally& above) {
     constexpr int AT_ONCE = 9;  // 132 blocks in one round
     Tally* const part = reinterpret_cast<Tally*>(room);  // [PROBES][ADDERS]
-    Tally* const reached = part + PROBES * ADDERS;         // [PROBES]
+    Tally* const reached = part + PROBES * ADDERS;        // [PROBES]
     int first = 0;
     above = {0.0, 0};
     TWIN_ONCE
@@ -348,14 +395,15 @@ struct Drawing {
           bool any[AT_ONCE];
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j) {
-            const int item = i + j * ADDERS;
-            seen[j] = level(item < count ? item : i, at, any[j]);
-            any[j] = any[j] && item < count;
+            const int share = i + j * ADDERS;
+            seen[j] = level(share < count ? share : i, at, any[j]);
+            any[j] = any[j] && share < count;
           }
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j) {
             if (!any[j]) continue;
-            sum.mass += items[i + j * ADDERS].scale * double(mass_of(seen[j]));
+            sum.mass += shares[i + j * ADDERS].scale *
+                        double(whole_of(bits_as<u32>(seen[j].at[1]), bits_as<u32>(seen[j].at[2])));
             sum.count += bits_as<int>(seen[j].at[0]);
           }
         }
@@ -364,6 +412,7 @@ struct Drawing {
       b.core.barrier();
       TWIN_EACH(p, PROBES) {
         Tally sum = {0.0, 0};
+        TWIN_ONCE
         for (int i = 0; i < ADDERS; ++i) {
           sum.mass += part[p * ADDERS + i].mass;
           sum.count += part[p * ADDERS + i].count;
@@ -372,177 +421,186 @@ struct Drawing {
       }
       b.core.barrier();
       int p = 0;
+      TWIN_ONCE
       for (; p < PROBES - 1 && !enough(reached[p]); ++p) above = reached[p];
       first += p * step;
     }
     return first;
   }
 
-  // Looks at a bucket: where each item has it, and what it keeps above it. How many logits.
+  // Looks at a bucket: where each share has it, and what it keeps above it. How many logits.
   __device__ __forceinline__ int open(int bucket) {
     const Span own = neighbours(b, count);
     int mine = 0, total;
+    TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
-      Share& item = items[i];
+      Share& share = shares[i];
       bool some, any;
       const Pack<4> over = level(i, bucket ? bucket - 1 : 0, some), with = level(i, bucket, any);
       some = some && bucket > 0;
-      item.start = some ? bits_as<int>(over.at[0]) : 0;
-      item.kept[0] = some ? bits_as<u32>(over.at[1]) : 0;
-      item.kept[1] = some ? bits_as<u32>(over.at[2]) : 0;
-      item.equal = 0;
-      item.before = any ? bits_as<int>(with.at[0]) - item.start : 0;
-      mine += item.before;
+      share.start = some ? bits_as<int>(over.at[0]) : 0;
+      share.kept[0] = some ? bits_as<u32>(over.at[1]) : 0;
+      share.kept[1] = some ? bits_as<u32>(over.at[2]) : 0;
+      share.equal = 0;
+      share.before = any ? bits_as<int>(with.at[0]) - share.start : 0;
+      mine += share.before;
     }
     int at = sum_before(b, mine, total);
+    TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
-      const int size = items[i].before;
-      items[i].before = at;
+      const int size = shares[i].before;
+      shares[i].before = at;
       at += size;
     }
     b.core.barrier();
     return total;
   }
 
-  // look(item, logit) of the bucket's logits, each by one thread.
-  template <class Look>
-  __device__ __forceinline__ void each(int logits_there, Look look) {
+  // The share that has the bucket's logit `at`: the last one that begins no later.
+  __device__ __forceinline__ int share_of(int at) const {
+    int lo = 0, hi = count - 1;
+    TWIN_ONCE
+    while (lo < hi) {
+      const int middle = (lo + hi + 1) / 2;
+      const bool later = shares[middle].before > at;
+      lo = later ? lo : middle;
+      hi = later ? middle - 1 : hi;
+    }
+    return lo;
+  }
+
+  // look(share, logit) of the bucket's logits, each by one thread.
+  template <class One>
+  __device__ __forceinline__ void each(int there, One look) {
     constexpr int AT_ONCE = 4;
     const int stride = b.core.threads();
     TWIN_ONCE
-    for (int k = b.core.thread(); k < logits_there; k += stride * AT_ONCE) {
-      int item[AT_ONCE];
+    for (int k = b.core.thread(); k < there; k += stride * AT_ONCE) {
+      int share[AT_ONCE];
       float logit[AT_ONCE];
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j) {
-        const int at = k + j * stride < logits_there ? k + j * stride : k;
-        int lo = 0, hi = count - 1;
-        while (lo < hi) {
-          const int middle = (lo + hi + 1) / 2;
-          if (items[middle].before <= at) {
-            lo = middle;
-          } else {
-            hi = middle - 1;
-          }
-        }
-        item[j] = lo;
-        logit[j] = load_shared(logits(lo) + shelf_rows(b.plan) + items[lo].start + at -
-                                   items[lo].before,
-                               far());
+        const int at = k + j * stride < there ? k + j * stride : k;
+        share[j] = share_of(at);
+        const Share& one = shares[share[j]];
+        logit[j] =
+            load_shared(logits(share[j]) + shelf_rows(b.plan) + one.start + at - one.before, far());
       }
       TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j)
-        if (k + j * stride < logits_there) look(items[item[j]], logit[j]);
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (k + j * stride < there) look(shares[share[j]], logit[j]);
+      }
     }
   }
 
-  // Logits are kept from the highest down until there is enough of them; ties_of(what lies above
-  // the last one, what lies there) says how many of those as high as it.
-  template <class Enough, class Ties>
-  __device__ __forceinline__ Kept keep(Enough enough, Ties ties_of) {
-    Tally above;
-    const int bucket = crossing(enough, above), there = open(bucket);
+  // Where the crossing lies among a bucket's logits, or what shares keep of them.
+  __device__ __forceinline__ void search(bool shared_out, int bucket, const Tally& over,
+                                         Kept& kept) {
+    const int there = open(bucket);
+    if (there == 0) {  // rounding: all is too little
+      if (!shared_out) kept = {over.mass, -infinity(), 0, bucket};
+      return;
+    }
     Found* const found = reinterpret_cast<Found*>(room);
     u32* const cursor = reinterpret_cast<u32*>(room + facts::FOUND_FLOATS - 1);
     static_assert(sizeof(Found) < 4 * facts::FOUND_FLOATS, "a cursor behind it");
-    if (there == 0) return {above.mass, -infinity(), 0, bucket};  // rounding: all is too little
-    u32* const part = reinterpret_cast<u32*>(room + facts::FOUND_FLOATS);
-    u32 low = 0, high = 0xFFFFFFFFu;
-    int left = there;  // logits of low..high
-    if (left > LISTED) bounds(there, low, high);
-    bool same = false;
+    u32* const part = reinterpret_cast<u32*>(room + facts::FOUND_FLOATS);  // [BUCKETS][LEVEL]
+    Listed* const list = reinterpret_cast<Listed*>(part);                  // [LISTED]
+    Tally above = over;
+    u32 low = 0, high = 0xFFFFFFFFu;  // keys of the logits that are left
+    int left = there, shift = 0;
+    Look look = shared_out ? Look::SHARE_OUT : there > LISTED ? Look::BOUNDS : Look::COMPARE;
     TWIN_ONCE
-    while (left > LISTED && !same) {
-      same = low == high;
-      int shift = 0;
+    for (bool ended = false; !ended;) {
+      TWIN_ONCE
+      TWIN_EACH(i, look == Look::NARROW ? LEVEL * BUCKETS : 0) part[i] = 0;
+      if (b.core.thread() == 0) *cursor = 0;
+      b.core.barrier();
+      Candidate most = {-infinity(), 0}, least = {-infinity(), 0};
+      each(there, [&](Share& share, float logit) {
+        const u32 key = key_of(logit + 0.0f);  // zeros are alike
+        if (look == Look::BOUNDS) {
+          most.logit = logit > most.logit ? logit : most.logit;
+          least.logit = -logit > least.logit ? -logit : least.logit;
+        } else if (look == Look::SHARE_OUT) {
+          if (logit > kept.threshold) add_whole(b, share.kept, heat.weight(logit, share.best));
+          if (logit == kept.threshold) b.core.count(&share.equal, 1);
+        } else if (key >= low && key <= high) {
+          const u64 weight = u64(double(heat.weight(logit, share.best)) * share.scale);
+          if (look == Look::NARROW) {
+            u32* const to = part + u32(LEVEL) * ((high - key) >> shift);
+            b.core.count(to, 1);
+            add_whole(b, to + 1, weight);
+          } else {
+            list[b.core.count(cursor, 1)] = {weight, key};
+          }
+        }
+      });
+      b.core.barrier();
+      if (look == Look::SHARE_OUT) return;
+      if (look == Look::BOUNDS) {
+        high = key_of(b.core.best(most, higher).logit + 0.0f);
+        low = key_of(-b.core.best(least, higher).logit + 0.0f);
+        look = Look::NARROW;
+      } else if (look == Look::NARROW) {
+        narrow(above, left, part, found);
+        ended = low == high;  // all the same
+        if (!ended) {
+          above.mass += found->mass;
+          above.count += found->count;
+          left = found->equal;
+          const u32 down = found->key << shift, width = (1u << shift) - 1u;
+          low = high - low - down <= width ? low : high - down - width;
+          high -= down;
+        }
+        if (left <= LISTED) look = Look::COMPARE;
+      } else {
+        compare(above, left, list, found);
+        ended = true;
+      }
+      shift = 0;
+      TWIN_ONCE
       while ((high - low) >> shift >= u32(BUCKETS)) ++shift;
-      narrow(enough, above, there, left, low, high, shift, part, found);
-      above.mass += found->mass;
-      above.count += found->count;
-      left = found->equal;
-      const u32 down = found->key << shift, width = (1u << shift) - 1u;
-      low = high - low - down <= width ? low : high - down - width;
-      high -= down;
     }
-    if (left > LISTED) {  // all the same, and all of them looked at
-      b.core.barrier();
-      if (b.core.thread() == 0) found->key = low;
-      b.core.barrier();
-    } else {
-      compare(enough, above, there, left, low, high, cursor, found);
+    const Found last = *found;
+    above.mass += last.mass;
+    above.count += last.count;
+    const double one = last.together / double(last.equal);
+    int ties = wanted.top_k - above.count;
+    if (!by_count) {
+      const double more = (needed - above.mass) / one;
+      ties = more < 1.0 ? 1 : more < double(last.equal) ? int(more) : last.equal;
+      ties += ties < last.equal && above.mass + double(ties) * one < needed;
     }
-    if (left <= LISTED) {
-      above.mass += found->mass;
-      above.count += found->count;
-    }
-    const int ties = ties_of(above, *found);
-    const Kept kept = {above.mass + found->together / double(found->equal) * double(ties),
-                       value_of(found->key), ties, bucket};
+    const u32 key = left > LISTED ? low : last.key;
+    kept = {above.mass + one * double(ties), value_of(key), ties, bucket};
     b.core.barrier();
-    return kept;
   }
 
-  // The highest and the lowest of the bucket's logits.
-  __device__ __forceinline__ void bounds(int there, u32& low, u32& high) {
-    Candidate most = {-infinity(), 0}, least = {-infinity(), 0};
-    each(there, [&](const Share&, float logit) {
-      most.logit = logit > most.logit ? logit : most.logit;
-      least.logit = -logit > least.logit ? -logit : least.logit;
-    });
-    high = key(b.core.best(most, wins).logit);
-    low = key(-b.core.best(least, wins).logit);
-  }
-
-  // Which 256th of low..high the crossing lies in: as `key`, its logits as `equal`.
-  template <class Enough>
-  __device__ __forceinline__ void narrow(Enough enough, const Tally& above, int there, int left,
-                                         u32 low, u32 high, int shift, u32* part, Found* found) {
-    TWIN_EACH(i, LEVEL * BUCKETS) part[i] = 0;
-    b.core.barrier();
-    each(there, [&](const Share& item, float logit) {
-      const u32 at = key(logit);
-      if (at < low || at > high) return;
-      u32* const to = part + u32(LEVEL) * ((high - at) >> shift);
-      b.core.count(to, 1);
-      add_whole(b, to + 1, common(item, logit));
-    });
-    b.core.barrier();
+  // Which 256th of what is left the crossing lies in: as `key`, its logits as `equal`.
+  __device__ __forceinline__ void narrow(const Tally& above, int left, const u32* part,
+                                         Found* found) {
     const Span own = neighbours(b, BUCKETS);
-    int number = 0, numbered;
-    u64 weight = 0, weighed;
-    for (int k = own.lo; k < own.hi; ++k) {
-      number += int(part[LEVEL * k]);
-      weight += whole_of(part[LEVEL * k + 1], part[LEVEL * k + 2]);
-    }
-    number = sum_before(b, number, numbered);
-    weight = sum_before(b, weight, weighed);
+    const Content mine = tally_of(part, own);
+    int numbered;
+    u64 weighed;
+    int number = sum_before(b, mine.count, numbered);
+    u64 weight = sum_before(b, mine.weight, weighed);
+    TWIN_ONCE
     for (int k = own.lo; k < own.hi; ++k) {
       const int here = int(part[LEVEL * k]);
       const u64 weighs = whole_of(part[LEVEL * k + 1], part[LEVEL * k + 2]);
-      const Tally so_far = {above.mass + double(weight), above.count + number},
-                  with = {above.mass + double(weight + weighs), above.count + number + here};
-      // where rounding leaves too little of all, up to the last
-      if (here && !enough(so_far) && (enough(with) || number + here == left))
-        *found = {double(weight), double(weighs), number, here, u32(k)};
+      find(above, weight, weighs, number, here, left, u32(k), found);
       number += here;
       weight += weighs;
     }
     b.core.barrier();
   }
 
-  // The same of few logits, each compared with all others.
-  template <class Enough>
-  __device__ __forceinline__ void compare(Enough enough, const Tally& above, int there, int left,
-                                          u32 low, u32 high, u32* cursor, Found* found) {
-    Listed* const list = reinterpret_cast<Listed*>(room + facts::FOUND_FLOATS);
-    b.core.barrier();
-    if (b.core.thread() == 0) *cursor = 0;
-    b.core.barrier();
-    each(there, [&](const Share& item, float logit) {
-      const u32 at = key(logit);
-      if (at >= low && at <= high) list[b.core.count(cursor, 1)] = {common(item, logit), at};
-    });
-    b.core.barrier();
+  // Few logits, each compared with all others.
+  __device__ __forceinline__ void compare(const Tally& above, int left, const Listed* list,
+                                          Found* found) {
+    TWIN_ONCE
     TWIN_EACH(i, left) {
       const u32 at = list[i].key;
       u64 higher = 0, same = 0;
@@ -553,147 +611,134 @@ struct Drawing {
         if (other.key > at) higher += other.weight, ++number;
         if (other.key == at) same += other.weight, ++equal;
       }
-      const Tally so_far = {above.mass + double(higher), above.count + number},
-                  with = {above.mass + double(higher + same), above.count + number + equal};
       // logits as high as this one say the same
-      if (!enough(so_far) && (enough(with) || number + equal == left))
-        *found = {double(higher), double(same), number, equal, at};
+      find(above, higher, same, number, equal, left, at, found);
     }
     b.core.barrier();
   }
 
-  // What each item keeps: of those as high as the lowest logit kept, the first of all.
-  __device__ __forceinline__ void share_out(const Kept& kept, int there) {
-    each(there, [&](Share& item, float logit) {
-      if (logit > kept.threshold) add_whole(b, item.kept, weight(item, logit));
-      if (logit == kept.threshold) b.core.count(reinterpret_cast<u32*>(&item.equal), 1);
-    });
-    b.core.barrier();
+  // Is there enough with these, and not without? Where rounding leaves too little, the last.
+  __device__ __forceinline__ void find(const Tally& above, u64 before, u64 weight, int number,
+                                       int here, int left, u32 key, Found* found) const {
+    const Tally without = {above.mass + double(before), above.count + number},
+                with = {above.mass + double(before + weight), above.count + number + here};
+    if (here && !enough(without) && (enough(with) || number + here == left))
+      *found = {double(before), double(weight), number, here, key};
+  }
+
+  // Of the logits as high as the lowest one kept, the first of the vocabulary are.
+  __device__ __forceinline__ void share_ties(const Kept& kept) {
     const Span own = neighbours(b, count);
     int mine = 0, total;
-    for (int i = own.lo; i < own.hi; ++i) mine += items[i].equal;
+    TWIN_ONCE
+    for (int i = own.lo; i < own.hi; ++i) mine += int(shares[i].equal);
     int before = sum_before(b, mine, total);
+    TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
-      Share& item = items[i];
-      const int left = kept.ties > before ? kept.ties - before : 0,
-                taken = left < item.equal ? left : item.equal;
-      before += item.equal;
-      item.start = taken;
-      const u64 mass = whole_of(item.kept[0], item.kept[1]) +
-                       (taken ? u64(taken) * weight(item, kept.threshold) : 0);
-      item.kept[0] = u32(mass), item.kept[1] = u32(mass >> 32);
+      Share& share = shares[i];
+      const int left = kept.ties > before ? kept.ties - before : 0, equal = int(share.equal);
+      share.taken = left < equal ? left : equal;
+      before += equal;
+      if (!share.taken) continue;
+      const u64 mass =
+          mass_of(share) + u64(share.taken) * heat.weight(kept.threshold, share.best);
+      share.kept[0] = u32(mass), share.kept[1] = u32(mass >> 32);
     }
     b.core.barrier();
   }
 
-  // The item in which `u` of all that is kept falls, and how far into its mass.
+  // The share in which `u` of all that is kept falls, and how far into its mass.
   __device__ __forceinline__ int choose(double u, u64& into) {
-    double* const starts = reinterpret_cast<double*>(room);  // [items]
+    double* const starts = reinterpret_cast<double*>(room);  // [shares]
     const Span own = neighbours(b, count);
     double mine = 0, total;
-    for (int i = own.lo; i < own.hi; ++i)
-      mine += items[i].scale * double(whole_of(items[i].kept[0], items[i].kept[1]));
+    TWIN_ONCE
+    for (int i = own.lo; i < own.hi; ++i) mine += shares[i].scale * double(mass_of(shares[i]));
     double before = sum_before(b, mine, total);
     const double target = u * total;
     // the last one that begins before it: with rounded sums it may end there, too
     Candidate last = {-1.0f, 0};
+    TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
-      const double mass = items[i].scale * double(whole_of(items[i].kept[0], items[i].kept[1]));
+      const double mass = shares[i].scale * double(mass_of(shares[i]));
       starts[i] = before;
       if (mass > 0 && before <= target) last = {float(i), i};
       before += mass;
     }
-    const int item = b.core.best(last, wins).index;
-    const u64 all = whole_of(items[item].kept[0], items[item].kept[1]);
-    const double far_in = (target - starts[item]) / items[item].scale;
-    into = far_in > 0 ? u64(far_in) : 0;
+    const int number = b.core.best(last, higher).index;
+    const u64 all = mass_of(shares[number]);
+    const double inside = (target - starts[number]) / shares[number].scale;
+    into = inside > 0 ? u64(inside) : 0;
     into = into < all ? into : all - 1;
-    return item;
+    return number;
   }
 
-  // The token in vocabulary order whose weight takes the item's kept mass past `into`.
+  // The token in vocabulary order whose weight takes the share's kept mass past `into`. Threads
+  // have neighbouring quads of logits: the first round counts ties, where only some of them are
+  // kept, the second one weighs, and the thread in whose quads the token lies looks for it.
   __device__ __forceinline__ int pick(int number, u64 into, bool cut, const Kept& kept) {
-    const Share& item = items[number];
+    const Share& share = shares[number];
     const float* const from = logits(number);
-    const int quads = shelf_rows(b.plan) / 4;
-    const Span own = neighbours(b, quads);
-    // ties are counted where only some of them are kept
-    const bool some = cut && item.start > 0 && item.start < item.equal;
-    const float ties_from = item.start > 0 ? kept.threshold : infinity();
-    int ties = 0;
-    Pack<4> seen = {};
-    if (some) {
-      int mine = 0, all;
-      for (int q = own.lo; q < own.hi; ++q) {
-        seen = load_pack<4, 16>(from + 4 * q, far());
-        for (int j = 0; j < 4; ++j) mine += seen.at[j] == kept.threshold;
-      }
-      ties = sum_before(b, mine, all);
-    }
-    const auto weigh_one = [&](float logit) -> u64 {
-      if (cut && logit <= kept.threshold) {
-        if (logit != ties_from) return 0;
-        if (some && ties++ >= item.start) return 0;
-      }
-      return weight(item, logit);
-    };
-    const int ties_before = ties;
-    u64 mine = 0, total;
+    const Span own = neighbours(b, shelf_rows(b.plan) / 4);
+    const int taken = cut ? share.taken : 0;
+    const bool some = taken > 0 && taken < int(share.equal);
+    int ties = 0, ties_before = 0, all_ties, token = -1;
+    u64 reached = 0, all;
     TWIN_ONCE
-    for (int q = own.lo; q < own.hi; ++q) {
-      seen = load_pack<4, 16>(from + 4 * q, far());
-      TWIN_UNROLL
-      for (int j = 0; j < 4; ++j) mine += weigh_one(seen.at[j]);
-    }
-    u64 reached = sum_before(b, mine, total);
-    if (reached <= into && into < reached + mine) {
-      int token = 0;
-      ties = ties_before;
+    for (int round = some ? 0 : 1; round < 3; ++round) {
+      int tied = 0;
+      u64 mine = 0;
       TWIN_ONCE
       for (int q = own.lo; q < own.hi; ++q) {
-        if (own.hi > own.lo + 1) seen = load_pack<4, 16>(from + 4 * q, far());
+        const Pack<4> seen = load_pack<4, 16>(from + 4 * q, far());
         TWIN_UNROLL
         for (int j = 0; j < 4; ++j) {
-          const u64 weighs = weigh_one(seen.at[j]);
-          if (reached <= into && into < reached + weighs) token = 4 * q + j;
-          reached += weighs;
+          const float logit = seen.at[j];
+          const bool tie = cut && logit == kept.threshold;
+          tied += tie;
+          const bool in = tie ? taken > 0 && (!some || ties_before + tied <= taken)
+                              : !cut || logit > kept.threshold;
+          if (round > 0 && in) mine += heat.weight(logit, share.best);
+          if (round == 2 && token < 0 && reached + mine > into) token = 4 * q + j;
         }
       }
-      b.at.token = token + bits_as<int>(load_shared(shelf(number) + LEVEL - 1, far()));
+      if (round == 0) ties_before = sum_before(b, tied, all_ties);
+      if (round != 1) continue;
+      reached = sum_before(b, mine, all);
+      if (!(reached <= into && into < reached + mine)) break;
     }
+    if (token >= 0)
+      b.at.token = token + bits_as<int>(load_shared(shelf(number) + LEVEL - 1, far()));
     b.core.barrier();
     return b.at.token;
   }
 
-  // Items have their best logits and their mass; `best` is the best of them.
+  // Shares have their best logits and their mass; `best` is the best of them.
   __device__ __forceinline__ int token(const Candidate& best, u64 position) {
     if (!finite(best.logit)) return -1;
     if (wanted.temperature == 0.0f) return best.index;
-    const double all = weigh(best.logit);
-    Kept kept = {all, -infinity(), 0, -1};
-    const bool cut = cuts(b);
-    if (wanted.top_k > 0 && wanted.top_k < b.plan.shard_vocab * b.plan.ranks)
-      kept = keep([&](const Tally& seen) { return seen.count >= wanted.top_k; },
-                  [&](const Tally& above, const Found&) { return wanted.top_k - above.count; });
-    if (wanted.top_p < 1.0) {
-      const double enough = wanted.top_p * kept.mass;
+    const bool cut = cuts(b), some = wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan);
+    Kept kept = {weigh(best.logit), -infinity(), 0, -1};
+    TWIN_ONCE
+    for (int round = some ? 0 : wanted.top_p < 1.0 ? 1 : 2; cut && round < 3; ++round) {
+      if (round == 1 && !(wanted.top_p < 1.0)) continue;
       const Kept before = kept;
-      kept = keep([&](const Tally& seen) { return seen.mass >= enough; },
-                  [&](const Tally& above, const Found& found) {
-                    const double one = found.together / double(found.equal);
-                    int ties = 1;
-                    while (ties < found.equal && above.mass + double(ties) * one < enough) ++ties;
-                    return ties;
-                  });
+      const bool shared_out = round == 2;
+      by_count = round == 0;
+      needed = wanted.top_p * kept.mass;
+      Tally above = {0.0, 0};
+      const int bucket = shared_out ? kept.bucket : crossing(above);
+      search(shared_out, bucket, above, kept);
       // of ties that top-k cut
-      if (before.bucket >= 0 && (kept.threshold < before.threshold ||
-                                 (kept.threshold == before.threshold && kept.ties > before.ties)))
+      if (round == 1 && some &&
+          (kept.threshold < before.threshold ||
+           (kept.threshold == before.threshold && kept.ties > before.ties)))
         kept = before;
     }
-    if (cut) share_out(kept, open(kept.bucket));
+    if (cut) share_ties(kept);
     u64 into = 0;
-    const int item = choose(uniform(wanted.seed, position), into);
-    return pick(item, into, cut, kept);
+    const int number = choose(uniform(wanted.seed, position), into);
+    return pick(number, into, cut, kept);
   }
 };
 

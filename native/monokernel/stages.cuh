@@ -406,24 +406,20 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   const bool chooses = !b.plan.full || b.block == 0,
              counts = b.plan.probe || head_needed(wanted, b.at.step);
   Candidate best = {};
-  if (!b.plan.full) {
-    if (!best_candidate(b, index, read, best)) return false;
-    begin(b, index, stage);
-  } else if (chooses) {
-    Drawing drawing(b);
-    if (!(b.plan.probe ? gather_logits(b, index, read, drawing, best)
-                       : gather_summaries(b, index, read, drawing, best)))
-      return false;
-    begin(b, index, stage);
-    if (counts)
-      best.index = drawing.token(
-          best, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));
-  } else {
-    begin(b, index, stage);
-    return true;
-  }
+  Drawing drawing(b);
+  if (chooses && !(!b.plan.full    ? best_candidate(b, index, read, best)
+                   : b.plan.probe ? gather_logits(b, index, read, drawing, best)
+                                  : gather_summaries(b, index, read, drawing, best)))
+    return false;
+  begin(b, index, stage);
+  if (!chooses) return true;
   int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;
-  if (counts) token = finite(best.logit) ? best.index : -1;
+  if (counts && b.plan.full) {
+    token = drawing.token(
+        best, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));
+  } else if (counts) {
+    token = finite(best.logit) ? best.index : -1;
+  }
   b.core.barrier();
   b.core.cleared();
   if (b.core.thread() != 0) return token >= 0;

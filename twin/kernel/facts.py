@@ -14,7 +14,6 @@ from twin.kernel.header import PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.layout import (
     BARRIER_BYTES,
     FOUND_FLOATS,
-    ITEM_FLOATS,
     LEVEL_FLOATS,
     LINE_FLOATS,
     MEETING_FLOATS,
@@ -22,6 +21,7 @@ from twin.kernel.layout import (
     PROGRESS_BYTES,
     SAMPLE_BUCKETS,
     SAMPLE_LISTED,
+    SHARE_FLOATS,
     STATE_EXTRA,
     SUMMARY_FLOATS,
 )
@@ -63,7 +63,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "SUMMARY_FLOATS": (SUMMARY_FLOATS, "that a block publishes of its logits"),
     "LEVEL_FLOATS": (LEVEL_FLOATS, "that it keeps of a bucket"),
     "MEETING_FLOATS": (MEETING_FLOATS, "of the sampler's scratch: a number of each warp"),
-    "ITEM_FLOATS": (ITEM_FLOATS, "of one block of one rank"),
+    "SHARE_FLOATS": (SHARE_FLOATS, "of one block of one rank"),
     "FOUND_FLOATS": (FOUND_FLOATS, "which logit is the last one kept"),
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets asked for"),
     "PASS_STEP_COLUMNS": (prompt.STEP_COLUMNS, "of a step of a pass's product"),

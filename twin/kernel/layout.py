@@ -40,7 +40,7 @@ LINE_FLOATS = 32
 SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
 SAMPLE_LISTED = 256  # logits that are compared one by one
 # in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
-MEETING_FLOATS, ITEM_FLOATS, FOUND_FLOATS = 64, 8, 16
+MEETING_FLOATS, SHARE_FLOATS, FOUND_FLOATS = 64, 10, 16
 PROBED_FLOATS = (256 + 16) * 4  # what threads found in the buckets that they were asked for
 TEAM_SIZES = (  # of NVIDIA's blocks
     "consumer_warps",
@@ -215,7 +215,7 @@ def _sampler_floats(plan: Plan) -> tuple[int, int]:
     looked_at = max(PROBED_FLOATS, FOUND_FLOATS + max(buckets, 4 * SAMPLE_LISTED), 2 * items)
     return (
         max(2 * _half_floats(plan), MEETING_FLOATS + buckets) + rows,
-        MEETING_FLOATS + ITEM_FLOATS * items + looked_at,
+        MEETING_FLOATS + SHARE_FLOATS * items + looked_at,
     )
 
 

@@ -245,8 +245,8 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
 
 
 def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
-    """Full: block 0 gathers all blocks' summaries of their logits, and publishes the token. Greedy: every block looks at all
-    candidates and publishes nothing.
+    """Full: block 0 gathers all blocks' summaries of their logits, and publishes the token.
+    Greedy: every block looks at all candidates and publishes nothing.
     """
     full = plan.options.sampling is Sampling.FULL
     if len(stage.reads) != 1:
