@@ -61,7 +61,7 @@ static_assert(PROBES * PROBES == BUCKETS, "a bucket is found in two rounds");
 __device__ __forceinline__ int shelf_rows(const Plan& plan) {
   return ((plan.shard_vocab + plan.blocks - 1) / plan.blocks + 3) / 4 * 4;
 }
-__device__ __forceinline__ float* shelf_of(const Block& b, int rank, int block) {
+__device__ TWIN_APART float* shelf_of(const Block& b, int rank, int block) {
   const int size = LEVEL * BUCKETS + 2 * shelf_rows(b.plan);
   return b.launch.ranks[rank].shelves + long((b.at.step & 1) * b.plan.blocks + block) * size;
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ float* head_logits(const Block& b) {
 __device__ __forceinline__ int all_tokens(const Plan& plan) {
   return plan.shard_vocab * plan.ranks;
 }
-__device__ __forceinline__ bool cuts(const Block& b) {
+__device__ TWIN_APART bool cuts(const Block& b) {
   const Request& wanted = b.launch.request;
   return (wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan)) || wanted.top_p < 1.0;
 }
@@ -90,7 +90,7 @@ struct Heat {
   }
 
   // The bucket of a logit, higher ones last. The same borders in every block, whatever it has.
-  __device__ __forceinline__ int bucket(float logit) const {
+  __device__ TWIN_APART int bucket(float logit) const {
     float at = logit * per;
     at = at > -OUTERMOST ? at : -OUTERMOST;
     at = at < OUTERMOST ? at : OUTERMOST;
@@ -100,7 +100,7 @@ struct Heat {
 
   // A logit's weight beside that of the best one, 2**39. So few bits that the weights of 2**24
   // tokens fit 64; so many that a weight has those of FP32 down to 2**-15.
-  __device__ __forceinline__ u64 weight(float logit, float best) const {
+  __device__ TWIN_APART u64 weight(float logit, float best) const {
     const float weight = exp32(float(double(logit - best) * by));
     return weight > 0.0f ? u64(weight * 0x1p39f) : 0;
   }
@@ -111,7 +111,7 @@ using i64 = long long;
 __device__ __forceinline__ u64 whole_of(u32 low, u32 high) { return u64(low) | u64(high) << 32; }
 
 // Adds to a number of two words that the block's threads share.
-__device__ __forceinline__ void add_whole(Block& b, u32* at, u64 more) {
+__device__ TWIN_APART void add_whole(Block& b, u32* at, u64 more) {
   const u32 low = u32(more), old = b.core.count(at, low),
             high = u32(more >> 32) + u32(u32(old + low) < old);
   if (high) b.core.count(at + 1, high);
@@ -119,7 +119,7 @@ __device__ __forceinline__ void add_whole(Block& b, u32* at, u64 more) {
 
 // The sum of what the threads before this one have, and of what all have. Ends with a barrier.
 template <class T>
-__device__ __forceinline__ T sum_before(Block& b, T mine, T& total) {
+__device__ TWIN_APART T sum_before(Block& b, T mine, T& total) {
   T* const met = reinterpret_cast<T*>(b.scratch);
   T before = 0, sum = mine;
   TWIN_ONCE
@@ -142,7 +142,7 @@ __device__ __forceinline__ T sum_before(Block& b, T mine, T& total) {
 }
 
 // A thread's neighbours of `count` things.
-__device__ __forceinline__ Span neighbours(const Block& b, int count) {
+__device__ TWIN_APART Span neighbours(const Block& b, int count) {
   const int size = (count + b.core.threads() - 1) / b.core.threads(),
             lo = b.core.thread() * size < count ? b.core.thread() * size : count;
   return {lo, lo + size < count ? lo + size : count};
@@ -153,7 +153,7 @@ struct Content {
   u64 weight;
   int count;
 };
-__device__ __forceinline__ Content tally_of(const u32* bucket, Span own) {
+__device__ TWIN_APART Content tally_of(const u32* bucket, Span own) {
   Content all = {0, 0};
   TWIN_ONCE
   for (int k = own.lo; k < own.hi; ++k) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ Content tally_of(const u32* bucket, Span own) {
 
 // The block's logits as the sampler wants them, onto its shelf; what it publishes of them, in every
 // thread. Only thread 0 may publish it, and at once: the last barrier has ordered the shelf.
-__device__ __forceinline__ Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
+__device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
                                                    int first) {
   const Request& wanted = b.launch.request;
   Candidate mine = {-infinity(), first};
@@ -340,13 +340,13 @@ struct Drawing {
     share.kept[0] = u32(whole), share.kept[1] = u32(whole >> 32);
   }
   __device__ __forceinline__ bool far() const { return b.plan.ranks > 1; }
-  __device__ __forceinline__ const float* shelf(int share) const {
+  __device__ TWIN_APART const float* shelf(int share) const {
     return shelf_of(b, share / b.plan.blocks, share % b.plan.blocks);
   }
   __device__ __forceinline__ const float* logits(int share) const {
     return shelf(share) + LEVEL * BUCKETS;
   }
-  static __device__ __forceinline__ u64 mass_of(const Share& share) {
+  static __device__ TWIN_APART u64 mass_of(const Share& share) {
     return whole_of(share.kept[0], share.kept[1]);
   }
   __device__ __forceinline__ bool enough(const Tally& seen) const {
@@ -354,7 +354,7 @@ struct Drawing {
   }
 
   // All weights, scaled.
-  __device__ __forceinline__ double weigh(float best) {
+  __device__ TWIN_APART double weigh(float best) {
     const Span own = neighbours(b, count);
     const int top = heat.bucket(best);
     double mine = 0, total;
@@ -370,14 +370,14 @@ struct Drawing {
   }
 
   // What a share has in buckets 0..at of all: the words of a level, and whether they count.
-  __device__ __forceinline__ Pack<4> level(int share, int at, bool& any) const {
+  __device__ TWIN_APART Pack<4> level(int share, int at, bool& any) const {
     const int own = at == BUCKETS - 1 ? at : at - shares[share].down;
     any = own >= 0;
     return load_pack<4, 16>(shelf(share) + LEVEL * (any ? own : 0), far());
   }
 
   // The first bucket up to which there is enough, and what lies above it.
-  __device__ __forceinline__ int crossing(Tally& above) {
+  __device__ TWIN_APART int crossing(Tally& above) {
     constexpr int AT_ONCE = 9;  // 132 blocks in one round
     Tally* const part = reinterpret_cast<Tally*>(room);  // [PROBES][ADDERS]
     Tally* const reached = part + PROBES * ADDERS;        // [PROBES]
@@ -429,7 +429,7 @@ struct Drawing {
   }
 
   // Looks at a bucket: where each share has it, and what it keeps above it. How many logits.
-  __device__ __forceinline__ int open(int bucket) {
+  __device__ TWIN_APART int open(int bucket) {
     const Span own = neighbours(b, count);
     int mine = 0, total;
     TWIN_ONCE
@@ -457,7 +457,7 @@ struct Drawing {
   }
 
   // The share that has the bucket's logit `at`: the last one that begins no later.
-  __device__ __forceinline__ int share_of(int at) const {
+  __device__ TWIN_APART int share_of(int at) const {
     int lo = 0, hi = count - 1;
     TWIN_ONCE
     while (lo < hi) {
@@ -494,7 +494,7 @@ struct Drawing {
   }
 
   // Where the crossing lies among a bucket's logits, or what shares keep of them.
-  __device__ __forceinline__ void search(bool shared_out, int bucket, const Tally& over,
+  __device__ TWIN_APART void search(bool shared_out, int bucket, const Tally& over,
                                          Kept& kept) {
     const int there = open(bucket);
     if (there == 0) {  // rounding: all is too little
@@ -578,7 +578,7 @@ struct Drawing {
   }
 
   // Which 256th of what is left the crossing lies in: as `key`, its logits as `equal`.
-  __device__ __forceinline__ void narrow(const Tally& above, int left, const u32* part,
+  __device__ TWIN_APART void narrow(const Tally& above, int left, const u32* part,
                                          Found* found) {
     const Span own = neighbours(b, BUCKETS);
     const Content mine = tally_of(part, own);
@@ -598,7 +598,7 @@ struct Drawing {
   }
 
   // Few logits, each compared with all others.
-  __device__ __forceinline__ void compare(const Tally& above, int left, const Listed* list,
+  __device__ TWIN_APART void compare(const Tally& above, int left, const Listed* list,
                                           Found* found) {
     TWIN_ONCE
     TWIN_EACH(i, left) {
@@ -618,7 +618,7 @@ struct Drawing {
   }
 
   // Is there enough with these, and not without? Where rounding leaves too little, the last.
-  __device__ __forceinline__ void find(const Tally& above, u64 before, u64 weight, int number,
+  __device__ TWIN_APART void find(const Tally& above, u64 before, u64 weight, int number,
                                        int here, int left, u32 key, Found* found) const {
     const Tally without = {above.mass + double(before), above.count + number},
                 with = {above.mass + double(before + weight), above.count + number + here};
@@ -627,7 +627,7 @@ struct Drawing {
   }
 
   // Of the logits as high as the lowest one kept, the first of the vocabulary are.
-  __device__ __forceinline__ void share_ties(const Kept& kept) {
+  __device__ TWIN_APART void share_ties(const Kept& kept) {
     const Span own = neighbours(b, count);
     int mine = 0, total;
     TWIN_ONCE
@@ -648,7 +648,7 @@ struct Drawing {
   }
 
   // The share in which `u` of all that is kept falls, and how far into its mass.
-  __device__ __forceinline__ int choose(double u, u64& into) {
+  __device__ TWIN_APART int choose(double u, u64& into) {
     double* const starts = reinterpret_cast<double*>(room);  // [shares]
     const Span own = neighbours(b, count);
     double mine = 0, total;
@@ -676,13 +676,13 @@ struct Drawing {
   // The token in vocabulary order whose weight takes the share's kept mass past `into`. Threads
   // have neighbouring quads of logits: the first round counts ties, where only some of them are
   // kept, the second one weighs, and the thread in whose quads the token lies looks for it.
-  __device__ __forceinline__ int pick(int number, u64 into, bool cut, const Kept& kept) {
+  __device__ TWIN_APART int pick(int number, u64 into, bool cut, const Kept& kept) {
     const Share& share = shares[number];
     const float* const from = logits(number);
     const Span own = neighbours(b, shelf_rows(b.plan) / 4);
     const int taken = cut ? share.taken : 0;
     const bool some = taken > 0 && taken < int(share.equal);
-    int ties = 0, ties_before = 0, all_ties, token = -1;
+    int ties_before = 0, all_ties, token = -1;
     u64 reached = 0, all;
     TWIN_ONCE
     for (int round = some ? 0 : 1; round < 3; ++round) {

@@ -57,7 +57,7 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
 }
 
 // What a full sampler's block makes of its logits. Whoever sees it finds the block's shelf filled.
-__device__ __forceinline__ bool publish_summary(Block& b, const Stage& stage, const Work& work,
+__device__ TWIN_APART bool publish_summary(Block& b, const Stage& stage, const Work& work,
                                                 int first) {
   b.core.barrier();  // the logits are there, and the sums' room is free
   const Pack<SUMMARY> said =
@@ -362,7 +362,7 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
 }
 
 // The summaries of all blocks: items of the block that draws, and the best of their candidates.
-__device__ __forceinline__ bool gather_summaries(Block& b, int index, const Read& read,
+__device__ TWIN_APART bool gather_summaries(Block& b, int index, const Read& read,
                                                  Drawing& drawing, Candidate& best) {
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
@@ -386,7 +386,7 @@ __device__ __forceinline__ bool gather_summaries(Block& b, int index, const Read
 }
 
 // A probe's block publishes its logits itself: it makes of them what blocks make of a head's.
-__device__ __forceinline__ bool gather_logits(Block& b, int index, const Read& read,
+__device__ TWIN_APART bool gather_logits(Block& b, int index, const Read& read,
                                               Drawing& drawing, Candidate& best) {
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
