@@ -45,24 +45,30 @@ __device__ __forceinline__ double uniform(u64 seed, u64 position) {
 // A block's shelf in the memory of its rank. Its readers find it filled once they see the block's
 // summary, so its words need no sentinel and no reset. Steps take two shelves in turn: one is
 // filled again when all readers of the other have said so (docs/kernel.md).
-//   [BUCKETS][count, mass (2 words), of the first one: the block's first token]  all up to here
+//   [4] its first token
 //   [rows] logits, in the order of the vocabulary
+//   [BUCKETS][count, mass (2 words)] of all up to each bucket
 //   [rows] logits, by bucket
 constexpr int BUCKETS = facts::SAMPLE_BUCKETS, LEVEL = facts::LEVEL_FLOATS;
 constexpr int SUMMARY = facts::SUMMARY_FLOATS;  // best logit, its token; mass, in two floats
 constexpr int LISTED = facts::SAMPLE_LISTED;    // logits that are compared one by one
+constexpr int HELD = facts::SAMPLE_HELD;        // of a bucket, on the chip
+constexpr int FIRST = 4;                        // words of a shelf before its logits
 constexpr int MEETING = facts::MEETING_FLOATS;  // of the scratch: a value of each warp
 constexpr int PROBES = 16, ADDERS = 16;         // buckets asked for at once; threads of each
 constexpr float SHARPNESS = 16.0f;              // buckets of one temperature
 constexpr float OUTERMOST = 0x1p23f;            // beyond it floats would skip buckets
 
 static_assert(PROBES * PROBES == BUCKETS, "a bucket is found in two rounds");
+static_assert(facts::FOUND_FLOATS + LEVEL * BUCKETS <= facts::PROBED_FLOATS,
+              "what a crossing is found with may take the room of what it finds next");
+static_assert(LISTED * 16 == LEVEL * BUCKETS * 4, "a list takes the room of the buckets");
 
 __device__ __forceinline__ int shelf_rows(const Plan& plan) {
   return ((plan.shard_vocab + plan.blocks - 1) / plan.blocks + 3) / 4 * 4;
 }
 __device__ TWIN_APART float* shelf_of(const Block& b, int rank, int block) {
-  const int size = LEVEL * BUCKETS + 2 * shelf_rows(b.plan);
+  const int size = FIRST + LEVEL * BUCKETS + 2 * shelf_rows(b.plan);
   return b.launch.ranks[rank].shelves + long((b.at.step & 1) * b.plan.blocks + block) * size;
 }
 // Where the head's logits lie in the scratch meanwhile: behind its sums, and behind the buckets.
@@ -181,8 +187,8 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
   const bool cut = cuts(b);
   const int room = shelf_rows(b.plan), top = heat.bucket(best.logit);
   TWIN_HOLDS(rows <= room);
-  float *const shelf = shelf_of(b, b.rank, b.block), *const logits = shelf + LEVEL * BUCKETS,
-               *const ranked = logits + room;
+  float *const shelf = shelf_of(b, b.rank, b.block), *const logits = shelf + FIRST,
+               *const levels = logits + room, *const ranked = levels + LEVEL * BUCKETS;
   u32* const bucket = reinterpret_cast<u32*>(b.scratch + MEETING);  // [BUCKETS][LEVEL]
   if (cut) {
     TWIN_EACH(i, LEVEL * BUCKETS) bucket[i] = 0;
@@ -206,7 +212,7 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
     }
   }
   mass = b.core.sum(mass);
-  if (b.core.thread() == 0) store_shared(shelf + LEVEL - 1, bits_as<float>(first));
+  if (b.core.thread() == 0) store_shared(shelf, bits_as<float>(first));
   if (cut) {
     const Span own = neighbours(b, BUCKETS);
     Content mine = tally_of(bucket, own);
@@ -219,9 +225,9 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
       at[LEVEL - 1] = u32(reached);  // where its next logit goes
       reached = last ? rows : reached + int(at[0]);
       reached_mass = last ? mass : reached_mass + whole_of(at[1], at[2]);
-      store_shared(shelf + LEVEL * k, bits_as<float>(reached));
-      store_shared(shelf + LEVEL * k + 1, bits_as<float>(u32(reached_mass)));
-      store_shared(shelf + LEVEL * k + 2, bits_as<float>(u32(reached_mass >> 32)));
+      store_shared(levels + LEVEL * k, bits_as<float>(reached));
+      store_shared(levels + LEVEL * k + 1, bits_as<float>(u32(reached_mass)));
+      store_shared(levels + LEVEL * k + 2, bits_as<float>(u32(reached_mass >> 32)));
     }
     int place = sum_before(b, tail, tails);
     place += rows - tails;
@@ -232,12 +238,9 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
           at < BUCKETS - 1 ? int(b.core.count(bucket + LEVEL * at + LEVEL - 1, 1)) : place++;
       store_shared(ranked + to, logit[i]);
     }
-    b.core.barrier();
-    b.core.confirm(shelf, LEVEL * BUCKETS + 2 * room);
-  } else {
-    b.core.confirm(shelf, LEVEL);
-    b.core.confirm(logits, room);
+    b.core.barrier();  // of all threads' words, before any is read back
   }
+  b.core.confirm(shelf, FIRST + room + (cut ? LEVEL * BUCKETS + room : 0));
   b.core.barrier();
   said.at[2] = float(mass);
   said.at[3] = float(i64(mass) - i64(said.at[2]));
@@ -318,7 +321,10 @@ struct Drawing {
   float* const room;  // scratch behind the shares
   Heat heat;
   bool by_count;  // what is kept: top_k logits, or a mass
-  double needed;  // of it
+  bool held;      // the chip has the bucket's logits
+  int opened;     // the bucket that is looked at
+  int there;      // its logits
+  double needed;  // of the mass
 
   __device__ __forceinline__ explicit Drawing(Block& block)
       : b(block),
@@ -328,6 +334,9 @@ struct Drawing {
         room(block.scratch + MEETING + facts::SHARE_FLOATS * count),
         heat(wanted.temperature),
         by_count(false),
+        held(false),
+        opened(-1),
+        there(0),
         needed(0) {
     static_assert(sizeof(Share) == 4 * facts::SHARE_FLOATS, "SHARE_FLOATS in layout.py is another");
   }
@@ -344,7 +353,10 @@ struct Drawing {
     return shelf_of(b, share / b.plan.blocks, share % b.plan.blocks);
   }
   __device__ __forceinline__ const float* logits(int share) const {
-    return shelf(share) + LEVEL * BUCKETS;
+    return shelf(share) + FIRST;
+  }
+  __device__ __forceinline__ const float* levels(int share) const {
+    return logits(share) + shelf_rows(b.plan);
   }
   static __device__ TWIN_APART u64 mass_of(const Share& share) {
     return whole_of(share.kept[0], share.kept[1]);
@@ -373,7 +385,7 @@ struct Drawing {
   __device__ TWIN_APART Pack<4> level(int share, int at, bool& any) const {
     const int own = at == BUCKETS - 1 ? at : at - shares[share].down;
     any = own >= 0;
-    return load_pack<4, 16>(shelf(share) + LEVEL * (any ? own : 0), far());
+    return load_pack<4, 16>(levels(share) + LEVEL * (any ? own : 0), far());
   }
 
   // The first bucket up to which there is enough, and what lies above it.
@@ -412,7 +424,7 @@ struct Drawing {
       b.core.barrier();
       TWIN_EACH(p, PROBES) {
         Tally sum = {0.0, 0};
-        TWIN_ONCE
+        TWIN_UNROLL
         for (int i = 0; i < ADDERS; ++i) {
           sum.mass += part[p * ADDERS + i].mass;
           sum.count += part[p * ADDERS + i].count;
@@ -421,17 +433,20 @@ struct Drawing {
       }
       b.core.barrier();
       int p = 0;
-      TWIN_ONCE
-      for (; p < PROBES - 1 && !enough(reached[p]); ++p) above = reached[p];
+      TWIN_UNROLL
+      for (int i = 0; i < PROBES - 1; ++i) p += !enough(reached[i]);
+      if (p) above = reached[p - 1];
       first += p * step;
     }
     return first;
   }
 
-  // Looks at a bucket: where each share has it, and what it keeps above it. How many logits.
-  __device__ TWIN_APART int open(int bucket) {
+  // Looks at a bucket: where each share has it, and what it keeps above it.
+  __device__ TWIN_APART void open(int bucket) {
+    if (bucket == opened) return;
+    opened = bucket, held = false;
     const Span own = neighbours(b, count);
-    int mine = 0, total;
+    int mine = 0;
     TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
       Share& share = shares[i];
@@ -445,7 +460,7 @@ struct Drawing {
       share.before = any ? bits_as<int>(with.at[0]) - share.start : 0;
       mine += share.before;
     }
-    int at = sum_before(b, mine, total);
+    int at = sum_before(b, mine, there);
     TWIN_ONCE
     for (int i = own.lo; i < own.hi; ++i) {
       const int size = shares[i].before;
@@ -453,50 +468,55 @@ struct Drawing {
       at += size;
     }
     b.core.barrier();
-    return total;
   }
 
-  // The share that has the bucket's logit `at`: the last one that begins no later.
-  __device__ TWIN_APART int share_of(int at) const {
-    int lo = 0, hi = count - 1;
-    TWIN_ONCE
-    while (lo < hi) {
-      const int middle = (lo + hi + 1) / 2;
-      const bool later = shares[middle].before > at;
-      lo = later ? lo : middle;
-      hi = later ? middle - 1 : hi;
-    }
-    return lo;
-  }
-
-  // look(share, logit) of the bucket's logits, each by one thread.
+  // look(share, logit) of the opened bucket's logits, each by one thread, the same each time. Its
+  // share is the last one that begins no later. Those that the chip holds are loaded once.
   template <class One>
-  __device__ __forceinline__ void each(int there, One look) {
+  __device__ __forceinline__ void each(One look) {
     constexpr int AT_ONCE = 4;
     const int stride = b.core.threads();
+    float* const chip = room + facts::PROBED_FLOATS;         // [HELD]
+    u16* const owner = reinterpret_cast<u16*>(chip + HELD);  // [HELD]
     TWIN_ONCE
     for (int k = b.core.thread(); k < there; k += stride * AT_ONCE) {
-      int share[AT_ONCE];
+      int at[AT_ONCE], share[AT_ONCE] = {};
       float logit[AT_ONCE];
       TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j) {
-        const int at = k + j * stride < there ? k + j * stride : k;
-        share[j] = share_of(at);
-        const Share& one = shares[share[j]];
-        logit[j] =
-            load_shared(logits(share[j]) + shelf_rows(b.plan) + one.start + at - one.before, far());
+      for (int j = 0; j < AT_ONCE; ++j) at[j] = k + j * stride < there ? k + j * stride : k;
+      if (held) {
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) share[j] = owner[at[j]], logit[j] = chip[at[j]];
+      } else {
+        TWIN_ONCE
+        for (int size = count; size > 1; size -= size / 2) {
+          TWIN_UNROLL
+          for (int j = 0; j < AT_ONCE; ++j) {
+            const int middle = share[j] + size / 2;
+            share[j] = shares[middle].before <= at[j] ? middle : share[j];
+          }
+        }
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) {
+          const Share& one = shares[share[j]];
+          logit[j] = load_shared(
+              levels(share[j]) + LEVEL * BUCKETS + one.start + at[j] - one.before, far());
+        }
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (there <= HELD) owner[at[j]] = u16(share[j]), chip[at[j]] = logit[j];
       }
       TWIN_UNROLL
-      for (int j = 0; j < AT_ONCE; ++j) {
+      for (int j = 0; j < AT_ONCE; ++j)
         if (k + j * stride < there) look(shares[share[j]], logit[j]);
-      }
     }
+    held = there <= HELD;
   }
 
   // Where the crossing lies among a bucket's logits, or what shares keep of them.
   __device__ TWIN_APART void search(bool shared_out, int bucket, const Tally& over,
                                          Kept& kept) {
-    const int there = open(bucket);
+    open(bucket);
     if (there == 0) {  // rounding: all is too little
       if (!shared_out) kept = {over.mass, -infinity(), 0, bucket};
       return;
@@ -513,11 +533,11 @@ struct Drawing {
     TWIN_ONCE
     for (bool ended = false; !ended;) {
       TWIN_ONCE
-      TWIN_EACH(i, look == Look::NARROW ? LEVEL * BUCKETS : 0) part[i] = 0;
+      TWIN_EACH(i, LEVEL * BUCKETS) part[i] = 0;
       if (b.core.thread() == 0) *cursor = 0;
       b.core.barrier();
       Candidate most = {-infinity(), 0}, least = {-infinity(), 0};
-      each(there, [&](Share& share, float logit) {
+      each([&](Share& share, float logit) {
         const u32 key = key_of(logit + 0.0f);  // zeros are alike
         if (look == Look::BOUNDS) {
           most.logit = logit > most.logit ? logit : most.logit;
@@ -606,10 +626,13 @@ struct Drawing {
       u64 higher = 0, same = 0;
       int number = 0, equal = 0;
       TWIN_ONCE
-      for (int k = 0; k < left; ++k) {
-        const Listed other = list[k];
-        if (other.key > at) higher += other.weight, ++number;
-        if (other.key == at) same += other.weight, ++equal;
+      for (int k = 0; k < left; k += 4) {  // behind the last there are zeros
+        TWIN_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const Listed other = list[k + j];
+          if (other.key > at) higher += other.weight, ++number;
+          if (other.key == at) same += other.weight, ++equal;
+        }
       }
       // logits as high as this one say the same
       find(above, higher, same, number, equal, left, at, found);
@@ -682,15 +705,18 @@ struct Drawing {
     const Span own = neighbours(b, shelf_rows(b.plan) / 4);
     const int taken = cut ? share.taken : 0;
     const bool some = taken > 0 && taken < int(share.equal);
-    int ties_before = 0, all_ties, token = -1;
+    int ties_before = 0, all_ties, token = -1, loaded = -1;
     u64 reached = 0, all;
+    const int first = bits_as<int>(load_shared(shelf(number), far()));
+    Pack<4> seen = {};
     TWIN_ONCE
     for (int round = some ? 0 : 1; round < 3; ++round) {
       int tied = 0;
       u64 mine = 0;
       TWIN_ONCE
       for (int q = own.lo; q < own.hi; ++q) {
-        const Pack<4> seen = load_pack<4, 16>(from + 4 * q, far());
+        if (q != loaded) seen = load_pack<4, 16>(from + 4 * q, far());
+        loaded = q;
         TWIN_UNROLL
         for (int j = 0; j < 4; ++j) {
           const float logit = seen.at[j];
@@ -707,8 +733,7 @@ struct Drawing {
       reached = sum_before(b, mine, all);
       if (!(reached <= into && into < reached + mine)) break;
     }
-    if (token >= 0)
-      b.at.token = token + bits_as<int>(load_shared(shelf(number) + LEVEL - 1, far()));
+    if (token >= 0) b.at.token = first + token;
     b.core.barrier();
     return b.at.token;
   }

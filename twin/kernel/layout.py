@@ -39,6 +39,7 @@ LINE_FLOATS = 32
 # lies in one, and of what a block publishes
 SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
 SAMPLE_LISTED = 256  # logits that are compared one by one
+SAMPLE_HELD = 1280  # of a bucket, on the chip
 # in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
 MEETING_FLOATS, SHARE_FLOATS, FOUND_FLOATS = 64, 10, 16
 PROBED_FLOATS = (256 + 16) * 4  # what threads found in the buckets that they were asked for
@@ -212,7 +213,8 @@ def _sampler_floats(plan: Plan) -> tuple[int, int]:
     items, buckets = plan.ranks * plan.blocks, LEVEL_FLOATS * SAMPLE_BUCKETS
     # a probe's logits lie on its shelf
     rows = shelf_rows(plan) if plan.spec else 0
-    looked_at = max(PROBED_FLOATS, FOUND_FLOATS + max(buckets, 4 * SAMPLE_LISTED), 2 * items)
+    held = SAMPLE_HELD + -(-SAMPLE_HELD // 2)  # and the share of each
+    looked_at = max(PROBED_FLOATS + held, 2 * items)
     return (
         max(2 * _half_floats(plan), MEETING_FLOATS + buckets) + rows,
         MEETING_FLOATS + SHARE_FLOATS * items + looked_at,
@@ -228,7 +230,7 @@ def shelves_floats(plan: Plan) -> int:
     """What the blocks of a rank make of their logits for the full sampler, in two steps."""
     if plan.options.sampling is not Sampling.FULL:
         return 0
-    return 2 * plan.blocks * (LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan))
+    return 2 * plan.blocks * (4 + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan))
 
 
 def choice_floats(plan: Plan) -> int:
