@@ -320,6 +320,21 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   return true;
 }
 
+// The parts of a read one after the other: [parts][elements].
+__device__ __forceinline__ bool gather_parts(Block& b, int index, const Read& read, float* out) {
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const int elements = b.plan.values_at(read.value).elements;
+  for (int part = 0; part < source.parts; ++part) {
+    Source one = source;
+    one.first = source.part(part);
+    one.parts = 1;
+    one.hole = MAX_RANKS;
+    if (!gather(b, index, read, one, 0, elements, out + part * elements)) return false;
+  }
+  return true;
+}
+
 // Tokens leave through memory that the host reads while the kernel runs.
 __device__ __forceinline__ void deliver(const Launch& launch, int step, int token) {
   const Request& wanted = launch.request;

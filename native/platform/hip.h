@@ -359,6 +359,7 @@ struct Core {
       return bits_as<T>(__builtin_amdgcn_readlane(bits_as<int>(v), WAVE - 1));
     } else {
       for (int apart = WAVE / 2; apart; apart /= 2) v += apart_by(v, apart);
+      asm volatile("" : "+v"(v));  // known before the barrier that follows
       return v;
     }
   }
