@@ -42,12 +42,12 @@ class Chosen:
         return made
 
 
-def drawing(logits: NDArray[np.float32], **chosen: Any) -> tuple[Plan, HostEngine]:
-    spec = replace(
-        LLAMA, vocab=len(logits), layers=1, windows=(0,), context=2048, norm_eps=1e-30
-    )
+def drawing(
+    logits: NDArray[np.float32], *, sanitize: str | None = None, **chosen: Any
+) -> tuple[Plan, HostEngine]:
+    spec = replace(LLAMA, vocab=len(logits), layers=1, windows=(0,), context=2048, norm_eps=1e-30)
     plan = planned(spec, **({"sampling": Sampling.FULL, "max_context": 2048} | chosen))
-    return plan, HostEngine(plan, Chosen(spec, logits))
+    return plan, HostEngine(plan, Chosen(spec, logits), sanitize=sanitize)
 
 
 def flat(scale: float) -> NDArray[np.float32]:
@@ -132,9 +132,7 @@ def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
     with running:
         drawn = np.concatenate(
             [
-                running.generate(
-                    [1], max_tokens=2000, sampling=replace(params, seed=seed)
-                ).tokens
+                running.generate([1], max_tokens=2000, sampling=replace(params, seed=seed)).tokens
                 for seed in range(4)
             ]
         )
