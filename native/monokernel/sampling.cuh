@@ -438,6 +438,7 @@ struct Drawing {
       if (p) above = reached[p - 1];
       first += p * step;
     }
+    b.core.barrier();  // the room may be used again
     return first;
   }
 

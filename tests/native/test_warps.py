@@ -63,9 +63,10 @@ twin.engine.host.build_host = build_warps
 wanted = (
     SamplingParams(temperature=1.0, seed=1),
     SamplingParams(temperature=1.0, top_k=200, top_p=0.6, seed=2),
+    SamplingParams(temperature=40.0, top_k=200, top_p=0.9, seed=3),
 )
-for kind in ("flat", "nearly the same"):  # few of a bucket, and more than are compared one by one
-    plan, running = drawing(KINDS[kind][:290], blocks=2, sanitize=SANITIZE)
+for kind in ("flat", "all the same"):  # few of a bucket, and more than are compared one by one
+    plan, running = drawing(KINDS[kind][:320], blocks=2, sanitize=SANITIZE)
     with running:
         logits = running.logits([1])[0]
         for params in wanted:
