@@ -18,7 +18,7 @@ from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams, sample
 from twin.models.decoder import canonical_shape
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, Plan, Sampling
+from twin.plan.types import HandOffKind, Sampling
 
 CHANCE = np.random.default_rng(11)
 COUNT = 2003  # no multiple of the blocks, nor of a load
@@ -44,10 +44,10 @@ class Chosen:
 
 def drawing(
     logits: NDArray[np.float32], *, sanitize: str | None = None, **chosen: Any
-) -> tuple[Plan, HostEngine]:
+) -> HostEngine:
     spec = replace(LLAMA, vocab=len(logits), layers=1, windows=(0,), context=2048, norm_eps=1e-30)
     plan = planned(spec, **({"sampling": Sampling.FULL, "max_context": 2048} | chosen))
-    return plan, HostEngine(plan, Chosen(spec, logits), sanitize=sanitize)
+    return HostEngine(plan, Chosen(spec, logits), sanitize=sanitize)
 
 
 def flat(scale: float) -> NDArray[np.float32]:
@@ -104,7 +104,7 @@ TOKENS = 150
     "chosen", [{"blocks": 3}, {"blocks": 4, "gpus": 2}, {"blocks": 40}], ids=str
 )
 def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any]) -> None:
-    plan, running = drawing(KINDS[kind], **chosen)
+    running = drawing(KINDS[kind], **chosen)
     with running:
         logits = running.logits([1])[0]
         for params in WANTED:
@@ -117,7 +117,7 @@ def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any]) -
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
     params = SamplingParams(temperature=0.9, top_k=400, top_p=0.8, seed=5)
-    _, running = drawing(KINDS["flat"], blocks=3, handoff=handoff)
+    running = drawing(KINDS["flat"], blocks=3, handoff=handoff)
     with running:
         made = running.generate([1], max_tokens=TOKENS, sampling=params).tokens
         logits = running.logits([1])[0]
@@ -128,7 +128,7 @@ def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
     """Chi-squared over the tokens that top-k and top-p leave; 2,000 draws each."""
     params = SamplingParams(temperature=1.1, top_k=40, top_p=0.9)
     logits = flat(2)
-    _, running = drawing(logits, blocks=7)
+    running = drawing(logits, blocks=7)
     with running:
         drawn = np.concatenate(
             [

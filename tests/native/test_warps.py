@@ -66,7 +66,7 @@ wanted = (
     SamplingParams(temperature=40.0, top_k=200, top_p=0.9, seed=3),
 )
 for kind in ("flat", "all the same"):  # few of a bucket, and more than are compared one by one
-    plan, running = drawing(KINDS[kind][:320], blocks=2, sanitize=SANITIZE)
+    running = drawing(KINDS[kind][:320], blocks=2, sanitize=SANITIZE)
     with running:
         logits = running.logits([1])[0]
         for params in wanted:
