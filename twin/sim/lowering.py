@@ -271,6 +271,6 @@ def _sample(plan: Plan, costs: BlockCosts, stage: Stage, block: int) -> int:
     """
     if stage.kind is not StageKind.SAMPLE or stage.publishes is None:
         return 0
-    if not plan.values[stage.publishes].owned[block][1]:
+    if not _length(plan.values[stage.publishes].owned[block]):
         return 0
     return cost.sample_cost(costs, -(-plan.shard.vocab // plan.blocks))
