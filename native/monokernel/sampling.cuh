@@ -172,7 +172,7 @@ __device__ TWIN_APART Content tally_of(const u32* bucket, Span own) {
 // The block's logits as the sampler wants them, onto its shelf; what it publishes of them, in every
 // thread. Only thread 0 may publish it, and at once: the last barrier has ordered the shelf.
 __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
-                                                   int first) {
+                                              int first) {
   const Request& wanted = b.launch.request;
   Candidate mine = {-infinity(), first};
   TWIN_ONCE
@@ -195,7 +195,8 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
     b.core.barrier();
   }
   u64 mass = 0, ignored;
-  int tail = 0, tails;  // of this thread: most logits are in the last bucket, and would all meet there
+  // of this thread: most logits are in the last bucket, and would all meet there
+  int tail = 0, tails;
   TWIN_ONCE
   TWIN_EACH(i, room) {
     const float one = i < rows ? logit[i] : -infinity();
@@ -516,7 +517,7 @@ struct Drawing {
 
   // Where the crossing lies among a bucket's logits, or what shares keep of them.
   __device__ TWIN_APART void search(bool shared_out, int bucket, const Tally& over,
-                                         Kept& kept) {
+                                    Kept& kept) {
     open(bucket);
     if (there == 0) {  // rounding: all is too little
       if (!shared_out) kept = {over.mass, -infinity(), 0, bucket};
@@ -600,7 +601,7 @@ struct Drawing {
 
   // Which 256th of what is left the crossing lies in: as `key`, its logits as `equal`.
   __device__ TWIN_APART void narrow(const Tally& above, int left, const u32* part,
-                                         Found* found) {
+                                    Found* found) {
     const Span own = neighbours(b, BUCKETS);
     const Content mine = tally_of(part, own);
     int numbered;
@@ -620,7 +621,7 @@ struct Drawing {
 
   // Few logits, each compared with all others.
   __device__ TWIN_APART void compare(const Tally& above, int left, const Listed* list,
-                                          Found* found) {
+                                     Found* found) {
     TWIN_ONCE
     TWIN_EACH(i, left) {
       const u32 at = list[i].key;
@@ -643,7 +644,7 @@ struct Drawing {
 
   // Is there enough with these, and not without? Where rounding leaves too little, the last.
   __device__ TWIN_APART void find(const Tally& above, u64 before, u64 weight, int number,
-                                       int here, int left, u32 key, Found* found) const {
+                                  int here, int left, u32 key, Found* found) const {
     const Tally without = {above.mass + double(before), above.count + number},
                 with = {above.mass + double(before + weight), above.count + number + here};
     if (here && !enough(without) && (enough(with) || number + here == left))
