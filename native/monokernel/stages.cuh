@@ -56,6 +56,20 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   return true;
 }
 
+// What a full sampler's block makes of its logits. Whoever sees it finds the block's shelf filled.
+__device__ TWIN_APART bool publish_summary(Block& b, const Stage& stage, const Work& work,
+                                                int first) {
+  b.core.barrier();  // the logits are there, and the sums' room is free
+  const Pack<SUMMARY> said =
+      summarize(b, head_logits(b), work.own.hi - work.own.lo, first + work.own.lo);
+  if (b.core.thread() != 0) return true;
+  if constexpr (!Core::KEEPER) publish_fence(stage.pushes);
+  const int at = b.plan.owned_of(work.out.value->owned, b.block).lo;
+  TWIN_UNROLL
+  for (int i = 0; i < SUMMARY; ++i) publish(b, work.out, at + i, said.at[i]);
+  return true;
+}
+
 // Lanes of one device begin a step one after the other: the stream then pauses for some of them,
 // not for all.
 __device__ __forceinline__ void stagger(Block& b) {
@@ -140,11 +154,12 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
       sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
       if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
-      if (!b.plan.full) {
-        if (wins(other, mine)) mine = other;
-        return;
+      if (b.plan.full) {
+        head_logits(b)[row - work.own.lo] = other.logit;
+      } else if (wins(other, mine)) {
+        mine = other;
       }
-      sum = other.logit;
+      return;
     } else if (gated && CLAMPED) {
       own.add(b, stage, work.own, row, sum, up);
       sum = through_gate(sum, up);
@@ -157,7 +172,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     }
     publish(b, out, row, sum);
   });
-  if (!done || !head || b.plan.full) return done;
+  if (!done || !head) return done;
+  if (b.plan.full) return publish_summary(b, stage, work, first);
   const Candidate best = b.core.best(mine, wins);
   if (b.core.thread() == 0) {
     const int at = b.plan.owned_of(out.value->owned, b.block).lo;
@@ -360,21 +376,62 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
   return !b.core.gave_up();
 }
 
+// The summaries of all blocks: items of the block that draws, and the best of their candidates.
+__device__ TWIN_APART bool gather_summaries(Block& b, int index, const Read& read,
+                                                 Drawing& drawing, Candidate& best) {
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  Candidate mine = {-infinity(), 0x7FFFFFFF};
+  Patience patience;
+  bool good = true;
+  for (int i = b.core.thread(); i < drawing.count && good; i += b.core.threads()) {
+    const int part = i / b.plan.blocks, word = i % b.plan.blocks * SUMMARY;
+    Pack<SUMMARY> seen = load_pack<SUMMARY, 16>(source.at(part) + word, source.pushed);
+    while (good && source.polled && missing(seen)) {
+      good = keep_waiting(b, patience, {index, read.value, source.part(part), word});
+      seen = load_pack<SUMMARY, 16>(source.at(part) + word, source.pushed);
+    }
+    const Candidate other = {seen.at[0], int(seen.at[1])};
+    if (wins(other, mine)) mine = other;
+    drawing.put(i, seen);
+  }
+  if (!b.core.agree(good)) return false;
+  best = b.core.best(mine, wins);
+  return !b.core.gave_up();
+}
+
+// A probe's block publishes its logits itself: it makes of them what blocks make of a head's.
+__device__ TWIN_APART bool gather_logits(Block& b, int index, const Read& read,
+                                              Drawing& drawing, Candidate& best) {
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const int rows = b.plan.values_at(read.value).elements;
+  float* const logits = const_cast<float*>(drawing.logits(0)) + shelf_rows(b.plan);
+  if (!gather(b, index, read, source, 0, rows, logits)) return false;
+  const Pack<SUMMARY> said = summarize(b, logits, rows, 0);
+  if (b.core.thread() == 0) drawing.put(0, said);
+  b.core.barrier();
+  best = {said.at[0], int(said.at[1])};
+  return true;
+}
+
 __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) {
   const Request& wanted = b.launch.request;
   const Read& read = b.plan.reads_at(stage.first_read);
   const bool chooses = !b.plan.full || b.block == 0,
              counts = b.plan.probe || head_needed(wanted, b.at.step);
   Candidate best = {};
-  if (chooses && !(b.plan.full ? gather_parts(b, index, read, b.memory.probabilities)
-                               : best_candidate(b, index, read, best)))
+  Drawing drawing(b);
+  if (chooses && !(!b.plan.full    ? best_candidate(b, index, read, best)
+                   : b.plan.probe ? gather_logits(b, index, read, drawing, best)
+                                  : gather_summaries(b, index, read, drawing, best)))
     return false;
   begin(b, index, stage);
   if (!chooses) return true;
   int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;
   if (counts && b.plan.full) {
-    const int count = b.plan.values_at(read.value).elements * b.plan.ranks;
-    token = draw(b, count, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));
+    token = drawing.token(
+        best, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));
   } else if (counts) {
     token = finite(best.logit) ? best.index : -1;
   }

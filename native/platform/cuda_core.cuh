@@ -192,6 +192,33 @@ struct Core {
     return sum;
   }
 
+  // Adds to a word that the block's threads share on the chip; what it held.
+  __device__ __forceinline__ static u32 count(u32* at, u32 by) {
+    u32 held;
+    asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
+                 : "=r"(held)
+                 : "r"(u32(__cvta_generic_to_shared(at))), "r"(by)
+                 : "memory");
+    return held;
+  }
+  // Words of this rank's memory that the block wrote: read back past the first-level cache, they
+  // lie where all blocks look. As the keeper does with resets.
+  __device__ __forceinline__ void confirm(const float* words, int count) const {
+    constexpr int AT_ONCE = 4;
+    for (int i = 4 * thread(); i < count; i += 4 * CONSUMERS * AT_ONCE) {
+      float4 seen[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const int at = i + 4 * CONSUMERS * j;
+        seen[j] = load_quad(words + (at < count ? at : i), PEERS);
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        asm volatile("" ::"f"(seen[j].x), "f"(seen[j].y), "f"(seen[j].z), "f"(seen[j].w)
+                     : "memory");
+    }
+  }
+
   // polls take the stream's place on the way to the second-level cache
   __device__ static void relax(u32) { __nanosleep(100); }
   __device__ static void published() {}

@@ -27,8 +27,7 @@ static_assert(Ring::STEP == facts::BARRIER_BYTES,
 static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request),
               "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
-static_assert(3 * CONSUMERS <= Plan::scratch_floats || !Plan::full,
-              "the sampler's sums of all threads fit the scratch");
+static_assert(2 * CONSUMER_WARPS <= facts::MEETING_FLOATS, "a number of each warp of the sampler");
 
 // Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of
 // their own, of no stages.

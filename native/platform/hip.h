@@ -331,11 +331,13 @@ struct Core {
     return bits_as<float>(thread_xor(bits_as<int>(v), apart));
   }
   __device__ static int apart_by(int v, int apart) { return thread_xor(v, apart); }
+  __device__ static u64 apart_by(u64 v, int apart) {
+    const u64 low = u32(thread_xor(int(u32(v)), apart)),
+              high = u32(thread_xor(int(u32(v >> 32)), apart));
+    return low | (high << 32);
+  }
   __device__ static double apart_by(double v, int apart) {
-    const u64 bits = bits_as<u64>(v);
-    const u64 low = u32(thread_xor(int(u32(bits)), apart)),
-              high = u32(thread_xor(int(u32(bits >> 32)), apart));
-    return bits_as<double>(low | (high << 32));
+    return bits_as<double>(apart_by(bits_as<u64>(v), apart));
   }
 
   // Sums of 4, 8, 16 threads and of all 64, the same bits in each of them, without a trip to local
@@ -357,6 +359,7 @@ struct Core {
       return bits_as<T>(__builtin_amdgcn_readlane(bits_as<int>(v), WAVE - 1));
     } else {
       for (int apart = WAVE / 2; apart; apart /= 2) v += apart_by(v, apart);
+      asm volatile("" : "+v"(v));  // known before the barrier that follows
       return v;
     }
   }
@@ -378,7 +381,10 @@ struct Core {
     if constexpr (POSITION_THREADS > 16) v += apart_by(v, 16);
     return v;
   }
-  __device__ static float thread_apart(float v, int apart) { return apart_by(v, apart); }
+  template <class T>
+  __device__ static T thread_apart(T v, int apart) {
+    return apart_by(v, apart);
+  }
   __device__ bool agree(bool good) { return !any(!good); }
   __device__ static bool gave_up() { return false; }
   // What is computed from the thread's number is computed again in each stage: kept, it spilled
@@ -467,6 +473,14 @@ struct Core {
     for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
     return sum;
   }
+
+  // Adds to a word that the block's threads share in LDS; what it held.
+  __device__ static u32 count(u32* at, u32 by) {
+    return __hip_atomic_fetch_add((__attribute__((address_space(3))) u32*)at, by, __ATOMIC_RELAXED,
+                                  __HIP_MEMORY_SCOPE_WORKGROUP);
+  }
+  // What this thread wrote is where its readers look, or a fence will bring it there.
+  __device__ static void confirm(const float*, int) { settle(); }
 
   // polls slow the streams of other CUs
   __device__ static void relax(u32) { __builtin_amdgcn_s_sleep(1); }

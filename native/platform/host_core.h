@@ -80,7 +80,16 @@ struct Core {
   void settle() {}
   float warp_sum(float v) { return v; }
   float scanner_sum(float v) { return v; }
-  float thread_apart(float v, int) { return v; }
+  template <class T>
+  T thread_apart(T v, int) {
+    return v;
+  }
+  static u32 count(u32* at, u32 by) {
+    const u32 held = *at;
+    *at += by;
+    return held;
+  }
+  static void confirm(const float*, int) {}
   bool agree(bool good) { return good; }
   bool gave_up() { return false; }
   void forget() { nap_at_random(); }

@@ -53,6 +53,28 @@ with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, hung:
 print("clean")
 """
 
+DRAWS = """
+import numpy as np
+import twin.engine.host
+from tests.engine.test_drawing import KINDS, drawing
+from twin.engine.sampling import SamplingParams, sample
+from test_warps import build_warps
+twin.engine.host.build_host = build_warps
+wanted = (
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=1.0, top_k=200, top_p=0.6, seed=2),
+    SamplingParams(temperature=40.0, top_k=200, top_p=0.9, seed=3),
+)
+for kind in ("flat", "all the same"):  # few of a bucket, and more than are compared one by one
+    running = drawing(KINDS[kind][:320], blocks=2, sanitize=SANITIZE)
+    with running:
+        logits = running.logits([1])[0]
+        for params in wanted:
+            made = running.generate([1], max_tokens=1, sampling=params).tokens
+            assert made == [sample(logits, params, 0)], (kind, params)
+print("clean")
+"""
+
 
 def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     """The host engine's library with the platform of warps.h."""
@@ -85,8 +107,9 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     return toolchain.cached(target, build)
 
 
+@pytest.mark.parametrize("script", [SCRIPT, DRAWS], ids=["stages", "draws"])
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
-def test_many_warps_compute_the_same_without_races(sanitize: str | None) -> None:
+def test_many_warps_compute_the_same_without_races(sanitize: str | None, script: str) -> None:
     folders = f"{HERE}:{HERE.parents[1]}"
     environment = os.environ | {
         "PYTHONPATH": folders,
@@ -100,7 +123,7 @@ def test_many_warps_compute_the_same_without_races(sanitize: str | None) -> None
         if not os.path.isabs(runtime):
             pytest.skip("libtsan.so is not installed")
         environment["LD_PRELOAD"] = runtime
-    script = SCRIPT.replace("SANITIZE", repr(sanitize))
+    script = script.replace("SANITIZE", repr(sanitize))
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -140,9 +140,12 @@ struct Core {
         v, me / POSITION_THREADS * POSITION_THREADS, POSITION_THREADS,
         [](float a, float b) { return a + b; }, team->warps[warp()]);
   }
-  float thread_apart(float v, int apart) {
-    return fold(v, me ^ apart, 1, [](float a, float) { return a; }, team->warps[warp()]);
+  template <class T>
+  T thread_apart(T v, int apart) {
+    return fold(v, me ^ apart, 1, [](T a, T) { return a; }, team->warps[warp()]);
   }
+  static u32 count(u32* at, u32 by) { return __atomic_fetch_add(at, by, __ATOMIC_RELAXED); }
+  static void confirm(const float*, int) {}
   bool agree(bool good) { return !any(!good); }
   bool gave_up() { return false; }
   void forget() {}

@@ -95,12 +95,30 @@ def test_a_block_without_items_reads_nothing() -> None:
     refused(with_read(plan, attention, spans=tuple(spans)), f"block {idle} reads", "attention[0]")
 
 
-def test_only_block_0_reads_the_logits_of_the_full_sampler() -> None:
+def test_only_block_0_reads_the_summaries_of_the_full_sampler() -> None:
     plan = planned(sampling=Sampling.FULL)
     sample = first(plan, StageKind.SAMPLE)
     spans = list(sample.reads[0].spans)
     spans[1] = spans[0]
     refused(with_read(plan, sample, spans=tuple(spans)), "block 1 reads", "sample")
+
+
+def test_blocks_of_the_full_sampler_publish_a_summary_and_no_logits() -> None:
+    """The block that draws would take logits for best logits, tokens and masses."""
+    plan = planned(sampling=Sampling.FULL)
+    head = first(plan, StageKind.LM_HEAD)
+    assert head.matrix
+    told = replace(
+        plan.values[head.publishes or 0], owned=head.matrix.owned, elements=plan.shard.vocab
+    )
+    values = tuple(told if v.id == told.id else v for v in plan.values)
+    buffers = tuple(
+        replace(b, elements=told.elements) if b.id == told.buffer else b for b in plan.buffers
+    )
+    sample = first(plan, StageKind.SAMPLE)
+    spans = tuple(((0, told.elements),) if span else () for span in sample.reads[0].spans)
+    logits = replace(with_read(plan, sample, spans=spans), values=values, buffers=buffers)
+    refused(logits, "blocks' summaries of their logits have", "sample")
 
 
 @pytest.mark.parametrize("handoff", list(HandOffKind))

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
 from twin.hardware.types import Device
 from twin.plan.probe import exchange_probe, sample_probe, turns_probe
-from twin.plan.types import CollectiveKind, HandOffKind, Options, StageKind
+from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
 from twin.sim.run import simulate
 
 
@@ -73,6 +73,27 @@ def test_the_sampling_block_looks_at_every_logit() -> None:
     result = simulate(plan, node_of(device))
     assert result.step_ps == pytest.approx(500_000, abs=10)
     assert result.attribution_ps["sampling"] >= 500_000
+
+
+def test_a_models_sampling_block_looks_at_one_blocks_logits() -> None:
+    """Those of all blocks are looked at side by side, and told in four words a block."""
+    slow, none = (node_of(fitted(ideal(), block__sample_element_s=each)) for each in (1e-5, 0))
+    plan = plan_for(
+        none,
+        Options(
+            blocks=4,
+            slot_bytes=512,
+            ring_slots=64,
+            window_slots=64,
+            tile_rows=2,
+            max_context=256,
+            sampling=Sampling.FULL,
+        ),
+    )
+    taken = simulate(plan, slow).step_ps - simulate(plan, none).step_ps
+    # some of the weights behind it are streamed meanwhile
+    assert taken == pytest.approx(10**7 * -(-plan.shard.vocab // 4), rel=0.05)
+    assert plan.values[plan.stages[-1].reads[0].value].elements == 4 * 4
 
 
 def test_a_gather_is_limited_by_the_cache_that_all_blocks_of_a_die_share() -> None:

@@ -43,6 +43,8 @@ SELDOM = (
     "Core::best",
     "wins",
     "publish_zeros",
+    "publish_summary",
+    "summarize",
     "deliver",
     "passes_over",
     "Loader::drain",

@@ -24,14 +24,13 @@ from twin.engine.session import (
     Generation,
     Session,
     kv_bytes,
-    probability_floats,
     probe_seconds,
     random_pattern,
 )
 from twin.errors import EngineError
 from twin.kernel.constants import pack_constants
 from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request, Status
-from twin.kernel.layout import LINE_FLOATS
+from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
@@ -164,9 +163,9 @@ class CudaEngine(Session):
         )
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
-        memory.kv, memory.probabilities = (
+        memory.kv, memory.shelves = (
             gpu.allocate(kv_bytes(plan)),
-            gpu.allocate(probability_floats(plan) * 4),
+            gpu.allocate_exchanged(shelves_floats(plan) * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
         memory.state = gpu.allocate(state * 4) if state else None

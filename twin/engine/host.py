@@ -20,14 +20,13 @@ from twin.engine.session import (
     Session,
     address,
     kv_bytes,
-    probability_floats,
     probe_seconds,
     random_pattern,
 )
 from twin.errors import EngineError
 from twin.kernel.constants import pack_constants
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
-from twin.kernel.layout import LINE_FLOATS
+from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import image, layout
 from twin.plan.shards import Weights
@@ -174,12 +173,12 @@ class _Arenas:
                 constants = _aligned(pack_constants(plan, weights, rank))
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
-            kv, probabilities = _arena(kv_bytes(plan)), _arena(probability_floats(plan) * 4)
+            kv, shelves = _arena(kv_bytes(plan)), _arena(shelves_floats(plan) * 4)
             self._streams.append(stream)
             self._exchange.append(exchange)
             self._counts.append(counters)
             prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
-            self._kept += [constants, kv, probabilities, prompt]
+            self._kept += [constants, kv, shelves, prompt]
             memory.prompt = address(prompt)
             memory.stream, memory.embedding, memory.constants = (
                 address(stream),
@@ -187,7 +186,7 @@ class _Arenas:
                 address(constants),
             )
             memory.exchange, memory.counters = address(exchange), address(counters)
-            memory.kv, memory.probabilities = address(kv), address(probabilities)
+            memory.kv, memory.shelves = address(kv), address(shelves)
 
     def clear(self) -> None:
         for exchange, counters in zip(self._exchange, self._counts, strict=True):

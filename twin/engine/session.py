@@ -512,11 +512,6 @@ def kv_bytes(plan: Plan) -> int:
     return stages * own.items * own.item_positions * own.position_bytes(plan.options.kv_dtype)
 
 
-def probability_floats(plan: Plan) -> int:
-    """Logits of all ranks and their probabilities."""
-    return 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
-
-
 def random_pattern(plan: Plan, seed: int) -> NDArray[np.uint8]:
     """Random weights to repeat over a stream: the values do not matter, but denormals would."""
     values = np.random.default_rng(seed).standard_normal(PROBE_VALUES, np.float32) * np.float32(

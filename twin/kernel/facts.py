@@ -13,9 +13,18 @@ from twin.kernel.coded import NUMBERS
 from twin.kernel.header import PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.layout import (
     BARRIER_BYTES,
+    FOUND_FLOATS,
+    LEVEL_FLOATS,
     LINE_FLOATS,
+    MEETING_FLOATS,
+    PROBED_FLOATS,
     PROGRESS_BYTES,
+    SAMPLE_BUCKETS,
+    SAMPLE_HELD,
+    SAMPLE_LISTED,
+    SHARE_FLOATS,
     STATE_EXTRA,
+    SUMMARY_FLOATS,
 )
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE
@@ -50,6 +59,15 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "TENSOR_WARPS": (scan.TENSOR_WARPS, "that share an item's positions on tensor cores"),
     "TENSOR_POSITIONS": (TENSOR_POSITIONS, "of a product on tensor cores"),
     "TENSOR_HEADS": (TENSOR_HEADS, "query heads of one"),
+    "SAMPLE_BUCKETS": (SAMPLE_BUCKETS, "of logits, the full sampler's"),
+    "SAMPLE_LISTED": (SAMPLE_LISTED, "logits that it compares one by one"),
+    "SAMPLE_HELD": (SAMPLE_HELD, "of a bucket, on the chip"),
+    "SUMMARY_FLOATS": (SUMMARY_FLOATS, "that a block publishes of its logits"),
+    "LEVEL_FLOATS": (LEVEL_FLOATS, "that it keeps of a bucket"),
+    "MEETING_FLOATS": (MEETING_FLOATS, "of the sampler's scratch: a number of each warp"),
+    "SHARE_FLOATS": (SHARE_FLOATS, "of one block of one rank"),
+    "FOUND_FLOATS": (FOUND_FLOATS, "which logit is the last one kept"),
+    "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets asked for"),
     "PASS_STEP_COLUMNS": (prompt.STEP_COLUMNS, "of a step of a pass's product"),
     "PASS_TILE_TOKENS": (prompt.TILE_TOKENS, "of a block at a time"),
     "PASS_MOST_STEPS": (prompt.MOST_STEPS, "of a product on the chip"),

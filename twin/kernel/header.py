@@ -56,7 +56,8 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("float*", "exchange"),  # [buffers][copies][parts][elements]
     ("u32*", "counters"),  # one per 128-byte line
     ("u8*", "kv"),  # [attention stages][items][k, v][item_positions][head_dim]
-    ("float*", "probabilities"),  # [logits, probabilities][ranks * shard_vocab], the full sampler's
+    # [2][blocks][shelf_floats] what each block makes of its logits, the full sampler's
+    ("float*", "shelves"),
     # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
     ("float*", "state"),
     # what the tokens of a chunk hand from stage to stage in a prompt pass, [prompt_floats]

@@ -16,6 +16,7 @@ from twin.kernel.teams import ahead_pieces, teams_of
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import BY_INPUT
+from twin.plan.step import SUMMARY
 from twin.plan.types import (
     MOST_WARPS,
     PARTIAL_EXTRA,
@@ -35,7 +36,14 @@ SIGNAL_BYTES = 32 * 16 + 48
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 # exchange rows and counters never share a 128-byte line, the widest of the targets
 LINE_FLOATS = 32
-SCAN_FLOATS = 4096  # the full sampler's sums of each thread
+# The full sampler (sampling.cuh). Buckets of logits, a temperature's sixteenth wide; words of what
+# lies in one, and of what a block publishes
+SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
+SAMPLE_LISTED = 256  # logits that are compared one by one
+SAMPLE_HELD = 1280  # of a bucket, on the chip
+# in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
+MEETING_FLOATS, SHARE_FLOATS, FOUND_FLOATS = 64, 10, 16
+PROBED_FLOATS = (256 + 16) * 4  # what threads found in the buckets that they were asked for
 TEAM_SIZES = (  # of NVIDIA's blocks
     "consumer_warps",
     "scan_heads",
@@ -184,7 +192,7 @@ def _scratch_floats(plan: Plan) -> int:
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
-            wanted.append(SCAN_FLOATS)
+            wanted += _sampler_floats(plan)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
         if stage.kind is StageKind.LANE_MEAN and stage.publishes is not None:
@@ -217,6 +225,31 @@ def whole_units(plan: Plan) -> int:
         return 0
     matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
     return max((-(-m.cols // PACK) for m in matrices if m and tensor_products(m)), default=0)
+
+
+def _sampler_floats(plan: Plan) -> tuple[int, int]:
+    """What the full sampler needs: of every block behind its head, and of the block that draws."""
+    items, buckets = plan.ranks * plan.blocks, LEVEL_FLOATS * SAMPLE_BUCKETS
+    # a probe's logits lie on its shelf
+    rows = shelf_rows(plan) if plan.spec else 0
+    held = SAMPLE_HELD + -(-SAMPLE_HELD // 2)  # and the share of each
+    looked_at = max(PROBED_FLOATS + held, 2 * items)
+    return (
+        max(2 * _half_floats(plan), MEETING_FLOATS + buckets) + rows,
+        MEETING_FLOATS + SHARE_FLOATS * items + looked_at,
+    )
+
+
+def shelf_rows(plan: Plan) -> int:
+    """Logits of a block, at most: `shelf_rows` in sampling.cuh."""
+    return up(-(-plan.shard.vocab // plan.blocks), 4)
+
+
+def shelves_floats(plan: Plan) -> int:
+    """What the blocks of a rank make of their logits for the full sampler, in two steps."""
+    if plan.options.sampling is not Sampling.FULL:
+        return 0
+    return 2 * plan.blocks * (4 + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan))
 
 
 def choice_floats(plan: Plan) -> int:

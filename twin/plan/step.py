@@ -14,6 +14,7 @@ from twin.plan.residuals import enter, landed, stored, summed
 from twin.plan.types import Read, Sampling, StageKind
 
 CANDIDATE = 2  # logit and index
+SUMMARY = 4  # these, and the mass of a block's logits in two words
 
 
 def step(b: Builder) -> None:
@@ -88,13 +89,9 @@ def _head(b: Builder, residual: list[Read]) -> None:
         format=form,
         coding=b.coding,
     )
-    published = (
-        owned
-        if full
-        else tuple((CANDIDATE * block, CANDIDATE * (block + 1)) for block in range(b.blocks))
-    )
-    elements = shard.vocab if full else CANDIDATE * b.blocks
-    name = "logits" if full else "candidates"
+    each, name = (SUMMARY, "summaries") if full else (CANDIDATE, "candidates")
+    published = tuple((each * block, each * (block + 1)) for block in range(b.blocks))
+    elements = each * b.blocks
     value = b.value(name, 0, len(b.stages), elements=elements, pushed=b.ranks > 1, owned=published)
     b.stage(
         StageKind.LM_HEAD,

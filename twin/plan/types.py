@@ -65,7 +65,7 @@ class Placement(Enum):
 
 class Sampling(Enum):
     GREEDY = "greedy"  # one (logit, index) candidate per block
-    FULL = "full"  # all logits to one block per rank: temperature, top-k, top-p
+    FULL = "full"  # a summary of the logits of each: temperature, top-k, top-p
 
 
 class Residual(Enum):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
 from twin.kernel.fields import FLOATS
-from twin.kernel.layout import LINE_FLOATS
+from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
 from twin.kernel.streams import PAGE_BYTES
@@ -35,6 +35,7 @@ LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 # a token's number is exchanged as an FP32, which holds every whole number up to here
 MOST_INDEX = 2**24
+SUMMARY = 4  # words of what a block publishes of its logits for the full sampler
 MOST_NUMBER = 2**31 - 1  # tables hold 4-byte fields
 # (a matrix, reads, a publication); None: either
 PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {
@@ -244,8 +245,8 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
 
 
 def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
-    """Full: block 0 gathers the logits and publishes the token. Greedy: every block looks at all
-    candidates and publishes nothing.
+    """Full: block 0 gathers all blocks' summaries of their logits, and publishes the token.
+    Greedy: every block looks at all candidates and publishes nothing.
     """
     full = plan.options.sampling is Sampling.FULL
     if len(stage.reads) != 1:
@@ -273,6 +274,14 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
     if not full and elements % 2:
         yield Violation(
             "kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token"
+        )
+    # a probe's block publishes logits, and summarises them itself
+    wanted = SUMMARY * plan.blocks
+    if full and plan.spec and elements != wanted:
+        yield Violation(
+            "kernel",
+            stage.name,
+            f"{elements} words: {plan.blocks} blocks' summaries of their logits have {wanted}",
         )
 
 
@@ -311,8 +320,7 @@ def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
         + sizes["prompt_floats"]
         + sizes["constant_floats"]
     )
-    sampled = 2 * plan.ranks * plan.shard.vocab if plan.options.sampling is Sampling.FULL else 0
-    return int(4 * (floats + sampled)) + PAGE_BYTES * plan.blocks
+    return int(4 * (floats + shelves_floats(plan))) + PAGE_BYTES * plan.blocks
 
 
 def _laid_out(plan: Plan) -> Iterator[Violation]:

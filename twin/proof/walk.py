@@ -119,24 +119,17 @@ class Walk:
                 )
             ]
         stage = self.peek(StageKind.LM_HEAD, -1)
-        elements = shard.vocab if full else 2 * plan.blocks
+        each = 4 if full else 2
         head = self.take(
             StageKind.LM_HEAD,
             -1,
             residual,
-            elements=elements,
+            elements=each * plan.blocks,
             matrix=(shard.vocab, shard.hidden, 1),
         )
-        rows = stage.matrix.owned if stage.matrix else ()
-        if head.owned != (
-            rows if full else tuple((2 * block, 2 * block + 2) for block in range(plan.blocks))
-        ):
-            self.say(
-                stage,
-                "blocks do not publish the logits of their rows"
-                if full
-                else "each block publishes 2 elements: logit, index",
-            )
+        if head.owned != tuple((each * block, each * block + each) for block in range(plan.blocks)):
+            what = "a summary of its logits" if full else "logit, index"
+            self.say(stage, f"each block publishes {each} elements: {what}")
         head = self.gathered(head)
         need = self.all(head)
         if full:

@@ -21,6 +21,7 @@ from twin.models.variant import Activation
 from twin.plan import shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.shards import Array, Weights
+from twin.plan.step import CANDIDATE, SUMMARY
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
 from twin.reference.experts import Choices, Experts, silu
 from twin.reference.memory import Memory, numbers_of
@@ -383,7 +384,7 @@ class Reference:
         return output.reshape(len(partials), -1)
 
     def _head(self, stage: Stage, rank: int, x: Array) -> Array:
-        """[1, elements]: logits, or each block's best (logit, index); also keeps the logits of the
+        """[1, elements]: each block's best (logit, index); also keeps the logits of the
         valid rows.
         """
         assert stage.matrix is not None
@@ -400,14 +401,18 @@ class Reference:
             out.append((float(logits[best]) if lo < hi else -math.inf, first + best))
         count = max(0, min(len(logits), self.spec.vocab - first))
         self.logits[first : first + count] = logits[:count]
-        full = self.plan.options.sampling is Sampling.FULL
-        return (logits if full else np.array(out, self.dtype).reshape(-1))[None]
+        words = np.zeros((len(out), self._candidate_words()), self.dtype)
+        words[:, :2] = out  # masses depend on a request, and are left out
+        return words.reshape(1, -1)
+
+    def _candidate_words(self) -> int:
+        """Of a block's best logit and its token; the full sampler's blocks add their mass."""
+        return SUMMARY if self.plan.options.sampling is Sampling.FULL else CANDIDATE
 
     def _sample(self, rank: int, parts: Array) -> Array:
-        """The greedy token of this rank, from all ranks' logits or candidates; ranks must agree."""
-        seen = parts[0].reshape(-1)  # block 0 always samples
-        full = self.plan.options.sampling is Sampling.FULL
-        logits, tokens = (seen, np.arange(len(seen))) if full else (seen[0::2], seen[1::2])
+        """The greedy token of this rank, from all ranks' candidates; ranks must agree."""
+        seen = parts[0].reshape(-1, self._candidate_words())  # block 0 always samples
+        logits, tokens = seen[:, 0], seen[:, 1]
         token = -1 if np.isnan(logits).any() else int(tokens[logits == logits.max()].min())
         if rank and token != self.sampled:
             raise InvalidPlan(
@@ -500,7 +505,7 @@ def check_rows(plan: Plan) -> None:
     for stage in plan.stages:
         if stage.matrix is None or stage.publishes is None or not stage.matrix.owned:
             continue
-        if stage.kind is StageKind.LM_HEAD and plan.options.sampling is Sampling.GREEDY:
+        if stage.kind is StageKind.LM_HEAD:
             continue
         unit = stage.matrix.unit
         rows: tuple[Span, ...] = tuple(

@@ -15,7 +15,7 @@ from twin.sim.gathers import Gathers, polled
 from twin.sim.program import Program, StageWork, Variant
 from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.sim.streams import Streams, Weights
-from twin.sim.wiring import Wiring, part_count, wire
+from twin.sim.wiring import Wiring, wire
 from twin.units import picoseconds
 
 ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
@@ -266,14 +266,11 @@ def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
 
 
 def _sample(plan: Plan, costs: BlockCosts, stage: Stage, block: int) -> int:
-    """Only a block that publishes the token looks at every logit."""
+    """Blocks look at their own logits, each at its own; the one that publishes the token also at
+    those of the block from which it takes it. A probe's block does both with all logits.
+    """
     if stage.kind is not StageKind.SAMPLE or stage.publishes is None:
         return 0
-    logits = sum(
-        (hi - lo)
-        * plan.values[read.value].words
-        * part_count(plan, plan.values[read.value], read.parts)
-        for read in stage.reads
-        for lo, hi in read.spans[block]
-    )
-    return cost.sample_cost(costs, logits)
+    if not _length(plan.values[stage.publishes].owned[block]):
+        return 0
+    return cost.sample_cost(costs, -(-plan.shard.vocab // plan.blocks))
