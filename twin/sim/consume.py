@@ -42,8 +42,8 @@ UNPACK = {
 DECODED_UNPACK = {
     "int8": 0.75,
     **{form.name: 0.33 for form in INT4},
-    "mxfp4": 1.16,
-    "nvfp4": 1.16,
+    "mxfp4": 1.04,
+    "nvfp4": 1.04,
 }
 MEASURED = ("int8", "fp8", "fp8-128x128", "int4-g128", "mxfp4")  # decoded by our kernel
 # 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS
