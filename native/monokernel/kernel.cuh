@@ -16,8 +16,13 @@ __device__ __forceinline__ bool has(const Block& b, StageKind kind) {
 // Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB of
 // a layer of GPT-OSS.
 __device__ __forceinline__ StageKind way_of(int kind) {
-  if constexpr (Experts::ANY)
-    if (kind == int(StageKind::ROUTER) || kind == int(StageKind::ROUTED_UP)) return StageKind::QKV;
+  if constexpr (Experts::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::ROUTER:
+      case StageKind::ROUTED_UP: return StageKind::QKV;
+      default: break;
+    }
+  }
   return StageKind(kind);
 }
 
