@@ -99,17 +99,31 @@ WANTED = [
 TOKENS = 150
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Many threads wait for each other on few cores: most divisions are slow tests.
+SOON, FEW_TOKENS = {"blocks": 3}, 40
+SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
+
+
 @pytest.mark.parametrize(
-    "chosen", [{"blocks": 3}, {"blocks": 4, "gpus": 2}, {"blocks": 40}], ids=str
+    ("kind", "chosen", "tokens"),
+    [
+        *((kind, SOON, TOKENS) for kind in KINDS),
+        *(("some values", chosen, FEW_TOKENS) for chosen in SLOW),
+        *(
+            pytest.param(kind, chosen, TOKENS, marks=pytest.mark.slow)
+            for kind in KINDS
+            for chosen in SLOW
+        ),
+    ],
+    ids=str,
 )
-def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any]) -> None:
+def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], tokens: int) -> None:
     running = drawing(KINDS[kind], **chosen)
     with running:
         logits = running.logits([1])[0]
         for params in WANTED:
-            made = running.generate([1], max_tokens=TOKENS, sampling=params).tokens
-            wanted = [sample(logits, params, step) for step in range(TOKENS)]
+            made = running.generate([1], max_tokens=tokens, sampling=params).tokens
+            wanted = [sample(logits, params, step) for step in range(tokens)]
             # a draw that falls on a border between two tokens may go to either
             assert sum(a != b for a, b in zip(made, wanted, strict=True)) <= 1, params
 
@@ -125,7 +139,7 @@ def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
 
 
 def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
-    """Chi-squared over the tokens that top-k and top-p leave; 2,000 draws each."""
+    """Chi-squared over the tokens that top-k and top-p leave; 2,000 draws of each seed."""
     params = SamplingParams(temperature=1.1, top_k=40, top_p=0.9)
     logits = flat(2)
     running = drawing(logits, blocks=7)
