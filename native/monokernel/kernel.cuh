@@ -13,8 +13,8 @@ __device__ __forceinline__ bool has(const Block& b, StageKind kind) {
   return b.plan.kinds >> int(kind) & 1;
 }
 
-// Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB of
-// a layer of GPT-OSS.
+// Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB
+// of a layer of GPT-OSS.
 __device__ __forceinline__ StageKind way_of(int kind) {
   if constexpr (Experts::ANY) {
     switch (StageKind(kind)) {

@@ -399,7 +399,9 @@ __device__ __forceinline__ void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 
 // The lower two of E4M3 numbers.
 __device__ __forceinline__ void two_e4m3(u32 pair, float (&out)[2]) {
   u32 both;
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }" : "=r"(both) : "r"(pair));
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }"
+      : "=r"(both)
+      : "r"(pair));
   unpack<Type::FP16>(both, out[0], out[1]);
 }
 // Four E4M3 weights: FP16 holds each of them, and FP32 each of those.

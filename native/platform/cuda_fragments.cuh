@@ -1,24 +1,23 @@
 // FP4 on the tensor cores: 16 rows of a tile times some of its columns, as whole numbers (IMMA,
-// m16n8k32). An input is two signed bytes an element, high and low, in the block's shared memory. Of
-// the eight columns of a product's right side, two hold these of one group of the tile's columns and
-// zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four are
+// m16n8k32). An input is two signed bytes an element, high and low, in the block's shared memory.
+// Of the eight columns of a product's right side, two hold these of one group of the tile's columns
+// and zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four are
 // complete. That is a chain: one product of 64 columns where a group has 16, two where it has 32.
 //
 // Thread l of a warp loads columns of two neighbouring rows, those of pair l / 4; a product's sums
 // come to thread l as those of the same two rows, of group l % 4.
 //
-// The code is small on purpose: a layer of experts is more code than the instruction cache holds, and
-// what a stage runs once costs more to fetch than to run. With inputs in registers, and each product
-// written out, an H200 was no faster than without tensor cores.
+// The code is small on purpose. With inputs in registers, and each product written out, a layer of
+// GPT-OSS was 184 KiB of code, and an H200 no faster than without tensor cores.
 #pragma once
 
 namespace twin {
 
-// Twice the value of an FP4 code, as two signed bytes whose sum it is: less its magnitude, and twice
-// its magnitude or, where its sign is set, nothing. Tensor cores add them. A look-up takes the
-// code's lower three bits; where the fourth is set, it gives the sign of what it found. The lower
-// halves of the tables are registers that the compiler cannot know to be constants; it moved
-// constants from uniform registers for each look-up, 12 of 77 instructions for 16 bytes.
+// Twice the value of an FP4 code, as two signed bytes whose sum it is: less its magnitude, and
+// twice its magnitude or, where its sign is set, nothing. Tensor cores add them. A look-up takes
+// the code's lower three bits; where the fourth is set, it gives the sign of what it found. The
+// lower halves of the tables are `opaque`: the compiler moved constants from uniform registers for
+// each look-up.
 constexpr u32 LESS_LOW = 0xFDFEFF00u, LESS_HIGH = 0xF4F8FAFCu, MORE_LOW = 0x06040200u,
               MORE_HIGH = 0x18100C08u;
 
@@ -34,6 +33,9 @@ struct Fragments {
     return whole + u32(P::whole_units) * 2 * UNIT;
   }
   __device__ __forceinline__ static u32 zeros(u32 whole) {
+    // whole_floats in twin/kernel/layout.py
+    static_assert(4 * P::whole + P::whole_units * (2 * UNIT + 4) + UNIT <= 4 * P::scratch_floats,
+                  "the input and its zeros fit the scratch");
     return scales(whole) + u32(P::whole_units) * 4;
   }
 
@@ -124,8 +126,7 @@ struct Fragments {
       // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
       const u32 block = group * u32(GROUP) / BLOCK;
       load_half(inner + (block < last ? block : last) * high, &scale);
-      const float by_unit =
-          load_float(group * u32(UNITS) < units ? scaling : lane.scales);
+      const float by_unit = load_float(group * u32(UNITS) < units ? scaling : lane.scales);
       at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, unit += NEXT;
       group += NEXT / u32(UNITS), scaling += NEXT * 4;
       int less[4] = {}, more[4] = {};

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.models.codes.names import coded_names
 from tests.native.programs import built
 from twin.data import data_dir
-from twin.kernel.coded import NUMBERS, tile
+from twin.kernel.coded import NUMBERS, TENSOR, tile
 from twin.kernel.teams import ROWS_AT_ONCE
 from twin.models.codes import CODES, Coded
 from twin.models.formats import UNIT_BYTES
@@ -97,14 +97,14 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
     packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
     found = summed(name, matrix.pack, x, packed)
     assert error(found, weights.astype(np.float64), x) < BOUNDS.get(name, 1e-4)
-    if name in ("mxfp4", "nvfp4"):  # always multiplied 16 rows at a time
+    if name in TENSOR:  # always multiplied 16 rows at a time
         return
     for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
         small = summed(name, matrix.pack, x, packed, loads)
         assert np.array_equal(found, small)
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("name", TENSOR)
 @pytest.mark.parametrize(
     ("rows", "cols", "team", "slices"),
     [(16, 2880, 4, 2), (6, 960, 2, 1), (5, 1920, 2, 2), (23, 512, 1, 1), (16, 2048, 4, 1)],

@@ -5,7 +5,6 @@ judged.
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from typing import Any
 
 from twin.calibrate.drawn import MOST_SEED, MOST_SHAPES
@@ -27,8 +26,7 @@ from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
-
-SIMULATOR = "simpy"  # the library that the twin needs and a computer that only measures does not
+from twin.server.expected import without_twin
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace, node: Node) -> int:
             check_compiler(node)
             warn_if_busy()
             measure(node, record, progress())
-        if find_spec(SIMULATOR) is not None:
+        if not without_twin():
             keep_errors(node, record, progress())
     finally:
         done()

@@ -1,4 +1,4 @@
-"""What this study asks, and the plans that answer it: those of `twin serve` and of `twin run`."""
+"""What studies/server asks, and the plans that answer it: those of `twin serve` and `twin run`."""
 
 from __future__ import annotations
 
