@@ -76,10 +76,8 @@ __device__ __forceinline__ bool end_step(Block& b) {
   return !b.core.any(ended);
 }
 
-// The whole generation.
+// All steps of a generation whose prompt has been read.
 __device__ __forceinline__ void run(Block& b) {
-  if (b.plan.prompt_chunk > 1 && b.launch.request.read > b.launch.request.kept && !read_prompt(b))
-    return;
   do {
     for (int index = 0; index < b.plan.stage_count; index = next_stage(b.plan, index))
       if (!run_stage(b, index) || b.at.stop) return;

@@ -619,7 +619,6 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
     if (b.core.any(b.core.thread() == 0 && load_host(wanted.abort))) return false;
   }
   if (!meet(b, b.plan.prompt_stages - 1, pass)) return false;  // keys and values are there
-  chunk.finish(b);
   b.core.forget();
   return true;
 }

@@ -20,7 +20,6 @@ struct Signals {
   // one value of each warp; the two take turns, so that one barrier a sum is enough
   u64 met[2][CONSUMER_WARPS];
   u64 left;       // consumers -> side warps: they are done, and what they wrote may be read
-  u64 passed;     // consumers -> loader: the prompt has been read, the ring may have its memory
   u16 lost;       // a wait was given up
   u16 told;       // the host wants the generation to end
   int delivered;  // the keeper's own

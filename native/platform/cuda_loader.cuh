@@ -4,14 +4,6 @@
 
 namespace twin {
 
-// The prompt has been read, without the ring. False: the generation has ended.
-__device__ bool passes_over(const Signals& signals) {
-  const u32 passed = shared_address(&signals.passed), left = shared_address(&signals.left);
-  while (!barrier_passed(passed, 0))
-    if (barrier_seen(left, 0)) return false;
-  return true;
-}
-
 // What the ring brings of the cache: at each attention stage what the block's items hold, but for
 // the newest key and value.
 struct CacheStream {
@@ -182,7 +174,6 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
                              int last) {
   const Plan& plan = launch.plan;
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
-  if (reads_chunks(launch.request, last) && !passes_over(signals)) return;
   CacheStream cache = {launch, memory, signals, loader, block};
   auto experts = experts_of<Experts::ANY>(memory, loader, block);
   const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };

@@ -1,4 +1,6 @@
-// The device's entry: divides a block's shared memory and its warps, then runs the monokernel.
+// The device's entries: divide a block's shared memory and its warps, then run the monokernel's
+// steps, or, with TWIN_PASSES, a prompt's passes. The two are compiled apart: in one kernel the
+// passes' registers are spilled by steps, which took up to 9 % longer.
 #include "../monokernel/kernel.cuh"
 #include "../monokernel/start.cuh"
 
@@ -29,10 +31,15 @@ static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Req
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(2 * CONSUMER_WARPS <= facts::MEETING_FLOATS, "a number of each warp of the sampler");
 
-// Does this launch begin with the prompt's passes? With one kernel per stage they are a launch of
-// their own, of no stages.
-__device__ __forceinline__ bool reads_chunks(const Request& wanted, int last) {
-  return Plan::prompt_chunk > 1 && wanted.read > wanted.kept && (Plan::resident || last == 0);
+#ifdef TWIN_PASSES
+constexpr bool PASSES = true;
+#else
+constexpr bool PASSES = false;
+#endif
+
+// Is there a launch of passes before the first of steps?
+__device__ __forceinline__ bool has_passes(const Request& wanted) {
+  return Plan::prompt_chunk > 1 && wanted.read > wanted.kept;
 }
 
 __device__ Progress* kept_progress(const RankMemory& memory, int block) {
@@ -85,7 +92,6 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals,
   barrier_init(shared_address(&signals.go), CONSUMER_WARPS);
   barrier_init(shared_address(&signals.done), 1);
   barrier_init(shared_address(&signals.left), 1);
-  barrier_init(shared_address(&signals.passed), CONSUMERS);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   progress = {};
 }
@@ -93,32 +99,35 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals,
 // The start of several GPUs, by a warp that has nothing else to do: consumers have no registers
 // left for it, and what they wait for is not there before all GPUs run.
 __device__ __forceinline__ void start_together(const Launch& launch, const RankMemory& memory,
-                                               int rank, int block, int first, int last) {
+                                               int rank, int block, int first) {
   if (rank % Plan::ranks_per_gpu || block) return;
-  const bool passes = launch.request.read > launch.request.kept;
-  const bool begins = Plan::resident || last == 0 ||
-                      (first == 0 && !passes && kept_progress(memory, block)->step == 0);
+  const bool begins = PASSES || (first == 0 && !has_passes(launch.request) &&
+                                 (Plan::resident || kept_progress(memory, block)->step == 0));
   if (!begins) return;
   meet_gpus(launch, launch.plan, rank);
   store_host(&launch.control->started, now_ns());
 }
 
-// What the consumers do in a launch: all of it where the plan is resident; else the prompt's passes
-// (`last` is 0), or stages first..last-1.
+// What the consumers do in a launch: the prompt's passes; all steps where the plan is resident; or
+// stages first..last-1.
 __device__ __forceinline__ void consume(Block& b, int first, int last) {
   const Launch& launch = b.launch;
   const bool reporter = !PEERS && b.rank == 0 && b.block == 0 && threadIdx.x == 0;
-  if (Plan::resident) {
-    if (reporter) store_host(&launch.control->started, now_ns());
-    run(b);
-  } else if (last == 0) {
+  if constexpr (PASSES) {
     if (reporter) store_host(&launch.control->started, now_ns());
     // launches that are already queued do nothing
-    if (!read_prompt(b) && threadIdx.x == 0) kept_progress(b.memory, b.block)->stop = 1;
+    if (!read_prompt(b) && !Plan::resident && threadIdx.x == 0)
+      kept_progress(b.memory, b.block)->stop = 1;
+  } else if constexpr (Plan::resident) {
+    if (!has_passes(launch.request)) {
+      if (reporter) store_host(&launch.control->started, now_ns());
+    } else if (b.core.any(threadIdx.x == 0 && load_host(launch.request.abort))) {
+      return;  // the passes ended early
+    }
+    run(b);
   } else {
     keep(b, false);
-    const bool passes = launch.request.read > launch.request.kept;
-    if (reporter && first == 0 && b.at.step == 0 && !passes)
+    if (reporter && first == 0 && b.at.step == 0 && !has_passes(launch.request))
       store_host(&launch.control->started, now_ns());
     bool going = !b.at.stop;  // after a stop token, launches that are already queued do nothing
     for (int index = first; index < last && going; ++index) going = run_stage(b, index);
@@ -129,12 +138,18 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
 
 }  // namespace twin
 
-// One block per SM and rank-block of this GPU. Resident: the whole generation. Else: stages
-// first..last-1 of one step; step -1 is the one that the block has reached, so that one graph
-// serves all steps.
+#ifdef TWIN_PASSES
+#define TWIN_ENTRY twin_passes
+#else
+#define TWIN_ENTRY twin_kernel
+#endif
+
+// One block per SM and rank-block of this GPU. All passes of a prompt; or, resident, all steps.
+// Else: stages first..last-1 of one step; step -1 is the one that the block has reached, so that
+// one graph serves all steps.
 extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
-    twin_kernel(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first,
-                int last) {
+    TWIN_ENTRY(const __grid_constant__ twin::Launch launch, int first_rank, int step, int first,
+               int last) {
   using namespace twin;
   extern __shared__ __align__(128) u8 shared[];
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
@@ -158,17 +173,17 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
     const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;
     const RankMemory& memory = launch.ranks[rank];
-    if (threadIdx.x / 32 == KEEPER_WARP)
+    if (!PASSES && threadIdx.x / 32 == KEEPER_WARP)
       keep_house(launch, memory, rank, block, signals, progress, first, last);
-    if (threadIdx.x >= 32 * LOADER_WARP && threadIdx.x < 32 * (LOADER_WARP + LOADERS) &&
-        threadIdx.x % 32 == 0) {
+    if (!PASSES && threadIdx.x >= 32 * LOADER_WARP &&
+        threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
       const Ring ring = ring_here();
       Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
       load_weights(launch, memory, block, loader, signals, step, first, last);
     }
     if constexpr (PEERS)
       if (threadIdx.x == 32 * (LOADER_WARP + LOADERS))
-        start_together(launch, memory, rank, block, first, last);
+        start_together(launch, memory, rank, block, first);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;

@@ -264,15 +264,6 @@ struct Chunk {
       all.next[m] = u32(b.plan.streams_at(first + m).page - page) * (PAGE_BYTES / 16);
   }
 
-  // The memory goes back to the decode ring: what was written here comes before what bulk copies
-  // will write.
-  template <class Block>
-  __device__ void finish(Block& b) {
-    leave_to_copies();
-    leave_cache_to_copies();
-    barrier_arrive(shared_address(&b.core.signals.passed));  // all passes are over
-  }
-
   // The next stage's weights on their way to the second-level cache, while the block does something
   // else.
   template <class Block>

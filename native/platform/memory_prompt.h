@@ -18,7 +18,6 @@ struct Chunk {
   template <class Block>
   __device__ void prefetch(Block&, const Stage&) const {}
   template <class Block>
-  __device__ void finish(Block&) {}
 
   // Activations are FP32 [tokens][columns].
   __device__ static void store(float* x, int columns, int token, int column, float value) {

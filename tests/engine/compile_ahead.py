@@ -37,13 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # of the plugin that is left out: it would skip all without a GPU
     for mark in ("skipif", "skip", "xfail"):
         config.addinivalue_line("markers", f"{mark}: not heeded here")
-    compiled = cuda.compile_cubin
+    compiled = cuda.compile_kernels
 
     def compile_only(*args: Any, **options: Any) -> None:
         compiled(*args, **options)
         pytest.skip("compiled")
 
-    cuda.compile_cubin = compile_only  # type: ignore[assignment]
+    cuda.compile_kernels = compile_only  # type: ignore[assignment]
     # a GPU would be asked before
     cuda.open_driver = lambda: Driver(FakeDriver(), EngineError, ADVICE)
 

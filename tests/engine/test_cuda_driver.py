@@ -50,8 +50,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
         monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
         return fake
 
-    def compiled(plan: Plan, arch: str, *, trace: bool) -> CompileReport:
-        return CompileReport(
+    def compiled(
+        plan: Plan, arch: str, *, trace: bool
+    ) -> tuple[CompileReport, CompileReport | None]:
+        report = CompileReport(
             arch,
             "none",
             registers=1,
@@ -60,8 +62,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
             shared_bytes=1024,
             cubin=b"code",
         )
+        return report, report if plan.options.prompt_chunk > 1 else None
 
-    monkeypatch.setattr(cuda, "compile_cubin", compiled)
+    monkeypatch.setattr(cuda, "compile_kernels", compiled)
     return use
 
 
@@ -108,6 +111,20 @@ def test_a_resident_generation_is_one_cooperative_launch_of_all_blocks(install: 
         engine.generate(PROMPT, max_tokens=4)
     (config,) = [call[1] for call in fake.calls if call[0] == "cuLaunchKernelEx"]
     assert (config.gridDimX, config.sharedMemBytes, config.numAttrs) == (6, 1024, 1)
+
+
+@pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
+def test_a_prompts_passes_are_a_launch_of_their_own(
+    install: Installs, execution: Execution
+) -> None:
+    fake = install(FakeDriver())
+    with opened(prompt_chunk=16, execution=execution) as engine:
+        engine.generate(PROMPT, max_tokens=4)
+    launches = [call[1] for call in fake.calls if call[0] == "cuLaunchKernelEx"]
+    # all blocks at once: the passes, and resident steps
+    together = [config for config in launches if getattr(config, "numAttrs", 0)]
+    assert len(together) == (2 if execution is Execution.RESIDENT else 1)
+    assert {(config.gridDimX, config.sharedMemBytes) for config in together} == {(6, 1024)}
 
 
 @pytest.mark.parametrize(

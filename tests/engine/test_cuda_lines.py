@@ -14,7 +14,7 @@ import pytest
 from tests.native.test_device_builds import H200, planned
 from tests.native.test_scoreboards import NVDISASM, needs_nvdisasm
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import KERNEL, Called, Kernel, Place, read_kernel
+from twin.engine.cuda_lines import KERNELS, Called, Kernel, Place, read_kernel
 from twin.errors import ToolchainError
 
 TABLES = b"/native\0\0" + b"ring.cuh\0\x01\0\0kernel.cuh\0\x01\0\0\0"
@@ -69,7 +69,7 @@ def cubin(sections: dict[str, bytes]) -> bytes:
 def kernel(**changed: bytes) -> Kernel:
     return read_kernel(
         cubin(
-            {KERNEL: CODE, ".debug_line": table(), ".debug_str": NAMES}
+            {KERNELS[0]: CODE, ".debug_line": table(), ".debug_str": NAMES}
             | {f".{name}": data for name, data in changed.items()}
         )
     )
@@ -91,7 +91,7 @@ def test_an_instruction_is_of_its_innermost_function(version: int) -> None:
 
 
 def test_without_a_table_nothing_is_known() -> None:
-    made = read_kernel(cubin({KERNEL: CODE}))
+    made = read_kernel(cubin({KERNELS[0]: CODE}))
     assert (made.rows, made.places(0)) == ((), ())
 
 

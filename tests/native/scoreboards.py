@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from tests.native.disassembly import SIZE, Instruction, Program
 from twin.engine.cuda_lines import Kernel, Place
 
-OF_THE_RING = ("4Ring7release", "4Ring5leave")
 # parts of mangled names: after these, copies may write what this warp has read
-GIVING = (*OF_THE_RING, "5Chunk6finish")
+GIVING = ("4Ring7release", "4Ring5leave")
 # arrivals that let nobody write: at `go` and `done`, and for bytes to come
 OTHERS = ("4Core5begin", "10keep_house", "13expect_copies")
 # load weights, cached keys and values from a slot
@@ -49,8 +48,7 @@ class Arrival:
     at: int  # bytes from the kernel's start
     function: str  # mangled: one of GIVING
     caller: Place  # where it is called
-    # loads that it may overtake: of the ring; of all shared memory where a prompt's memory is given
-    # back
+    # loads of the ring that it may overtake
     pending: tuple[int, ...]
 
 
@@ -72,11 +70,7 @@ def arrivals(program: Program, kernel: Kernel) -> list[Arrival]:
         under_way = before[number]
         if under_way is None:
             raise ValueError(f"nothing leads to the arrival at {one.at:#x}")
-        pending = {
-            load.at
-            for load in _waited(one, under_way)
-            if function not in OF_THE_RING or from_ring(kernel, load.at)
-        }
+        pending = {load.at for load in _waited(one, under_way) if from_ring(kernel, load.at)}
         found.append(Arrival(one.at, function, places[depth + 1], tuple(sorted(pending))))
     return found
 

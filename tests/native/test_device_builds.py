@@ -144,6 +144,9 @@ def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) ->
     try:
         # as test_scoreboards.py needs it: one compile for both
         report = compile_cubin(plan, lines=True)
+        if plan.options.prompt_chunk > 1:
+            passes = compile_cubin(plan, passes=True)
+            assert passes.registers <= 65536 // threads(plan)
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise

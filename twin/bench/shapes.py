@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from twin.engine.cuda import CudaEngine
-from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_build import compile_kernels
 from twin.engine.host import HostEngine
 from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
@@ -199,7 +199,7 @@ def conditions() -> dict[str, str]:
 
 
 def _compile(wanted: tuple[Plan, bool]) -> None:
-    compile_cubin(wanted[0], trace=wanted[1])
+    compile_kernels(wanted[0], trace=wanted[1])
 
 
 def _h200_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from twin.engine.cuda import CudaEngine
-from twin.engine.cuda_build import architecture, compile_cubin
+from twin.engine.cuda_build import architecture, compile_kernels
 from twin.engine.driver import open_driver
 from twin.engine.gpu import Gpu
 from twin.engine.hip import HipEngine
@@ -199,7 +199,7 @@ def _compile(plan: Plan, arch: str, trace: bool) -> str:
     """In a process of its own: what the compiler refused, or nothing. The code stays in the
     cache.
     """
-    compiler = compile_cubin if arch.startswith("sm_") else cached_code_object
+    compiler = compile_kernels if arch.startswith("sm_") else cached_code_object
     try:
         compiler(plan, arch, trace=trace)
     except TwinError as error:

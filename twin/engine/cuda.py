@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from twin.engine import peers
-from twin.engine.cuda_build import CompileReport, architecture, compile_cubin, threads
+from twin.engine.cuda_build import CompileReport, architecture, compile_kernels, threads
 from twin.engine.driver import open_driver
 from twin.engine.filling import coded_pieces
 from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
@@ -64,8 +64,9 @@ class _Launch(ctypes.Structure):
 class CudaEngine(Session):
     """A plan and its weights on GPUs.
 
-    `resident`: one cooperative launch for the whole generation. `graph`: the stages of a step are
-    the kernels of one CUDA graph, launched once a step. The other executions are the host's alone.
+    `resident`: one cooperative launch for all steps. `graph`: the stages of a step are the kernels
+    of one CUDA graph, launched once a step. A prompt's passes are a cooperative launch of their
+    own, before either. The other executions are the host's alone.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class CudaEngine(Session):
         peers.check_reach(plan, self._gpus)
         self._given: dict[int, list[int]] = {}  # by the first GPU's address, those of the others
         first = self._gpus[0]
-        self.report: CompileReport = compile_cubin(
+        self.report: CompileReport
+        self._passes: CompileReport | None
+        self.report, self._passes = compile_kernels(
             plan, architecture(first.capability, first.name), trace=trace
         )
         try:
@@ -115,6 +118,8 @@ class CudaEngine(Session):
         for gpu in self._gpus:
             gpu.use()
             gpu.load(self.report.cubin, shape)
+            if self._passes:
+                gpu.load_passes(self._passes.cubin, shape)
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out
@@ -271,10 +276,12 @@ class CudaEngine(Session):
             gpu.capture(plan, [(first, *step) for step in steps], request.steps)
         for gpu, plan, first in every:
             gpu.use()
-            if resident:
-                gpu.launch(plan, (first, 0, 0, stages), cooperative=True)
-            elif request.read > request.kept:  # the passes' barriers need all blocks at once
-                gpu.launch(plan, (first, 0, 0, 0), cooperative=True)
+            if self._passes and request.read > request.kept:
+                # their barriers, too, need all blocks at once
+                gpu.launch(plan, (first, 0, 0, 0), cooperative=True, passes=True)
+        for gpu, plan, first in every if resident else ():
+            gpu.use()
+            gpu.launch(plan, (first, 0, 0, stages), cooperative=True)
         self._feed()
 
     def _feed(self) -> None:

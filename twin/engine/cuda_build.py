@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -62,11 +63,27 @@ def threads(plan: Plan) -> int:
     return 32 * (int(layout(plan).sizes["consumer_warps"]) + SIDE_WARPS)
 
 
+def compile_kernels(
+    plan: Plan, arch: str = HOPPER, *, trace: bool = False
+) -> tuple[CompileReport, CompileReport | None]:
+    """Device code of a plan's steps, and of its prompt passes where it has some; both at once."""
+    if plan.options.prompt_chunk == 1:
+        return compile_cubin(plan, arch, trace=trace), None
+    with ThreadPoolExecutor(2) as pool:
+        passes = pool.submit(compile_cubin, plan, arch, passes=True)
+        return compile_cubin(plan, arch, trace=trace), passes.result()
+
+
 def compile_cubin(
-    plan: Plan, arch: str = HOPPER, *, trace: bool = False, lines: bool = False
+    plan: Plan,
+    arch: str = HOPPER,
+    *,
+    trace: bool = False,
+    lines: bool = False,
+    passes: bool = False,
 ) -> CompileReport:
-    """Device code of a plan, with its tables compiled in. Raises ToolchainError when no compiler is
-    found or it refuses.
+    """Device code of a plan's steps, or of its prompt `passes`, with its tables compiled in. Raises
+    ToolchainError when no compiler is found or it refuses.
 
     With `lines` the same code says which source line each of its instructions is from
     (cuda_lines.py).
@@ -76,6 +93,7 @@ def compile_cubin(
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
     flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
+    flags += ["-DTWIN_PASSES"] if passes else []
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = (
         cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"

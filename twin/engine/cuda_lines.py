@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from twin.errors import ToolchainError
 
-KERNEL = ".text.twin_kernel"
+KERNELS = (".text.twin_kernel", ".text.twin_passes")  # a cubin has one of them
 VERSIONS = (2, 3)  # of DWARF: nvcc's, NVRTC's
 # standard opcodes that matter
 COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE, CONST_ADD_PC, FIXED_ADVANCE_PC = 1, 2, 3, 4, 8, 9
@@ -84,14 +84,13 @@ def read_kernel(cubin: bytes) -> Kernel:
     understood.
     """
     sections = _sections(cubin)
-    if KERNEL not in sections:
+    code = next((sections[name] for name in KERNELS if name in sections), None)
+    if code is None:
         raise ToolchainError(
-            f"the cubin has no section {KERNEL}, only {', '.join(sections) or 'none'}"
+            f"the cubin has no section {' or '.join(KERNELS)}, only {', '.join(sections) or 'none'}"
         )
     rows = _rows(sections.get(".debug_line", b""), sections.get(".debug_str", b""))
-    return Kernel(
-        sections[KERNEL], rows, _called(sections.get(".symtab", b""), sections.get(".strtab", b""))
-    )
+    return Kernel(code, rows, _called(sections.get(".symtab", b""), sections.get(".strtab", b"")))
 
 
 def _sections(elf: bytes) -> dict[str, bytes]:

@@ -52,7 +52,7 @@ class Gpu:
         self._scratch: list[int] = []  # device memory of the present run
         self._allocated: list[int] = []
         self._cuda_streams: list[Any] = []
-        self._module: Any = None
+        self._modules: list[Any] = []
         self._graph: Any = None
         self._ends: list[Any] = []
         self._steps_left = 0
@@ -120,16 +120,23 @@ class Gpu:
         """The kernel. All its blocks must run at once: one that waits for an unstarted one would
         wait forever.
         """
+        self._kernel = self._function(code, b"twin_kernel", shape)
+
+    def load_passes(self, code: bytes, shape: Shape) -> None:
+        """The kernel of a prompt's passes, of the same shape."""
+        self._passes = self._function(code, b"twin_passes", shape)
+
+    def _function(self, code: bytes, name: bytes, shape: Shape) -> Any:
         self._shape = shape
-        self._module = self._call("cuModuleLoadData", code)
-        self._kernel = self._call("cuModuleGetFunction", self._module, b"twin_kernel")
+        self._modules.append(self._call("cuModuleLoadData", code))
+        function = self._call("cuModuleGetFunction", self._modules[-1], name)
         if shape.shared_bytes:
             limit = self._names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._call("cuFuncSetAttribute", self._kernel, limit, shape.shared_bytes)
+            self._call("cuFuncSetAttribute", function, limit, shape.shared_bytes)
         fit = int(
             self._call(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                self._kernel,
+                function,
                 shape.threads,
                 shape.shared_bytes,
             )
@@ -142,6 +149,7 @@ class Gpu:
                 f"resident: {count} {self.UNITS} hold {fit} each; "
                 f"plan with blocks={fit * count} or a smaller ring"
             )
+        return function
 
     def open_cuda_streams(self) -> None:
         """One for the kernel, one for words that must reach it while it runs."""
@@ -166,8 +174,8 @@ class Gpu:
         self._allocated = []
         for cuda_stream in self._cuda_streams:
             self._call("cuStreamDestroy", cuda_stream)
-        if self._module is not None:
-            self._call("cuModuleUnload", self._module)
+        for module in self._modules:
+            self._call("cuModuleUnload", module)
         for at in self._pinned[0]:
             self._call("cuMemFreeHost", at)
         self._call("cuDevicePrimaryCtxRelease", self._device)
@@ -216,7 +224,7 @@ class Gpu:
 
     def read_symbol(self, name: bytes) -> NDArray[np.uint8]:
         """Bytes of a variable of the kernel's module."""
-        at, size = self._call("cuModuleGetGlobal", self._module, name)
+        at, size = self._call("cuModuleGetGlobal", self._modules[0], name)
         found = np.zeros(int(size), np.uint8)
         self._call("cuMemcpyDtoH", address(found), at, int(size))
         return found
@@ -263,9 +271,11 @@ class Gpu:
         """Until what `clear` asked for is done."""
         self._call("cuStreamSynchronize", self._cuda_stream)
 
-    def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
-        """The kernel: the address of its plan, then its other arguments, all of them 32-bit
-        integers.
+    def launch(
+        self, plan: int, numbers: Sequence[int], *, cooperative: bool, passes: bool = False
+    ) -> None:
+        """The kernel, or that of the prompt's passes: the address of its plan, then its other
+        arguments, all of them 32-bit integers.
         """
         words = [ctypes.c_int(n) for n in numbers]
         arguments = (ctypes.c_void_p * (1 + len(words)))(
@@ -280,7 +290,8 @@ class Gpu:
             attribute.id = self._names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             config.attrs, config.numAttrs = [attribute], 1
-        self._call("cuLaunchKernelEx", config, self._kernel, ctypes.addressof(arguments), 0)
+        kernel = self._passes if passes else self._kernel
+        self._call("cuLaunchKernelEx", config, kernel, ctypes.addressof(arguments), 0)
 
     def capture(self, plan: int, numbers: Sequence[Sequence[int]], steps: int) -> None:
         """One step as a graph, kernel after kernel; `feed` launches it once for each of `steps`."""

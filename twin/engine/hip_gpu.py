@@ -127,7 +127,9 @@ class HipGpu(Gpu):
             signed = ctypes.c_int32(value).value
             self._call("hipMemsetD32Async", at, signed, words, self._cuda_stream)
 
-    def launch(self, plan: int, numbers: Sequence[int], *, cooperative: bool) -> None:
+    def launch(
+        self, plan: int, numbers: Sequence[int], *, cooperative: bool, passes: bool = False
+    ) -> None:
         """The kernel, all blocks at once: its plan's address, the rank of its first block, where
         blocks say on which die they run. It is resident: it needs no other numbers.
         """

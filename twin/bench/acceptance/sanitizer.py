@@ -17,7 +17,7 @@ from typing import Any
 from twin.bench.acceptance.hazards import judged
 from twin.bench.acceptance.runs import Failed
 from twin.bench.shapes import Bench, prompt_of
-from twin.engine.cuda_build import compile_cubin
+from twin.engine.cuda_build import compile_kernels
 from twin.engine.cuda_lines import Kernel, read_kernel
 from twin.plan.types import Execution, HandOffKind, Plan
 
@@ -92,7 +92,8 @@ def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
         )
     expected = run_all(bench)
     # those that ran: the cache has them
-    kernels = [read_kernel(compile_cubin(plan).cubin) for plan in sanitizer_plans(bench)]
+    reports = [report for plan in sanitizer_plans(bench) for report in compile_kernels(plan)]
+    kernels = [read_kernel(report.cubin) for report in reports if report]
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
     for tool in TOOLS:
