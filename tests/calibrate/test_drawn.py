@@ -94,7 +94,7 @@ def test_without_the_gpu_it_says_what_to_run_where(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = HeldOut("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
-    monkeypatch.setattr(shape_record, "drawn_runs", lambda *_: [run])
+    monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
     command = ["validate", "1xh200", "--shapes", "1", "--seed", "3"]
     assert main(command) == 0
