@@ -53,15 +53,15 @@ class ExpertScope:
 
 GPU = ExpertScope(
     mixtures={
-        "mixtral": Mixture("mixtral", (8, 16), (2, 3, 4), (3584, 14_336), (1280, 4096), (64, 128)),
+        "mixtral": Mixture("mixtral", (8, 16), (2, 3), (3584, 14_336), (1536, 4096), (64, 128)),
         "qwen3_moe": Mixture(
-            "qwen3_moe", (32, 64, 96, 128), (4, 6, 8), (768, 2560), (1024, 4096), (64, 128)
+            "qwen3_moe", (32, 64, 96, 128), (4, 6, 8), (768, 2560), (1536, 4096), (64, 128)
         ),
-        "gpt_oss": Mixture("gpt_oss", (16, 32, 64, 128), (2, 4), (1024, 4096), (1024, 4096), (64,)),
+        "gpt_oss": Mixture("gpt_oss", (16, 32, 64, 128), (2, 4), (1024, 4096), (1536, 4096), (64,)),
     },
     layers=(8, 48),
     vocab=(32_000, 201_088),
-    stored_bytes=(1e9, 24e9),
+    stored_bytes=(1e9, 40e9),
 )
 CPU = ExpertScope(
     mixtures={
