@@ -154,6 +154,26 @@ def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("model", ["qwen3-8b@int4-g128", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_errors_of_other_kinds_on_file_are_what_the_twin_predicts(name: str, model: str) -> None:
+    """Of the first run of each record; none before the first of them has run."""
+    node = calibrated_node(name)
+    known = known_error(node, load_model(model))
+    assert known is not None
+    for drawn in known.drawn if known.kind is not ModelKind.DENSE else ():
+        record = shape_record.read(node, store.runs_folder(node.name) / drawn)
+        samples, _ = shape_record.samples_of(record)
+        assert set(known.drawn[drawn]) == set(samples)
+        assert record.kind is known.kind
+        run = next(run for run in record.runs if run.name in samples)
+        speed = simulate(run.plan(node.device.name), node).tokens_per_s
+        error = speed * statistics.median(samples[run.name]) - 1
+        assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
+            f"keep them again: twin validate {name} with the shapes, seed and kind of {drawn}"
+        )
+
+
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_the_documents_tell_the_errors_on_file(name: str) -> None:
     known = known_error(calibrated_node(name))
