@@ -19,6 +19,7 @@ from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.cli import main
 from twin.data import data_dir
+from twin.hardware.types import Node
 from twin.kernel.defaults import default_options
 from twin.plan.types import HandOffKind
 
@@ -44,6 +45,13 @@ def test_a_seed_names_its_shapes() -> None:
         (CPU.prompts[0], HandOffKind.COUNTER),
         (CPU.prompts[0], HandOffKind.GRID),
     }
+
+
+@pytest.mark.parametrize("node", [H200, calibrated_node("1xh100")], ids=["h200", "h100"])
+def test_dense_shapes_of_a_seed_are_those_on_file(node: Node) -> None:
+    """They were predicted and run in November 2026: nothing that is drawn besides may move them."""
+    folder = shape_record.store.runs_folder(node.name) / "shapes-24-seed-58213"
+    assert tuple(drawn_runs(node, 4, 58213)) == shape_record.read(node, folder).runs[:16]
 
 
 @pytest.mark.parametrize("scope", [CPU, GPU], ids=["cpu", "gpu"])
@@ -94,7 +102,7 @@ def test_without_the_gpu_it_says_what_to_run_where(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = HeldOut("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
-    monkeypatch.setattr(shape_record, "drawn_runs", lambda *_: [run])
+    monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
     command = ["validate", "1xh200", "--shapes", "1", "--seed", "3"]
     assert main(command) == 0
@@ -148,6 +156,7 @@ def test_errors_of_shapes_that_all_ran_stand_beside_the_held_out_runs(home: Path
         (("--shapes", "0", "--seed", "1"), "--shapes 0: from 1 to 256"),
         (("--shapes", "1", "--seed", "-1"), "--seed -1: from 0"),
         (("--shapes", "1", "--seed", "1", "--from", "runs"), "--from does not go with --shapes"),
+        (("--kind", "experts"), "--kind goes with --shapes N and --seed S"),
     ],
     ids=str,
 )

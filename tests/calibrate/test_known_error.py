@@ -11,11 +11,13 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
-from twin.calibrate.known_error import KnownError, keep, keep_drawn, known_error
+from twin.calibrate.known_error import FEWEST, KnownError, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Compared, Validation, compare
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind, Number
+from twin.models.kind import ModelKind, kind_of
+from twin.models.load import load_model
 from twin.sim.run import simulate
 
 HOP = Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)
@@ -111,6 +113,29 @@ def test_drawn_shapes_stay_beside_the_runs_of_the_same_fit_and_widen_the_interva
     assert not known.drawn  # of another fit
 
 
+def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -> None:
+    node = load_node("1xh200")
+    few_bits, experts = load_model("qwen3-8b@int4-g128"), load_model("gpt-oss-20b")
+    kept()
+    keep_drawn(node, "shapes-1-seed-2", {"dense": 0.5})
+    dense = known_error(node)
+    assert dense is not None
+    some = {str(at): 0.2 for at in range(FEWEST - 1)}
+    keep_drawn(node, "shapes-4-seed-3-experts", some, ModelKind.EXPERTS)
+    assert known_error(node, experts) == dense  # too few
+    keep_drawn(node, "shapes-1-seed-4-experts", {"one": 0.3}, ModelKind.EXPERTS)
+    kept()  # a validation of the same fit leaves them
+    own = known_error(node, experts)
+    assert own is not None
+    assert own.kind is ModelKind.EXPERTS
+    assert own.records == ("shapes-4-seed-3-experts", "shapes-1-seed-4-experts")
+    assert (len(own.every), own.worst) == (FEWEST, 0.3)
+    assert own.interval(1.0)[1] < 0.84
+    dense_model = load_model("llama-3.2-1b")
+    assert known_error(node, dense_model) == known_error(node, few_bits) == dense
+    assert known_error(node) == dense
+
+
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
     """Of one run, the quickest to simulate."""
@@ -127,6 +152,26 @@ def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
     assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
         f"keep them again: twin validate {name} --shapes 24 --seed 58213"
     )
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b@int4-g128", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_errors_of_other_kinds_on_file_are_what_the_twin_predicts(name: str, model: str) -> None:
+    """Of the first run of each record; none before the first of them has run."""
+    node = calibrated_node(name)
+    known = known_error(node, load_model(model))
+    assert known is not None
+    for drawn in known.drawn if known.kind is not ModelKind.DENSE else ():
+        record = shape_record.read(node, store.runs_folder(node.name) / drawn)
+        samples, _ = shape_record.samples_of(record)
+        assert set(known.drawn[drawn]) == set(samples)
+        assert record.kind is known.kind
+        run = next(run for run in record.runs if run.name in samples)
+        speed = simulate(run.plan(node.device.name), node).tokens_per_s
+        error = speed * statistics.median(samples[run.name]) - 1
+        assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
+            f"keep them again: twin validate {name} with the shapes, seed and kind of {drawn}"
+        )
 
 
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
@@ -150,3 +195,11 @@ def test_simulate_tells_the_error_and_its_interval(twin: Twin) -> None:
     assert (
         json.loads(twin("simulate", "llama-3.2-1b", "1xmi300x", "--json").out)["held_out"] is None
     )
+
+
+def test_simulate_says_where_no_run_was_of_the_models_kind(twin: Twin) -> None:
+    known = known_error(calibrated_node("1xh200"), load_model("gpt-oss-20b"))
+    assert known is not None
+    said = " ".join(twin("simulate", "gpt-oss-20b", "1xh200").out.split())
+    other = known.kind is not kind_of(load_model("gpt-oss-20b"))
+    assert ("none of them has experts" in said) is other

@@ -15,13 +15,13 @@ from tests.engine.small_engine import SEED, TOKENS, engine, planned
 from tests.engine.test_coded import coded
 from tests.engine.test_coded_experts import model
 from tests.engine.test_experts import routed
-from twin.engine.filling import coded_pieces
+from twin.engine.filling import DIFFERENT, _coded, coded_pieces
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.codes import CODES
-from twin.models.formats import UNIT_BYTES, format_named
+from twin.models.formats import DECODED, UNIT_BYTES, format_named
 from twin.models.quantized import requantized
-from twin.plan.types import Plan
+from twin.plan.types import Matrix, Plan
 
 
 def spread(plan: Plan) -> float:
@@ -38,6 +38,18 @@ def spread(plan: Plan) -> float:
 def some(*names: str) -> list[ParameterSet]:
     """All formats; those that are not named are slow."""
     return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in CODES]
+
+
+@pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32-zp", "nvfp4"])
+def test_rows_beyond_the_different_ones_repeat(name: str) -> None:
+    """Expanding what is drawn is quick; an expert has tens of thousands of rows."""
+    matrix = Matrix(2 * DIFFERENT + 3, 256, 1, 8, 256, (), DECODED[name])
+    made = _coded(matrix, matrix.rows, np.random.default_rng(SEED))
+    values = made.astype(np.float32)
+    assert made.shape == (matrix.rows, matrix.cols)
+    assert np.array_equal(values[:DIFFERENT], values[DIFFERENT : 2 * DIFFERENT])
+    assert np.array_equal(values[:3], values[2 * DIFFERENT :])
+    assert 0.9 < values.std() * 16 < 1.1
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def simulate(
     if count < STEPS:
         raise ConfigError(f"steps={shown(steps)}: at least {STEPS}, because the first is cold")
     result = simulate_plan(plan, case.node, steps=count, routing=read_routing(routing, seed))
-    found = known_error(case.node)
+    found = known_error(case.node, case.spec)
     return _prediction(case.spec, plan, result, found, told.seconds if told else None)
 
 

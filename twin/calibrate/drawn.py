@@ -1,18 +1,20 @@
-"""Dense shapes that a seed draws, to be predicted before they run: nobody can tune to them."""
+"""Models that a seed draws, to be predicted before they run: nobody can tune to them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twin.calibrate import drawn_kinds
+from twin.calibrate.drawn_kinds import FORMATS, STORED, dealt, grained, in_few_bits, log_between
 from twin.calibrate.heldout import HeldOut
 from twin.errors import CalibrationError, ConfigError, TwinError
 from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import default_options
 from twin.kernel.room import check_room
+from twin.models.kind import ModelKind
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.types import HandOffKind
 
@@ -68,13 +70,19 @@ CPU = Scope(
 
 
 def drawn_runs(
-    node: Node, count: int, seed: int, progress: Callable[[str], None] = lambda _: None
+    node: Node,
+    count: int,
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    kind: ModelKind = ModelKind.DENSE,
 ) -> list[HeldOut]:
-    """Four runs of each of `count` shapes: two contexts, and the other two hand-offs in the short
-    one.
+    """Runs of each of `count` models: two contexts, and of dense ones the other two hand-offs in
+    the short one.
 
-    The first shapes of a seed are the same whatever `count` is. Raises ConfigError or
-    CalibrationError.
+    A model that the device does not hold, or that has no plan, is drawn again; one of another kind
+    keeps its family and format then. The first models of a seed are the same whatever `count` is.
+    Raises ConfigError or CalibrationError.
     """
     for name, value, least, most in (
         ("--shapes", count, 1, MOST_SHAPES),
@@ -85,14 +93,16 @@ def drawn_runs(
     scope = CPU if node.device.isa == HOST else GPU
     runs: list[HeldOut] = []
     generator = np.random.default_rng(seed)
-    shapes = (spec for spec in _specs(scope, generator) if spec is not None)
-    failed = ""
-    while len(runs) < 4 * count:
-        progress(f"drawing shapes for {node.name}: {len(runs) // 4 + 1}/{count}")
+    for number in range(count):
+        progress(f"drawing shapes for {node.name}: {number + 1}/{count}")
+        shapes = (
+            spec for spec in _models(kind, scope, generator, seed, number) if spec is not None
+        )
+        failed = ""
         for _ in range(ATTEMPTS):
             spec = next(shapes)
             try:
-                runs += _runs(scope, node, replace(spec, name=f"s{seed}-{len(runs) // 4 + 1:02d}"))
+                runs += _runs(scope, node, replace(spec, name=f"s{seed}-{number + 1:02d}"), kind)
                 break
             except TwinError as error:  # too large for the device, or no plan: another one
                 failed = str(error)
@@ -102,10 +112,27 @@ def drawn_runs(
     return runs
 
 
-def _runs(scope: Scope, node: Node, spec: ModelSpec) -> list[HeldOut]:
+def _models(
+    kind: ModelKind, scope: Scope, generator: np.random.Generator, seed: int, number: int
+) -> Iterator[ModelSpec | None]:
+    """Endless; None for a draw without a model in the scope."""
+    if kind is ModelKind.EXPERTS:
+        experts = drawn_kinds.CPU if scope is CPU else drawn_kinds.GPU
+        stored = dealt(STORED, seed, number)
+        while True:
+            yield drawn_kinds.with_experts(experts, stored, generator)
+    for spec in _specs(scope, generator):
+        if spec is not None and kind is ModelKind.FEW_BITS:
+            yield in_few_bits(spec, dealt(FORMATS, seed, number))
+        else:
+            yield spec
+
+
+def _runs(scope: Scope, node: Node, spec: ModelSpec, kind: ModelKind) -> list[HeldOut]:
     prompts = dict(zip((SHORTEST, LONGEST), scope.prompts, strict=True))
     wanted = [(where, HandOffKind.SENTINEL) for where in prompts]
-    wanted += [(SHORTEST, handoff) for handoff in (HandOffKind.COUNTER, HandOffKind.GRID)]
+    if kind is ModelKind.DENSE:
+        wanted += [(SHORTEST, handoff) for handoff in (HandOffKind.COUNTER, HandOffKind.GRID)]
     return [_run(scope, node, spec, where, prompts[where], handoff) for where, handoff in wanted]
 
 
@@ -148,11 +175,11 @@ def _spec(scope: Scope, generator: np.random.Generator) -> ModelSpec | None:
             )
         )
     ]
-    hidden = _grained(_log_between(*scope.hidden, u[1]), GRAIN)
+    hidden = grained(log_between(*scope.hidden, u[1]), GRAIN)
     group, kv_heads = GROUPS[int(u[2] * len(GROUPS))], KV_HEADS[int(u[3] * len(KV_HEADS))]
-    ffn = _grained(hidden * _log_between(*FEEDS, u[4]), HEAD_GRAIN)
-    layers = round(_log_between(*scope.layers, u[5]))
-    vocab = _grained(_log_between(*scope.vocab, u[6]), HEAD_GRAIN)
+    ffn = grained(hidden * log_between(*FEEDS, u[4]), HEAD_GRAIN)
+    layers = round(log_between(*scope.layers, u[5]))
+    vocab = grained(log_between(*scope.vocab, u[6]), HEAD_GRAIN)
     family = ("llama", "qwen2", "qwen3")[int(u[7] * 3)]
     spec = ModelSpec(
         name="",
@@ -184,11 +211,3 @@ def weights_of(spec: ModelSpec) -> int:
         spec.layers * (attention + 3 * spec.hidden * spec.ffn)
         + (1 if spec.tied else 2) * spec.vocab * spec.hidden
     )
-
-
-def _log_between(low: float, high: float, share: float) -> float:
-    return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-
-
-def _grained(size: float, grain: int) -> int:
-    return max(grain, round(size / grain) * grain)

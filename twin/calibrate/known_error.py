@@ -16,6 +16,8 @@ import numpy as np
 from twin.calibrate import store
 from twin.calibrate.node import fits_of
 from twin.hardware.types import Node, Number
+from twin.models.kind import ModelKind, kind_of
+from twin.models.spec import ModelSpec
 
 if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
     from twin.calibrate.validate import Validation
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
 LEVELS = (0.10, 0.90)
 DIGITS = 12  # of a digest
 DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
+KINDS = "kinds"  # and those of shapes that are not dense, by kind
+FEWEST = 8  # runs of a kind from which its interval is theirs alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class KnownError:
     errors: Mapping[str, float]
     # by record, of shapes that a seed drew
     drawn: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    kind: ModelKind = ModelKind.DENSE  # of the models that ran
 
     @property
     def every(self) -> list[float]:
@@ -47,7 +52,7 @@ class KnownError:
 
     @property
     def records(self) -> tuple[str, ...]:
-        return (self.record, *self.drawn)
+        return (*([self.record] if self.errors else []), *self.drawn)
 
     @property
     def median(self) -> float:
@@ -79,20 +84,26 @@ def keep(node: Node, found: Validation, record: store.Run) -> None:
         "record": record.id,
         "errors": errors,
     }
-    if DRAWN in before:
-        about[DRAWN] = before[DRAWN]
+    about |= {name: before[name] for name in (DRAWN, KINDS) if name in before}
     store.write_held_out(node.name, about)
 
 
-def keep_drawn(node: Node, record: str, errors: Mapping[str, float]) -> None:
+def keep_drawn(
+    node: Node, record: str, errors: Mapping[str, float], kind: ModelKind = ModelKind.DENSE
+) -> None:
     """Stores how far the fit in force is from a seed's shapes, beside its held-out runs; nothing
     where none of these are on file.
     """
     kept = _of_fit(node.name)
-    if kept:
-        rounded = {name: _rounded(error) for name, error in errors.items()}
-        drawn = {**kept.get(DRAWN, {}), record: rounded}
-        store.write_held_out(node.name, {**kept, DRAWN: drawn})
+    if not kept:
+        return
+    rounded = {name: _rounded(error) for name, error in errors.items()}
+    if kind is ModelKind.DENSE:
+        about = {DRAWN: {**kept.get(DRAWN, {}), record: rounded}}
+    else:
+        kinds = kept.get(KINDS, {})
+        about = {KINDS: {**kinds, kind.value: {**kinds.get(kind.value, {}), record: rounded}}}
+    store.write_held_out(node.name, {**kept, **about})
 
 
 def _rounded(error: float) -> float:
@@ -105,21 +116,30 @@ def _of_fit(name: str) -> dict[str, Any] | None:
     return kept if kept and fit and kept.get("numbers") == numbers_digest(fit[0]) else None
 
 
-def known_error(node: Node) -> KnownError | None:
+def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
     """Of the fits that hold for a node, the last whose held-out runs are on file; None without any,
     or where the fit is another.
+
+    `spec`: of a model's kind, once FEWEST runs of that kind are on file; else of dense models.
     """
+    kind = kind_of(spec) if spec else ModelKind.DENSE
     for name in reversed(fits_of(node)):
         kept = _of_fit(name)
         if kept and kept.get("errors"):
-            return _read(kept)
+            return _read(kept, kind)
     return None
 
 
-def _read(kept: Mapping[str, Any]) -> KnownError:
-    drawn = {str(record): _numbers(errors) for record, errors in kept.get(DRAWN, {}).items()}
-    errors = _numbers(kept["errors"])
-    return KnownError(str(kept["node"]), str(kept["fit"]), str(kept["record"]), errors, drawn)
+def _read(kept: Mapping[str, Any], kind: ModelKind) -> KnownError:
+    about = str(kept["node"]), str(kept["fit"]), str(kept["record"])
+    own = _drawn(kept.get(KINDS, {}).get(kind.value, {}))
+    if sum(map(len, own.values())) >= FEWEST:
+        return KnownError(*about, {}, own, kind)
+    return KnownError(*about, _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
+
+
+def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {str(record): _numbers(errors) for record, errors in kept.items()}
 
 
 def _numbers(errors: Mapping[str, Any]) -> dict[str, float]:

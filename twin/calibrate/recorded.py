@@ -13,13 +13,18 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from twin.calibrate.heldout import HeldOut
 from twin.errors import CalibrationError, ConfigError
+from twin.models.feeds import ExpertFeed
+from twin.models.formats import Formats, Role, format_named
+from twin.models.layers import Layer
 from twin.models.load import load_model, model_names
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.types import Options
 from twin.text import said, shown
 
 T = TypeVar("T")
 RUNS = "runs"  # in the meta data of a record
+ATTENTION, EXPERTS, STORED = "attention", "experts", "stored"  # of a shape that is not dense
 
 
 def written(run: HeldOut) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
 
 def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
     model = one["model"]
-    spec = load_model(model) if isinstance(model, str) else _built(ModelSpec, model)
+    spec = load_model(model) if isinstance(model, str) else _shaped(model)
     return HeldOut(
         name,
         spec,
@@ -85,14 +90,53 @@ def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
 
 
 def _shape(spec: ModelSpec) -> dict[str, Any]:
-    if spec.layout or spec.stored or spec.hyper:
+    """A dense shape's fields; of experts, besides, what all layers have but for their windows; the
+    formats by their names.
+    """
+    if spec.hyper or (spec.layout and spec.layout != _layout(spec, *_parts(spec))):
         raise CalibrationError(
-            f"{spec.name}: only a dense shape or a model on file can be written into a record; "
-            "give it a file"
+            f"{spec.name}: only a dense shape, one whose layers all have the same experts behind "
+            "grouped attention, or a model on file can be written into a record; give it a file"
         )
-    plain = _plain(spec)
+    plain = _plain(dataclasses.replace(spec, layout=(), stored=None))
     assert isinstance(plain, dict)
+    if spec.layout:
+        attention, experts = _parts(spec)
+        plain |= {ATTENTION: _plain(attention), EXPERTS: _plain(experts)}
+    if spec.stored:
+        chosen = [[role.value, form.name] for role, form in spec.stored.chosen]
+        plain[STORED] = {"rest": spec.stored.rest.name, "chosen": chosen}
     return plain
+
+
+def _parts(spec: ModelSpec) -> tuple[Any, Any]:
+    """Of the first layer: its mixer without a window, its feed-forward layer."""
+    first = spec.layout[0]
+    return dataclasses.replace(first.mixer, window=0), first.feed
+
+
+def _layout(spec: ModelSpec, attention: Any, experts: Any) -> tuple[Layer, ...]:
+    """No layers of parts that a record cannot hold."""
+    if not (isinstance(attention, GroupedAttention) and isinstance(experts, ExpertFeed)):
+        return ()
+    return tuple(
+        Layer(dataclasses.replace(attention, window=window), experts) for window in spec.windows
+    )
+
+
+def _shaped(model: Mapping[str, Any]) -> ModelSpec:
+    """The reverse of _shape."""
+    plain = {name: value for name, value in model.items() if name not in (ATTENTION, EXPERTS)}
+    stored = plain.pop(STORED, None)
+    spec: ModelSpec = _built(ModelSpec, plain)
+    if ATTENTION in model:
+        attention: GroupedAttention = _built(GroupedAttention, model[ATTENTION])
+        experts: ExpertFeed = _built(ExpertFeed, model[EXPERTS])
+        spec = dataclasses.replace(spec, layout=_layout(spec, attention, experts))
+    if stored is None:
+        return spec
+    chosen = tuple((Role(role), format_named(name)) for role, name in stored["chosen"])
+    return dataclasses.replace(spec, stored=Formats(format_named(stored["rest"]), chosen))
 
 
 def _plain(value: object) -> object:

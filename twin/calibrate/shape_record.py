@@ -1,8 +1,9 @@
 """A seed's shapes on disk: what the twin said before the first of them ran, then what the engine
 did.
 
-The folder is calibration/runs/NODE/shapes-N-seed-S. predictions.json is written once and never
-again; samples are added run by run, so that whoever stops goes on where it stopped.
+The folder is calibration/runs/NODE/shapes-N-seed-S, with its kind behind it where that is not
+dense. predictions.json is written once and never again; samples are added run by run, so that
+whoever stops goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
-from twin.engine.choose import compile_all, open_random
-from twin.errors import CalibrationError, TwinError
+from twin.engine.choose import compiled_in_turn, open_random
+from twin.errors import CalibrationError, EngineError, TwinError
 from twin.files import write
 from twin.hardware.types import Node
+from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.text import shown
 
 PREDICTIONS = "predictions.json"
-COMPILED_TOGETHER = 96  # runs whose kernels are compiled before the first of them runs
+COMPILED_TOGETHER = 96  # runs whose plans the compilers are given at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Record:
     date: str  # of the predictions
     runs: tuple[HeldOut, ...]
     predicted: Mapping[str, Predicted]
+
+    @property
+    def kind(self) -> ModelKind:
+        """Of all its models."""
+        return kind_of(self.runs[0].spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
+    """Runs of a record, or some of them."""
+
     runs: tuple[JudgedRun, ...]
     failed: Mapping[str, str]
 
@@ -95,11 +104,21 @@ class Judged:
         return sum(held) / len(held) if held else None
 
 
-def folder_of(node: Node, count: int, seed: int) -> Path:
-    return store.runs_folder(node.name) / f"shapes-{count}-seed-{seed}"
+def folder_of(node: Node, count: int, seed: int, kind: ModelKind = ModelKind.DENSE) -> Path:
+    name = f"shapes-{count}-seed-{seed}"
+    return store.runs_folder(node.name) / (
+        name if kind is ModelKind.DENSE else f"{name}-{kind.value}"
+    )
 
 
-def opened(node: Node, count: int, seed: int, folder: Path, progress: Progress) -> Record:
+def opened(
+    node: Node,
+    count: int,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    kind: ModelKind = ModelKind.DENSE,
+) -> Record:
     """The record in `folder`; without one, draws the shapes, predicts all of them and writes it."""
     file = folder / PREDICTIONS
     if not file.exists():
@@ -110,8 +129,8 @@ def opened(node: Node, count: int, seed: int, folder: Path, progress: Progress) 
             )
         predict(
             node,
-            drawn_runs(node, count, seed, progress),
-            {"shapes": count, "seed": seed},
+            drawn_runs(node, count, seed, progress, kind=kind),
+            {"shapes": count, "seed": seed, "kind": kind.value},
             file,
             progress,
         )
@@ -124,14 +143,14 @@ def predict(
     """Simulates every run by the fits in force, and writes what it says."""
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
-    known, said = known_error(node), {}
+    known, said = known_error(node, runs[0].spec), {}
     for done, run in enumerate(runs, start=1):
         progress(f"predicting {node.name}: {done}/{len(runs)} {run.name}")
         speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
         low, high = known.interval(speed) if known else (None, None)
         said[run.name] = {"tokens_per_s": speed, "p10": low, "p90": high}
     why = (
-        f"held-out errors of {known.fit} ({known.record})"
+        f"held-out errors of {known.fit} ({', '.join(known.records)}), of {known.kind.value} models"
         if known
         else "none: no held-out runs of this fit are on file"
     )
@@ -216,11 +235,11 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
     for first in range(0, len(left), COMPILED_TOGETHER):
         batch = left[first : first + COMPILED_TOGETHER]
         plans = [run.plan(device.name) for run in batch]
-        refused = compile_all(device, plans, progress)
-        for at, (run, plan) in enumerate(zip(batch, plans, strict=True)):
+        compiled = compiled_in_turn(device, plans, progress)
+        for at, (run, plan, refused) in enumerate(zip(batch, plans, compiled, strict=True)):
             progress(f"measuring {node.name}: {first + at + 1}/{len(left)} {run.name}")
-            if at in refused:
-                failed[run.name] = refused[at]
+            if refused:
+                failed[run.name] = refused
             else:
                 try:
                     samples[run.name] = timed(node, run, plan)
@@ -230,13 +249,22 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
 
 
 def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
-    """Of a step, of each repeat; the engine holds one model at a time."""
-    took = []
+    """Of a step, of each repeat; the engine holds one model at a time. Raises EngineError where
+    repeats give different tokens.
+    """
+    took, said = [], []
+    # prompts of other kinds are read step by step: once is enough
+    reuse = kind_of(run.spec) is not ModelKind.DENSE
     with open_random(node.device, plan, SEED) as engine:
         for _ in range(run.repeats):
-            made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
+            made = engine.generate(
+                prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS, reuse=reuse
+            )
             if made.stop_reason == "cancelled":
                 raise KeyboardInterrupt
+            said.append(made.tokens)
+            if said[0] != made.tokens:
+                raise EngineError(f"{run.name}: two repeats gave different tokens; report this")
             took.append(recipe_of(node.device).read(made.step_ns[WARMUP_TOKENS:] * 1e-9))
     return took
 
@@ -265,7 +293,29 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
             progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
             speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
             errors[run.name] = speed * statistics.median(samples[run.name]) - 1
-    keep_drawn(node, record.folder.name, errors)
+    keep_drawn(node, record.folder.name, errors, record.kind)
+
+
+def groups(record: Record) -> dict[str, list[str]]:
+    """Names of the runs, by what is told apart among models of their kind: the stored format, of
+    experts the family too, of dense ones nothing.
+    """
+    found: dict[str, list[str]] = {}
+    for run in record.runs:
+        if record.kind is ModelKind.DENSE:
+            label = record.kind.value
+        elif record.kind is ModelKind.EXPERTS:
+            label = f"{run.spec.family} {stored_as(run.spec)}"
+        else:
+            label = stored_as(run.spec)
+        found.setdefault(label, []).append(run.name)
+    return dict(sorted(found.items()))
+
+
+def part(found: Judged, names: Sequence[str]) -> Judged | None:
+    """Those of some names; None where none of them ran."""
+    runs = tuple(run for run in found.runs if run.name in names)
+    return Judged(runs, {}) if runs else None
 
 
 def judged(record: Record) -> Judged | None:

@@ -44,7 +44,7 @@ def comparison(
     case: Case, plan: Plan, result: Result, found: Rates, prompt: PromptTime | None
 ) -> Comparison:
     assert plan.spec is not None
-    known = known_error(case.node)
+    known = known_error(case.node, plan.spec)
     return beside(
         plan.spec,
         case.node,

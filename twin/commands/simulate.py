@@ -26,7 +26,9 @@ from twin.files import write
 from twin.hardware.override import numbers as hardware_numbers
 from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
+from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
+from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.report import pages, words
@@ -48,6 +50,11 @@ STEPS = 2
 DRAWN_STEPS = 9  # where steps differ by their routing
 SLOWEST = 6
 ASK = "twin whatif MODEL NODE --draws 16"
+# said where no runs of the model's kind are on file
+OTHERWISE = {
+    ModelKind.FEW_BITS: "; none of them has weights of few bits",
+    ModelKind.EXPERTS: "; none of them has experts",
+}
 EXAMPLES = """\
   twin simulate laneformer-2b 8xmi300x
   twin simulate llama-3.1-8b 8xh200 --engines
@@ -228,7 +235,7 @@ def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
     return (
         named
         | headline(result)
-        | {"held_out": held_out_json(node, result)}
+        | {"held_out": held_out_json(node, result, plan.spec)}
         | {key: value for key, value in result.to_dict().items() if key not in named}
     )
 
@@ -241,7 +248,7 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
     )
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
-        *interval_facts(node, result),
+        *interval_facts(node, result, plan.spec),
         *batch_facts(result),
         ("step", format_quantity(result.step_s, "s")),
         *([("by routing", routing_text(result))] if result.routing else []),
@@ -279,7 +286,7 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
             table(("stages", "count", "us", "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
             others,
-            f"{rests}\n{certainty(node)}\nwhat the words mean: twin simulate --help\n"
+            f"{rests}\n{certainty(node, plan.spec)}\nwhat the words mean: twin simulate --help\n"
             f"simulated by {by}",
         ]
     )
@@ -292,14 +299,14 @@ def _listed(what: str, paths: Sequence[str]) -> str:
     )
 
 
-def certainty(node: Node) -> str:
+def certainty(node: Node, spec: ModelSpec | None) -> str:
     """What is known about the error of a prediction for this node without simulating it again and
     again.
     """
     fits = fits_of(node)
     if not fits:
         return f"no interval: {node.name} has no fit; for one from the ranges of its numbers: {ASK}"
-    known = known_error(node)
+    known = known_error(node, spec)
     if known is None:
         return (
             f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
@@ -309,7 +316,7 @@ def certainty(node: Node) -> str:
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
         f"that it had not seen ({', '.join(known.records)}) by {percent(known.median)} in the "
         f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
-        "them"
+        f"them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
     link = (
         ""
@@ -325,8 +332,8 @@ def certainty(node: Node) -> str:
     )
 
 
-def held_out_json(node: Node, result: Result) -> dict[str, Any] | None:
-    known = known_error(node)
+def held_out_json(node: Node, result: Result, spec: ModelSpec | None) -> dict[str, Any] | None:
+    known = known_error(node, spec)
     if known is None:
         return None
     low, high = known.interval(result.tokens_per_s)
@@ -335,6 +342,7 @@ def held_out_json(node: Node, result: Result) -> dict[str, Any] | None:
         "fit": known.fit,
         "record": known.record,
         "drawn": list(known.drawn),
+        "kind": known.kind.value,
         "runs": len(known.every),
         "median_abs_error": known.median,
         "worst_error": known.worst,
@@ -342,8 +350,8 @@ def held_out_json(node: Node, result: Result) -> dict[str, Any] | None:
     }
 
 
-def interval_facts(node: Node, result: Result) -> list[tuple[str, str]]:
-    known = known_error(node)
+def interval_facts(node: Node, result: Result, spec: ModelSpec | None) -> list[tuple[str, str]]:
+    known = known_error(node, spec)
     if known is None:
         return []
     low, high = known.interval(result.tokens_per_s)

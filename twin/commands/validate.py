@@ -40,7 +40,8 @@ EXAMPLES = """\
   twin validate 1xh200 --measure-only --out runs       run the engine; copy the folder to the fit:
   twin validate 1xh200 --from runs
   twin validate 1xmi300x --from calibration/runs/mi300x/2026-11-23T145500-published
-  twin validate 1xh200 --shapes 24 --seed 7            predict shapes nobody chose, then run them"""
+  twin validate 1xh200 --shapes 24 --seed 7            predict shapes nobody chose, then run them
+  twin validate 1xh200 --shapes 12 --seed 7 --kind experts"""
 
 
 def add(commands: Subparsers) -> None:
@@ -49,7 +50,7 @@ def add(commands: Subparsers) -> None:
         "validate",
         run,
         usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--shapes N "
-        "--seed S] [--report FILE] [--json]",
+        "--seed S [--kind KIND]] [--report FILE] [--json]",
         summary="compare predicted and measured engine runs",
         text="Runs the engine and lets the twin predict each run from the probes' fit alone: "
         "other shapes, block counts and mixtures\n"

@@ -14,10 +14,12 @@ from twin.calibrate.shape_record import (
     Judged,
     Record,
     folder_of,
+    groups,
     judged,
     keep_errors,
     measure,
     opened,
+    part,
     samples_of,
 )
 from twin.commands.arguments import check_compiler
@@ -25,6 +27,8 @@ from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
 from twin.hardware.types import Node
+from twin.models.kind import ModelKind, stored_as
+from twin.models.spec import ModelSpec
 from twin.report.tables import count, percent, table
 from twin.server.expected import without_twin
 
@@ -38,10 +42,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         type=int,
         metavar="N",
-        help=f"dense shapes, four runs of each; up to {MOST_SHAPES}",
+        help=f"four runs of each, of another kind than dense two; up to {MOST_SHAPES}",
     )
     group.add_argument(
         "--seed", type=int, metavar="S", help=f"choose it after the fit; up to {MOST_SEED}"
+    )
+    group.add_argument(
+        "--kind",
+        choices=[kind.value for kind in ModelKind],
+        help="what is drawn: dense shapes in 16 bits (the default), dense ones stored in few bits, "
+        "or mixtures of experts",
     )
 
 
@@ -49,6 +59,8 @@ def asked(args: argparse.Namespace) -> bool:
     """Raises ConfigError for one of the two alone, or with what belongs to other runs."""
     given = [args.shapes is not None, args.seed is not None]
     if not any(given):
+        if args.kind:
+            raise ConfigError("--kind goes with --shapes N and --seed S: give all three")
         return False
     if not all(given):
         raise ConfigError("--shapes N and --seed S belong together: give both, or neither")
@@ -63,12 +75,17 @@ def asked(args: argparse.Namespace) -> bool:
     return True
 
 
+def kind_asked(args: argparse.Namespace) -> ModelKind:
+    return ModelKind(args.kind) if args.kind else ModelKind.DENSE
+
+
 def run(args: argparse.Namespace, node: Node) -> int:
     recipe_of(node.device)  # refuses a device that no engine runs on
-    folder = folder_of(node, args.shapes, args.seed)
+    kind = kind_asked(args)
+    folder = folder_of(node, args.shapes, args.seed, kind)
     check_folder(folder.parent)
     try:
-        record = opened(node, args.shapes, args.seed, folder, progress())
+        record = opened(node, args.shapes, args.seed, folder, progress(), kind)
         say(f"predicted on {record.date} by {record.fit}: {record.folder}")
         left = len(record.runs) - sum(len(part) for part in samples_of(record))
         here = present(node) if left else None
@@ -99,7 +116,8 @@ def advice(args: argparse.Namespace, node: Node, here: str | None) -> str:
     if here is None:
         return ""
     again = f"twin validate {node.name} --shapes {args.shapes} --seed {args.seed}"
-    folder = folder_of(node, args.shapes, args.seed)
+    again += f" --kind {args.kind}" if args.kind else ""
+    folder = folder_of(node, args.shapes, args.seed, kind_asked(args))
     return (
         f"{here}\n\nOn a computer with a {node.device.title}: put {folder} at the same place of "
         f"its calibration folder, run `{again}`, bring the folder back, and run the same command "
@@ -127,6 +145,7 @@ def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
         )
     return {
         "node": record.node,
+        "kind": record.kind.value,
         "folder": str(record.folder),
         "fit": record.fit,
         "predicted": record.date,
@@ -135,15 +154,36 @@ def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
         "median_abs_error": found.median if found else None,
         "worst_error": found.worst if found else None,
         "share_inside_p10_p90": found.share_held if found else None,
+        "groups": {
+            label: {
+                "runs": len(some.runs),
+                "median_abs_error": some.median,
+                "worst_error": some.worst,
+                "share_inside_p10_p90": some.share_held,
+            }
+            for label, some in grouped(record, found)
+        },
     }
 
 
-def shape(spec: Any) -> str:
+def grouped(record: Record, found: Judged | None) -> list[tuple[str, Judged]]:
+    """By format, of experts by family too."""
+    if found is None:
+        return []
+    parts = [(label, part(found, names)) for label, names in groups(record).items()]
+    return [(label, some) for label, some in parts if some]
+
+
+def shape(spec: ModelSpec) -> str:
     """Layers x hidden, heads on KV heads of so many elements, feed-forward, vocabulary."""
     heads = f"{spec.heads}/{spec.kv_heads}x{spec.head_dim}"
+    feed = f"{spec.experts.top_k}/{spec.experts.experts}x{spec.ffn}" if spec.experts else spec.ffn
+    tied, stored = "tied " if spec.tied else "", stored_as(spec)
+    others = "" if stored == spec.dtype.value else f" {stored}"
+    family = f"{spec.family} " if spec.experts else ""
     return (
-        f"{spec.layers}x{spec.hidden} {heads} {spec.ffn} {spec.vocab} "
-        f"{'tied ' if spec.tied else ''}{spec.dtype.value}"
+        f"{family}{spec.layers}x{spec.hidden} {heads} {feed} {spec.vocab} "
+        f"{tied}{spec.dtype.value}{others}"
     )
 
 
@@ -171,6 +211,7 @@ def text(record: Record, found: Judged | None, where: str) -> str:
     )
     parts = [table(head, rows, text_columns=2)]
     if found:
+        parts += [groups_text(record, found)] if record.kind is not ModelKind.DENSE else []
         held = "" if found.share_held is None else f", {percent(found.share_held)} inside p10-p90"
         parts += [
             f"{name} was not run: {said.splitlines()[0]}" for name, said in found.failed.items()
@@ -180,3 +221,17 @@ def text(record: Record, found: Judged | None, where: str) -> str:
             f"worst {percent(found.worst, signed=True)}{held}; fit: {record.fit}"
         )
     return "\n\n".join([*parts, *([where] if where else [])])
+
+
+def groups_text(record: Record, found: Judged) -> str:
+    rows = [
+        (
+            label,
+            len(some.runs),
+            percent(some.median),
+            percent(some.worst, signed=True),
+            "" if some.share_held is None else percent(some.share_held),
+        )
+        for label, some in grouped(record, found)
+    ]
+    return table(("stored as", "runs", "median error", "worst", "inside p10 to p90"), rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -193,6 +193,30 @@ def compile_all(
                 refused[running[one]] = said
             progress(f"compiling kernels on {workers} cores: {done}/{len(plans)}")
     return refused
+
+
+def compiled_in_turn(
+    device: Device, plans: Sequence[Plan], progress: Callable[[str], None]
+) -> Iterator[str]:
+    """For each plan, in order and as soon as its kernel is in the cache: what the compiler refused,
+    or nothing. Later ones are compiled meanwhile, on all cores but the one of the caller, who may
+    run a kernel: a GPU's steps are timed by its own clock.
+    """
+    if not (device.nvidia or device.amd) or device.isa is None:
+        yield from [""] * len(plans)
+        return
+    workers = max(1, min(len(plans), len(os.sched_getaffinity(0)) - 1))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = [pool.submit(_compile, plan, device.isa, False) for plan in plans]
+        try:
+            for one in running:
+                if not one.done():
+                    done = sum(other.done() for other in running)
+                    progress(f"compiling kernels on {workers} cores: {done}/{len(plans)}")
+                yield one.result()
+        finally:
+            for one in running:
+                one.cancel()
 
 
 def _compile(plan: Plan, arch: str, trace: bool) -> str:

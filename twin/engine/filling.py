@@ -21,6 +21,8 @@ from twin.models.codes import Coded, code_of
 from twin.models.formats import UNIT_BYTES
 from twin.plan.types import Matrix, Plan, Stage, tiles_of
 
+DIFFERENT = 512  # rows of a matrix: an expert of 14,336 rows took four seconds to quantise
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -88,9 +90,10 @@ def _expert(plan: Plan, stage: Stage, place: experts.Place, source: Coded) -> ND
 
 
 def _coded(matrix: Matrix, rows: int, random: np.random.Generator) -> Coded:
-    """Random rows in the matrix's format, whose products with inputs of size one are of size
-    one.
+    """Random rows in the matrix's format, whose products with inputs of size one are of size one;
+    from DIFFERENT rows on they repeat.
     """
     assert matrix.format is not None
-    values = random.standard_normal((rows, matrix.cols), np.float32)
-    return code_of(matrix.format).quantise(values * np.float32(matrix.cols**-0.5))
+    values = random.standard_normal((min(rows, DIFFERENT), matrix.cols), np.float32)
+    some = code_of(matrix.format).quantise(values * np.float32(matrix.cols**-0.5))
+    return some if rows <= DIFFERENT else some.rows(np.arange(rows) % DIFFERENT)

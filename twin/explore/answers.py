@@ -49,7 +49,7 @@ def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
         yield {"part": "problem", "message": row.problem}
         return
     rates = rates_of(node, usd)
-    known = known_error(node)
+    known = known_error(node, point.spec())
     ends = known.interval(row.tokens_per_s) if known else None
     yield _speed(asked, node, row, rates, ends)
     yield {"part": "beside"} | _beside(point, node, row, rates, ends)

@@ -70,7 +70,7 @@ def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -
     steps = [
         1 / Case(spec, node, {**options, "context": at}).simulate().tokens_per_s for at in (1, last)
     ]
-    known = known_error(node)
+    known = known_error(node, spec)
     low, high = known.interval(1.0) if known is not None else (None, None)
     return Expected(steps[0], steps[1], last, low, high)
 

@@ -142,7 +142,7 @@ def _fit(
     point: Point, row: Row, target: float, runner: Runner, draws: int, usd: float | None
 ) -> Fit:
     node, speed = node_on_file(point.node), row.tokens_per_s
-    known, rests = known_error(node), ""
+    known, rests = known_error(node, point.spec()), ""
     low = high = None
     if known is not None:
         low, high = known.interval(speed)

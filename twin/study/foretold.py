@@ -17,6 +17,7 @@ from twin.calibrate.known_error import known_error
 from twin.errors import ConfigError
 from twin.files import write
 from twin.hardware.types import Node
+from twin.models.spec import ModelSpec
 from twin.study.interval import LEVELS, Draws
 from twin.study.outcome import Series
 
@@ -54,11 +55,11 @@ def fit_of(device: str) -> str | None:
     return found and found[1].get("run")
 
 
-def spread(speeds: Iterable[float], node: Node) -> dict[str, float]:
+def spread(speeds: Iterable[float], node: Node, spec: ModelSpec | None = None) -> dict[str, float]:
     """p10, p50 and p90 of drawn speeds, each divided by the errors that the fit of `node` was seen
-    to make on engine runs.
+    to make on engine runs: of models of the kind of `spec`, else of dense ones.
     """
-    known = known_error(node)
+    known = known_error(node, spec)
     assert known is not None, f"no held-out runs of {node.name} on file"
     seen = [speed / (1 + error) for speed in speeds for error in known.every]
     p10, p50, p90 = (float(level) for level in np.quantile(seen, LEVELS))
