@@ -29,12 +29,21 @@ from twin.engine.session import (
 )
 from twin.errors import EngineError
 from twin.kernel.constants import pack_constants
-from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request, Status
+from twin.kernel.header import (
+    MAX_RANKS,
+    SENTINEL_WORD,
+    Control,
+    GreedyRequest,
+    RankMemory,
+    Request,
+    Status,
+    request_type,
+)
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Execution, Plan, Sampling
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
@@ -48,17 +57,34 @@ SAID = ("status", *(name for name, _ in Control._fields_ if name.startswith("hun
 FAILED = (Status.HUNG, Status.NO_TOKEN)
 
 
-class _Launch(ctypes.Structure):
-    """The kernel's argument; cuda_main.cu checks its size. With the tables compiled in, the plan is
-    empty.
-    """
-
-    _fields_ = (
+def _fields(request: type[GreedyRequest]) -> list[tuple[str, Any]]:
+    return [
         ("plan", ctypes.c_uint8),
         ("ranks", RankMemory * MAX_RANKS),
-        ("request", Request),
+        ("request", request),
         ("control", ctypes.c_void_p),
-    )
+    ]
+
+
+class GreedyLaunch(ctypes.Structure):
+    """The argument of a greedy plan's kernel; cuda_main.cu checks its size. With the tables
+    compiled in, the plan is empty.
+    """
+
+    _fields_ = _fields(GreedyRequest)
+
+
+class DrawingLaunch(ctypes.Structure):
+    """The same of a kernel that draws."""
+
+    _fields_ = _fields(Request)
+
+
+Launch = GreedyLaunch | DrawingLaunch
+
+
+def new_launch(plan: Plan) -> Launch:
+    return GreedyLaunch() if request_type(plan) is GreedyRequest else DrawingLaunch()
 
 
 class CudaEngine(Session):
@@ -84,6 +110,7 @@ class CudaEngine(Session):
         instead of packed, for runs whose numbers do not matter.
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
+        self.gives_logits = plan.options.sampling is Sampling.FULL
         peers.check_plan(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
@@ -118,7 +145,7 @@ class CudaEngine(Session):
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out
-        self._launch = _Launch()  # of which each GPU is given a copy with its own words
+        self._launch = new_launch(self.plan)  # of which each GPU is given a copy with its own words
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
@@ -245,9 +272,14 @@ class CudaEngine(Session):
             self._join()
             raise
 
-    def _launch_of(self, number: int, request: Request) -> _Launch:
+    def _taken(self) -> None:
+        taken = self._control.taken + 1
+        for control in self._controls:
+            control.taken = taken
+
+    def _launch_of(self, number: int, request: Request) -> Launch:
         """What a GPU's kernel is given: where all ranks lie, and words of its own."""
-        own = _Launch.from_buffer_copy(self._launch)
+        own = type(self._launch).from_buffer_copy(self._launch)
         own.request = request
         own.request.abort = self._gpus[number].abort
         own.control = ctypes.addressof(self._controls[number])

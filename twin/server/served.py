@@ -162,8 +162,14 @@ class Served:
     def _told(self, name: str, count: int) -> int:
         if not self.logits:
             raise Problem(
-                "logprobs are not supported here: this kernel keeps its logits on the device while "
-                "it runs; leave them out, or serve from a CPU (1xhost)",
+                "logprobs are not supported here: "
+                + (
+                    "on a GPU the kernel of a server that was started with --greedy keeps its "
+                    "logits; leave them out, or start the server without --greedy"
+                    if self.greedy
+                    else "this kernel keeps its logits on the device while it runs; leave them "
+                    "out, or serve from a CPU (1xhost)"
+                ),
                 param="logprobs",
                 code="unsupported_parameter",
             )
