@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,10 @@ __all__ = ["CudaEngine", "Generation", "run_probe"]
 
 WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
-NAP_S = 0.0002
+NAP_S = 0.0002  # before the first token, and towards the end
+# Between tokens: whoever shows them does so every few milliseconds (docs/server.md), and each look
+# costs 40 us of a core.
+LONG_NAP_S = 0.001
 LEAVE_S = 5.0  # a kernel that was told to end has this long
 GIVEN = ("prompt", "stop", "chunks")  # of a request: arrays that each GPU has for itself
 # what a GPU says of a failure
@@ -85,6 +89,26 @@ Launch = GreedyLaunch | DrawingLaunch
 
 def new_launch(plan: Plan) -> Launch:
     return GreedyLaunch() if request_type(plan) is GreedyRequest else DrawingLaunch()
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long the host may nap: half the time to the last token at most, as fast as tokens came so
+    far. The end of an answer is then no later for it.
+    """
+
+    most: int  # tokens of the run
+    _began_s: float = 0.0  # when the first tokens were seen
+    _first: int = 0  # how many they were
+
+    def nap_s(self, told: int, now_s: float) -> float:
+        """`told`: tokens so far."""
+        if told and not self._first:
+            self._began_s, self._first = now_s, told
+        if told <= self._first:  # no rate yet
+            return NAP_S
+        left_s = (now_s - self._began_s) / (told - self._first) * (self.most - told)
+        return min(LONG_NAP_S, max(NAP_S, left_s / 2))
 
 
 class CudaEngine(Session):
@@ -265,6 +289,8 @@ class CudaEngine(Session):
             ctypes.memset(ctypes.addressof(control), 0, ctypes.sizeof(Control))
         self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
         self._told_to_leave = 0.0
+        self._pace = Pace(request.steps - request.forced + 1)
+        self._hurries = request.logit_rows > 0  # the kernel waits for the host
         try:
             self._launch_all(request)
         except BaseException:
@@ -325,14 +351,25 @@ class CudaEngine(Session):
 
     def _wait(self, told: int) -> bool:
         end = time.monotonic() + WAIT_S
+        # The driver is asked where the end may be, and where a nap brought no token.
+        asks = told == 0 or told >= self._pace.most or self._control.status != 0
         while True:
             self._feed()
-            if self._idle():
+            if self._control.emitted > told:
+                return False
+            if asks and self._idle():
                 return True
             self._check_leaving()
-            if self._control.emitted > told or time.monotonic() > end:
+            if time.monotonic() > end:
                 return False
-            time.sleep(NAP_S)
+            time.sleep(self._nap_s(told))
+            asks = True
+
+    def _nap_s(self, told: int) -> float:
+        """Graphs are fed meanwhile, so a long nap is for resident kernels alone."""
+        if self._hurries or self.plan.options.execution is not Execution.RESIDENT:
+            return NAP_S
+        return self._pace.nap_s(told, time.monotonic())
 
     def _idle(self) -> bool:
         """Asks every GPU, also those behind one that runs: it may wait for one that failed."""
