@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import operator
 import threading
 from abc import ABC, abstractmethod
@@ -190,6 +191,7 @@ class Session(ABC):
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
         request.top_k, request.top_p = sampling.top_k, sampling.top_p
+        request.margin = sampling.margin
         tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
         request.tokens, request.stamps = address(tokens), address(stamps)
         trace = self._trace_memory(request, steps)
@@ -358,6 +360,7 @@ class Session(ABC):
             stop_count=len(stops),
             watchdog_ns=self._watchdog_ns,
             top_p=1.0,
+            margin=math.inf,
         )
         request.prompt, request.stop, request.abort = (
             self._give(forced),

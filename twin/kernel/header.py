@@ -96,6 +96,7 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
 # The same for kernels that draw; in those of greedy GPU plans they are constants of zero, so that
 # there is no code for them.
 DRAWING_FIELDS = (
+    ("double", "margin"),  # logits further below the best one are not drawn; infinity: all may be
     ("int", "logit_rows"),  # used in turn, each once the host has taken it; 0: each step has one
 )
 

@@ -256,7 +256,7 @@ class Served:
         top_k = asked.top_k if asked.top_k not in (None, -1) else 0  # -1: vLLM's "all"
         top_p = 1.0 if asked.top_p is None else asked.top_p
         try:
-            return SamplingParams(temperature, top_k or 0, top_p, seed)
+            return SamplingParams(temperature, top_k or 0, top_p, seed, asked.min_p or 0.0)
         except TwinError as error:
             raise Problem(str(error), param=str(error).partition("=")[0]) from error
 
