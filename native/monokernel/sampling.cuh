@@ -82,7 +82,8 @@ __device__ __forceinline__ int all_tokens(const Plan& plan) {
 }
 __device__ TWIN_APART bool cuts(const Block& b) {
   const Request& wanted = b.launch.request;
-  return (wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan)) || wanted.top_p < 1.0;
+  return (wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan)) || wanted.top_p < 1.0 ||
+         wanted.margin < double(infinity());
 }
 
 // A request's temperature, as logits are divided by it.
@@ -672,6 +673,20 @@ struct Drawing {
     b.core.barrier();
   }
 
+  // The mass of what shares keep, of logits as high as the lowest one all of them.
+  __device__ TWIN_APART double kept_mass(float lowest) const {
+    const Span own = neighbours(b, count);
+    double mine = 0, total;
+    TWIN_ONCE
+    for (int i = own.lo; i < own.hi; ++i) {
+      const Share& share = shares[i];
+      mine += share.scale * (double(mass_of(share)) +
+                             double(share.equal) * double(heat.weight(lowest, share.best)));
+    }
+    sum_before(b, mine, total);
+    return total;
+  }
+
   // The share in which `u` of all that is kept falls, and how far into its mass.
   __device__ TWIN_APART int choose(double u, u64& into) {
     double* const starts = reinterpret_cast<double*>(room);  // [shares]
@@ -744,20 +759,33 @@ struct Drawing {
   __device__ __forceinline__ int token(const Candidate& best, u64 position) {
     if (!finite(best.logit)) return -1;
     if (wanted.temperature == 0.0f) return best.index;
-    const bool cut = cuts(b), some = wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan);
+    const float lowest = float(double(best.logit) - wanted.margin);  // that min_p keeps
+    const bool some = wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan),
+               low = lowest > -infinity(), part = wanted.top_p < 1.0, cut = some || low || part;
     Kept kept = {weigh(best.logit), -infinity(), 0, -1};
+    // top-k, min-p, top-p, then what shares keep
     TWIN_ONCE
-    for (int round = some ? 0 : wanted.top_p < 1.0 ? 1 : 2; cut && round < 3; ++round) {
-      if (round == 1 && !(wanted.top_p < 1.0)) continue;
+    for (int round = 0; cut && round < 4; ++round) {
+      if ((round == 0 && !some) || (round == 2 && !part)) continue;
       const Kept before = kept;
-      const bool shared_out = round == 2;
+      const bool shared_out = round & 1;
+      if (round == 1) {
+        if (!(lowest > kept.threshold)) continue;
+        const int down = heat.bucket(best.logit) - heat.bucket(lowest);
+        kept = {0.0, lowest, 0x7FFFFFFF, down < BUCKETS - 1 ? down : BUCKETS - 1};
+        if (!part) continue;
+      }
       by_count = round == 0;
       needed = wanted.top_p * kept.mass;
       Tally above = {0.0, 0};
       const int bucket = shared_out ? kept.bucket : crossing(above);
       search(shared_out, bucket, above, kept);
+      if (round == 1) {
+        kept.mass = kept_mass(lowest);
+        opened = -1;  // shares have more than what lies above the bucket
+      }
       // of ties that top-k cut
-      if (round == 1 && some &&
+      if (round == 2 && (some || low) &&
           (kept.threshold < before.threshold ||
            (kept.threshold == before.threshold && kept.ties > before.ties)))
         kept = before;

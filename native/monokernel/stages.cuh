@@ -3,6 +3,7 @@
 
 #include "biases.cuh"
 #include "combine.cuh"
+#include "logits.cuh"
 #include "sampling.cuh"
 
 namespace twin {
@@ -64,6 +65,7 @@ __device__ TWIN_APART bool publish_summary(Block& b, const Stage& stage, const W
       summarize(b, head_logits(b), work.own.hi - work.own.lo, first + work.own.lo);
   if (b.core.thread() != 0) return true;
   if constexpr (!Core::KEEPER) publish_fence(stage.pushes);
+  order_logits(b.launch.request);
   const int at = b.plan.owned_of(work.out.value->owned, b.block).lo;
   TWIN_UNROLL
   for (int i = 0; i < SUMMARY; ++i) publish(b, work.out, at + i, said.at[i]);
@@ -141,7 +143,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   }
   const int first = b.rank * b.plan.shard_vocab;
   float* kept = head && b.launch.request.logits
-                    ? b.launch.request.logits + u64(b.at.step) * u64(b.plan.vocab)
+                    ? b.launch.request.logits +
+                          u64(logit_row(b.launch.request, b.at.step)) * u64(b.plan.vocab)
                     : nullptr;
   Candidate mine = {-infinity(), first + work.own.lo};
   // such families have no lanes to meet
@@ -420,12 +423,16 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   const Read& read = b.plan.reads_at(stage.first_read);
   const bool chooses = !b.plan.full || b.block == 0,
              counts = b.plan.probe || head_needed(wanted, b.at.step);
+  if constexpr (Request::DRAWS)
+    if (chooses && !row_is_free(b, index)) return false;
   Candidate best = {};
   Drawing drawing(b);
   if (chooses && !(!b.plan.full    ? best_candidate(b, index, read, best)
                    : b.plan.probe ? gather_logits(b, index, read, drawing, best)
                                   : gather_summaries(b, index, read, drawing, best)))
     return false;
+  if constexpr (Request::DRAWS)
+    if (chooses) order_logits(wanted);
   begin(b, index, stage);
   if (!chooses) return true;
   int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;

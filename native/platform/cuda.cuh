@@ -220,6 +220,7 @@ __device__ __forceinline__ void store_host(T* at, T value) {
   __threadfence_system();
   *reinterpret_cast<volatile T*>(at) = value;
 }
+__device__ __forceinline__ void host_fence() { __threadfence_system(); }
 __device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
   return atomicCAS_system(at, expected, wanted) == expected;
 }

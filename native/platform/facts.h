@@ -13,6 +13,7 @@ constexpr int STATE_EXTRA = 32;  // floats that a block keeps between kernels be
 constexpr int PARTIAL_EXTRA = 2;  // of a softmax partial: its maximum, its sum
 constexpr int PASS_BARRIER = -2;  // Control.hung_value: the barrier of a prompt pass
 constexpr int START_BARRIER = -3;  // Control.hung_value: the start of several GPUs
+constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken logits
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 constexpr int CODE_INT8 = 1;  // Stage.code of such weights
 constexpr int CODE_FP8 = 2;  // E4M3 with a scale for each row

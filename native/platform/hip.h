@@ -166,6 +166,7 @@ template <class T>
 __device__ __forceinline__ void store_host(T* at, T value) {
   __hip_atomic_store(global(at), value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+__device__ __forceinline__ void host_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ __forceinline__ bool claim(int* at, int expected, int wanted) {
   return __hip_atomic_compare_exchange_strong(global(at), &expected, wanted, __ATOMIC_RELAXED,
                                               __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -202,6 +202,7 @@ template <class T>
 __forceinline__ void store_host(T* at, T value) {
   __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
+__forceinline__ void host_fence() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 __forceinline__ bool claim(int* at, int expected, int wanted) {
   return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE);

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.engine.cuda import _Launch
+from twin.engine.cuda import GreedyLaunch, Launch
 from twin.kernel.header import Control
 
 # what it was launched with, and the words that it answers in
@@ -74,6 +74,7 @@ class FakeDriver:
         capability: tuple[int, int] = HOPPER,
         gpus: int = 1,
         kernel: Kernel = answers_at_once,
+        launch: type[Launch] = GreedyLaunch,
     ) -> None:
         self.calls: list[tuple[Any, ...]] = []  # (name, arguments)
         self.refuse: dict[str, CUresult] = {}  # calls that fail, by name
@@ -84,7 +85,7 @@ class FakeDriver:
             "minor": capability[1],
             "multiprocessors": MULTIPROCESSORS,
         }
-        self._gpus, self._kernel, self._handles = gpus, kernel, 0
+        self._gpus, self._kernel, self._launch, self._handles = gpus, kernel, launch, 0
 
     @staticmethod
     def CUlaunchAttribute() -> Any:
@@ -166,7 +167,7 @@ class FakeDriver:
     _cuMemcpyDtoD = _cuMemcpyDtoH = _cuMemcpyHtoD
 
     def _cuLaunchKernelEx(self, config: Any, kernel: Any, arguments: int, extra: int) -> tuple[()]:
-        launch = _Launch.from_address(ctypes.c_void_p.from_address(arguments).value or 0)
+        launch = self._launch.from_address(ctypes.c_void_p.from_address(arguments).value or 0)
         first, last = (
             ctypes.c_int.from_address(
                 ctypes.c_void_p.from_address(arguments + 8 * n).value or 0

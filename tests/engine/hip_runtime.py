@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from twin import toolchain
-from twin.engine.cuda import _Launch
+from twin.engine.cuda import GreedyLaunch
 from twin.kernel.header import Control
 
 HERE = Path(__file__).resolve().parent
@@ -33,9 +33,9 @@ POISON = 0xA5  # of memory that nobody has written
 NAME_AT, MEMORY_AT, UNITS_AT, ARCH_AT = 0, 288, 388, 1160
 # (offset, bytes) of the kernel's arguments
 ARGUMENTS = (
-    (0, ctypes.sizeof(_Launch)),
-    (ctypes.sizeof(_Launch), 4),
-    (ctypes.sizeof(_Launch) + 8, 8),
+    (0, ctypes.sizeof(GreedyLaunch)),
+    (ctypes.sizeof(GreedyLaunch), 4),
+    (ctypes.sizeof(GreedyLaunch) + 8, 8),
 )
 
 Handler = ctypes.CFUNCTYPE(
@@ -56,7 +56,7 @@ class Started:
 
     @property
     def launch(self) -> Any:
-        return _Launch.from_buffer(self.arguments)
+        return GreedyLaunch.from_buffer(self.arguments)
 
     @property
     def first_rank(self) -> int:

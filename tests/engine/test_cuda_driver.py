@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.fake_driver import CUresult, FakeDriver, answers_at_once
 from tests.engine.small_engine import LLAMA
 from twin.engine import choose, cuda, cuda_build
-from twin.engine.cuda import CudaEngine
+from twin.engine.cuda import CudaEngine, DrawingLaunch
 from twin.engine.cuda_build import ARCHITECTURES, CompileReport, architecture
 from twin.engine.driver import open_driver
+from twin.engine.session import LOGIT_ROWS
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.hardware.load import load_node
 from twin.kernel.header import Control
 from twin.models.spec import DType
 from twin.plan.build import build
-from twin.plan.types import Execution, Limits, Options, Plan
+from twin.plan.types import Execution, Limits, Options, Plan, Sampling
 
 H200 = Limits(
     blocks=132,
@@ -103,6 +106,43 @@ def test_a_session_generates_and_gives_all_memory_back(
         ("cuGraphInstantiate", "cuGraphExecDestroy"),
     ):
         assert fake.names().count(made) == fake.names().count(ended), made
+
+
+def test_logits_come_in_pinned_rows_and_each_gpu_hears_that_they_were_taken(
+    install: Installs,
+) -> None:
+    def draws(launch: Any, control: Control) -> None:
+        """Each row holds its number."""
+        answers_at_once(launch, control)
+        rows, vocab = launch.request.logit_rows, LLAMA.vocab
+        if not rows:
+            return
+        there = np.ctypeslib.as_array(
+            (ctypes.c_float * (rows * vocab)).from_address(launch.request.logits)
+        ).reshape(rows, vocab)
+        there[:] = np.arange(rows)[:, None]
+        assert control.taken == 0
+
+    fake = install(FakeDriver(kernel=draws, launch=DrawingLaunch))
+    heard = list[float]()
+    with opened(sampling=Sampling.FULL) as engine:
+        assert engine.gives_logits
+        engine.generate(
+            [1, 2, 3],
+            max_tokens=LOGIT_ROWS,
+            on_logits=lambda row: heard.append(float(row[0])),
+        )
+        assert [control.taken for control in engine._controls] == [LOGIT_ROWS]
+        engine.generate([1, 2, 3], max_tokens=2)
+        assert engine._control.taken == 0
+    assert len(heard) == LOGIT_ROWS
+    assert heard == [float((2 + n) % LOGIT_ROWS) for n in range(LOGIT_ROWS)]
+    assert not fake.held
+    with (
+        opened() as engine,
+        pytest.raises(EngineError, match="plan with sampling=full"),
+    ):
+        engine.generate([1], max_tokens=1, on_logits=lambda _: None)
 
 
 def test_a_resident_generation_is_one_cooperative_launch_of_all_blocks(install: Installs) -> None:

@@ -24,6 +24,7 @@ from tests.engine.small_engine import (
     sums_what_comes_later,
 )
 from twin.engine.cuda import CudaEngine, run_probe
+from twin.engine.generate import Piece, Request, complete
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
@@ -182,7 +183,10 @@ def all_plans() -> Iterator[Plan]:
     yield from (wide(*one) for one in WIDE)
     yield crowded_plan()
     yield from (scanned_plan(*one, x) for one in SCANNED for x in EXECUTIONS)
-    yield from (planned(execution=x, **FULL_PLAN) for x in EXECUTIONS)
+    yield from (
+        planned(execution=x, handoff=h, **FULL_PLAN) for x in EXECUTIONS for h in HandOffKind
+    )
+    yield wide_drawing_plan()
     yield from (planned(max_context=100_000, attention_splits=1, execution=x) for x in EXECUTIONS)
     yield from (probe for x in EXECUTIONS for h in HandOffKind for probe in probes(x, h))
 
@@ -222,6 +226,12 @@ class Kept(dict[str, Any]):
 @functools.lru_cache(maxsize=1)
 def kept(spec: ModelSpec, dtype: DType) -> Kept:
     return Kept(spec, dtype)
+
+
+def wide_drawing_plan() -> Plan:
+    plan = wide("llama-3.2-1b", 2)
+    assert plan.spec is not None
+    return build(plan.spec, replace(plan.options, sampling=Sampling.FULL), H200)
 
 
 def weights_of(plan: Plan) -> Any:
@@ -418,6 +428,98 @@ def test_sampled_tokens_are_those_of_the_python_sampler(execution: Execution) ->
         tokens = running.generate(TOKENS[:5], max_tokens=30, sampling=params).tokens
         logits = running.logits(TOKENS[:5] + tokens[:-1])[4:]
     assert tokens == [sample(row, params, step) for step, row in enumerate(logits)]
+
+
+def reference_logprobs(plan: Plan, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """[tokens, vocab], by NumPy alone."""
+    logits = expected(plan, tokens).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("handoff", list(HandOffKind))
+@pytest.mark.parametrize("top", [5, 20])
+def test_log_probabilities_are_those_of_the_reference(
+    execution: Execution, handoff: HandOffKind, top: int
+) -> None:
+    plan = planned(execution=execution, handoff=handoff, **FULL_PLAN)
+    asked = Request(
+        TOKENS[:5],
+        40,
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7),
+        logprobs=top,
+    )
+    with CudaEngine(plan, weights_of(plan)) as running:
+        silent = complete(running, None, replace(asked, logprobs=None)).made.tokens
+        for late_s in (0.0, 0.002):  # the second one makes the kernel wait
+            pieces = list[Piece]()
+
+            def take(piece: Piece, late_s: float = late_s, to: list[Piece] = pieces) -> None:
+                time.sleep(late_s)
+                to.append(piece)
+
+            assert complete(running, None, asked, take).made.tokens == silent
+            assert complete(running, None, replace(asked, logprobs=None)).made.tokens == silent
+            _check_scores(plan, [*TOKENS[:5], *silent], pieces, top)
+
+
+def _check_scores(plan: Plan, tokens: list[int], pieces: list[Piece], top: int) -> None:
+    """Of the tokens that follow the first five."""
+    wanted = reference_logprobs(plan, tokens[:-1])[4:]
+    found = [piece.scored for piece in pieces if piece.token is not None]
+    assert len(found) == len(wanted)
+    within = 4 * TOLERANCE[plan.options.weight_dtype] * np.abs(wanted).max()
+    for one, row, token in zip(found, wanted, tokens[5:], strict=True):
+        assert one is not None
+        assert one.token == token
+        assert one.logprob == pytest.approx(row[token], abs=within)
+        assert [logprob for _, logprob in one.top] == pytest.approx(
+            np.sort(row)[: -top - 1 : -1], abs=within
+        )
+        # each token's own, so that none has another one's place
+        assert [row[at] for at, _ in one.top] == pytest.approx(
+            [logprob for _, logprob in one.top], abs=within
+        )
+
+
+def test_rows_of_a_wide_model_are_whole_when_their_token_is_there() -> None:
+    """Each row is that of its token in every element: 132 blocks write 32 KiB of it."""
+    plan = wide_drawing_plan()
+    params, rows = SamplingParams(temperature=1.0, top_k=100, seed=3), list[Any]()
+    with CudaEngine(plan, weights_of(plan)) as running:
+        silent = running.generate(TOKENS[:5], max_tokens=400, sampling=params).tokens
+        made = running.generate(
+            TOKENS[:5], max_tokens=400, sampling=params, on_logits=rows.append
+        ).tokens
+        again = running.generate(TOKENS[:5], max_tokens=400, sampling=params).tokens
+        logits = running.logits([TOKENS[4], *made[:-1]], after=TOKENS[:4])
+    assert made == silent == again
+    assert np.array_equal(rows, logits)
+
+
+def test_a_host_that_takes_no_logits_is_told_of_it() -> None:
+    plan, calls = planned(**FULL_PLAN), list[int]()
+
+    def stay(token: int) -> None:
+        calls.append(token)
+        time.sleep(2.5 if len(calls) == 2 else 0)
+
+    params = SamplingParams(temperature=1.0, seed=1)
+    with CudaEngine(plan, weights_of(plan), watchdog_s=1) as running:
+        with pytest.raises(EngineError, match=r"waited 0\.5 s for the logits of 8 tokens"):
+            running.generate([1], max_tokens=40, sampling=params, on_token=stay, on_logits=len)
+        made = running.generate([1], max_tokens=40, sampling=params, on_logits=len)
+    assert len(made.tokens) == 40
+
+
+def test_a_greedy_plan_keeps_its_logits() -> None:
+    plan = planned()
+    with (
+        CudaEngine(plan, weights_of(plan)) as running,
+        pytest.raises(EngineError, match="plan with sampling=full"),
+    ):
+        running.generate([1], max_tokens=4, on_logits=len)
 
 
 # ---- ends ----------------------------------------------------------------------------------------

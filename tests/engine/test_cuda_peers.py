@@ -113,7 +113,7 @@ class SeveralGpus(FakeDriver):
     def _cuLaunchKernelEx(self, config: Any, kernel: Any, arguments: int, extra: int) -> tuple[()]:
         at = [ctypes.c_void_p.from_address(arguments + 8 * n).value or 0 for n in range(5)]
         first, last = (ctypes.c_int.from_address(at[n]).value for n in (1, 4))
-        launch = cuda._Launch.from_address(at[0])
+        launch = cuda.GreedyLaunch.from_address(at[0])
         gpu = self.streams[config.hStream]
         self.launched.append((gpu, first, launch))
         if last:

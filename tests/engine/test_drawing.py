@@ -94,6 +94,15 @@ WANTED = [
     SamplingParams(temperature=40.0, top_k=300, top_p=0.5, seed=11),
     SamplingParams(temperature=1e-30, top_p=0.5, seed=12),
     SamplingParams(temperature=1e30, top_k=1500, top_p=0.5, seed=13),
+    SamplingParams(temperature=1.0, min_p=0.05, seed=14),
+    SamplingParams(temperature=0.7, min_p=1.0, seed=15),
+    SamplingParams(temperature=1.0, min_p=1e-9, top_k=300, seed=16),
+    SamplingParams(temperature=1.0, min_p=0.2, top_k=300, seed=17),
+    SamplingParams(temperature=1.0, min_p=0.01, top_p=0.7, seed=18),
+    SamplingParams(temperature=1.0, min_p=0.3, top_p=0.999, seed=19),
+    SamplingParams(temperature=1.5, min_p=0.02, top_k=100, top_p=0.9, seed=20),
+    SamplingParams(temperature=1e30, min_p=1e-300, top_p=0.5, seed=21),
+    SamplingParams(temperature=1e-30, min_p=0.5, top_k=3, seed=22),
     SamplingParams(),
 ]
 TOKENS = 150

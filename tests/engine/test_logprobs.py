@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import tokenizers
 from tests.command_line import TINY
 from twin.calibrate.node import calibrated_node
 from twin.engine.generate import Piece, Request, complete
-from twin.engine.logit_rows import LogitRows
 from twin.engine.logprobs import Spelling, scored
 from twin.engine.opening import open_session, open_source, plan_run
 from twin.engine.sampling import SamplingParams
@@ -37,7 +35,7 @@ def test_each_token_has_the_probability_that_the_model_gave_it(
         read = [prompt[-1], *made.tokens[:-1]]  # by steps, as the generation did
         logits = session.logits(read, after=prompt[:-1]).astype(np.float64)
         session.gives_logits = False
-        with pytest.raises(EngineError, match="gives no logits while it runs"):
+        with pytest.raises(EngineError, match="gives no logits while this plan runs"):
             complete(session, source.tokenizer, asked)
     wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     found = [piece.scored for piece in pieces if piece.token is not None]
@@ -59,16 +57,6 @@ def test_of_equal_logits_the_lower_number_stands_first_and_impossible_ones_are_i
     assert [token for token, _ in everything] == [1, 2, 4, 5, 0, 3]
     assert sum(np.exp(one) for _, one in everything) == pytest.approx(1)
     assert scored(logits, 1, 0).top == ()
-
-
-def test_rows_that_were_read_are_given_back_and_the_next_ones_kept() -> None:
-    vocab = mmap.PAGESIZE // 4 + 24  # rows that begin within a page
-    rows = LogitRows(5, vocab)
-    rows._rows[:] = np.arange(5)[:, None]
-    for step in range(5):
-        assert (rows.take(step) == step).all()
-        assert (rows._rows[step + 1 :] == np.arange(step + 1, 5)[:, None]).all()
-    assert not rows._rows[0].any()
 
 
 def test_bytes_of_tokens_join_to_the_text(checkpoint: Path) -> None:

@@ -41,6 +41,23 @@ def test_top_p_counts_what_top_k_left() -> None:
     assert drawn(SamplingParams(1.0, top_k=2, top_p=0.5), logits) == {0}
 
 
+def test_min_p_keeps_what_has_that_part_of_the_likeliest_one_s_probability() -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.19, 0.21, 0.1], np.float32))
+    assert drawn(SamplingParams(1.0, min_p=0.5), logits) == {1, 3}
+    assert drawn(SamplingParams(1.0, min_p=0.4), logits) == {1, 2, 3}
+    # by the probabilities of that temperature
+    assert drawn(SamplingParams(2.0, min_p=0.5), logits) == {0, 1, 2, 3, 4}
+    assert drawn(SamplingParams(1.0, min_p=1e-300), logits) == {0, 1, 2, 3, 4}
+    assert drawn(SamplingParams(1.0, min_p=5e-324, top_k=1), logits) == {1}
+
+
+def test_top_p_counts_what_min_p_left() -> None:
+    logits = np.log(np.array([0.5, 0.2, 0.15, 0.1, 0.05], np.float32))
+    # half of all; of those two that min-p leaves, 0.71
+    assert drawn(SamplingParams(1.0, top_p=0.6), logits) == {0, 1}
+    assert drawn(SamplingParams(1.0, min_p=0.35, top_p=0.6), logits) == {0}
+
+
 def test_draw_frequencies_follow_the_probabilities() -> None:
     p = np.array([0.5, 0.2, 0.2, 0.1], np.float32)
     params = SamplingParams(1.0, seed=7)
@@ -85,6 +102,8 @@ def test_logits_without_a_choice_are_refused(logits: list[float]) -> None:
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("seed", -1),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
     ],
 )
 def test_a_bad_parameter_names_its_value_and_limit(field: str, value: float) -> None:
@@ -111,6 +130,7 @@ OUT_OF_RANGE = [
     ),
     ("top_k", [2**31, 10**400, 1.0, True, "5", None]),
     ("top_p", [1 + 1e-9, 5e-324, 1e-30, -0.0, 10**400, True, float("nan"), "1", None]),
+    ("min_p", [1 + 1e-9, -5e-324, 10**400, True, float("nan"), "1", None]),
     ("seed", [2**64, 10**400, 1.0, True, None, "x" * 99_999]),
 ]
 
@@ -136,6 +156,7 @@ def test_a_temperature_within_the_range_keeps_top_k_and_top_p(temperature: float
     assert drawn(SamplingParams(temperature, top_k=2)) <= {1, 2}
     assert drawn(SamplingParams(temperature, top_p=1e-6)) == {1}
     assert drawn(SamplingParams(temperature, top_p=2.0**-64)) == {1}
+    assert drawn(SamplingParams(temperature, min_p=1)) == {1, 2}
 
 
 @given(

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
 from twin import toolchain
-from twin.engine.cuda import _Launch
+from twin.engine.cuda import new_launch
 from twin.engine.hip_build import THREADS, clang
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
@@ -50,11 +50,11 @@ WAVES_FLAGS = (
 class Stepped(Session):
     """A plan with random weights in the host's memory, a launch at a time."""
 
-    arguments_bytes = (ctypes.sizeof(_Launch) + 16 + 7) // 8 * 8
-
     def __init__(self, plan: Plan, *, watchdog_s: float) -> None:
         super().__init__(plan, trace=False, watchdog_s=watchdog_s)
         assert plan.spec is not None
+        self._launch_bytes = ctypes.sizeof(new_launch(plan))
+        self.arguments_bytes = (self._launch_bytes + 16 + 7) // 8 * 8
         self._arenas = _Arenas(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype))
         self._words = np.zeros(ctypes.sizeof(Control), np.uint8)
         self._control = Control.from_buffer(self._words)
@@ -87,7 +87,8 @@ class Stepped(Session):
     def _start(self, request: Request) -> None:
         self._arenas.clear()
         self._words[:] = 0
-        launch = _Launch(request=request, control=ctypes.addressof(self._control))
+        launch = new_launch(self.plan)
+        launch.request, launch.control = request, ctypes.addressof(self._control)
         for rank, memory in enumerate(self._arenas.ranks):
             launch.ranks[rank] = memory
         gpus = self.plan.options.gpus
@@ -95,7 +96,7 @@ class Stepped(Session):
         launches = []
         for gpu in range(gpus):
             arguments = np.zeros(self.arguments_bytes, np.uint8)
-            size = ctypes.sizeof(_Launch)
+            size = self._launch_bytes
             arguments[:size] = np.frombuffer(bytes(launch), np.uint8)
             blocks = ranks * self.plan.blocks
             arguments[size : size + 4].view(np.int32)[0] = gpu * ranks

@@ -76,7 +76,9 @@ def test_greedy_text_is_that_of_twin_run(http: httpx.Client, checkpoint: Path, t
     assert whole(http, "/v1/completions", GREEDY)[0] == ran["text"]
 
 
-@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 5, "top_p": 0.9, "top_k": 50}])
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 1.0, "seed": 5, "top_p": 0.9, "top_k": 50, "min_p": 0.01}]
+)
 @pytest.mark.parametrize("stop", [None, ["\n"], "R"])
 def test_a_stream_says_what_a_whole_answer_says(
     more: dict[str, Any], stop: Any, http: httpx.Client
@@ -87,6 +89,13 @@ def test_a_stream_says_what_a_whole_answer_says(
         for usage in (one[2], other[2]):
             usage.pop("prompt_tokens_details")  # the second time all is kept
         assert one == other
+
+
+def test_min_p_of_one_leaves_the_most_probable_token(http: httpx.Client) -> None:
+    drawn = GREEDY | {"temperature": 1.5, "seed": 3}
+    best = whole(http, "/v1/completions", GREEDY)[0]
+    assert whole(http, "/v1/completions", drawn | {"min_p": 1})[0] == best
+    assert whole(http, "/v1/completions", drawn | {"min_p": None})[0] != best
 
 
 def test_a_stop_text_over_several_tokens_is_cut_off(http: httpx.Client) -> None:
@@ -176,7 +185,6 @@ LACKING = {
     "frequency_penalty": 1,
     "presence_penalty": -1,
     "repetition_penalty": 1.1,
-    "min_p": 0.1,
     "logit_bias": {"5": 1},
     "store": True,
     "tools": [{"type": "function"}],
@@ -231,6 +239,9 @@ WRONG: dict[str, tuple[str, Any]] = {
     "temperature": ("temperature", 3),
     "temperature below": ("temperature", -0.1),
     "top_p": ("top_p", 0),
+    "min_p": ("min_p", 1.5),
+    "min_p below": ("min_p", -0.1),
+    "min_p text": ("min_p", "0.1"),
     "top_k": ("top_k", -2),
     "seed": ("seed", 2**70),
     "stop empty": ("stop", [""]),

@@ -98,12 +98,18 @@ def test_what_cannot_be_told_is_refused(
     assert refusal(http, path, body | more)["param"] == param
 
 
-def test_an_engine_that_keeps_its_logits_refuses_them(live: Running, http: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    ("greedy", "said"),
+    [(False, "serve from a CPU (1xhost)"), (True, "start the server without --greedy")],
+)
+def test_an_engine_that_keeps_its_logits_refuses_them(
+    greedy: bool, said: str, live: Running, http: httpx.Client
+) -> None:
     served = live.app.served
-    live.app.served = dataclasses.replace(served, logits=False)
+    live.app.served = dataclasses.replace(served, logits=False, greedy=greedy)
     try:
         error = refusal(http, "/v1/completions", GREEDY | {"logprobs": 1})
         assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
-        assert "keeps its logits on the device" in error["message"]
+        assert error["message"].endswith(said)
     finally:
         live.app.served = served

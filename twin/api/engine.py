@@ -52,6 +52,7 @@ class How(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     seed: int
     stop: str | int | Sequence[str | int]
     ignore_eos: bool
@@ -83,7 +84,8 @@ class Engine:
         `prompt`: text, or token ids. Further arguments, by name:
 
         - `max_tokens` (64): the most that are made; prompt and these fit the context;
-        - `temperature` (0: the most probable token), `top_k` (0: all), `top_p` (1), `seed` (0);
+        - `temperature` (0: the most probable token), `top_k` (0: all), `top_p` (1), `min_p` (0),
+          `seed` (0);
         - `stop`: texts or token ids that end it; `ignore_eos`: go on after the model's end token.
 
         Raises ConfigError for a prompt or an argument that cannot be. What fails later, and Ctrl-C,
@@ -149,6 +151,7 @@ class Engine:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        min_p: float = 0.0,
         seed: int = 0,
         stop: str | int | Sequence[str | int] = (),
         ignore_eos: bool = False,
@@ -162,7 +165,7 @@ class Engine:
         ids = {one for one in stops if isinstance(one, int)}
         if self._source.tokenizer is not None and not ignore_eos:
             ids |= self._source.tokenizer.stop
-        sampling = SamplingParams(temperature, top_k, top_p, seed)
+        sampling = SamplingParams(temperature, top_k, top_p, seed, min_p)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise ConfigError(
                 f"temperature={temperature}: this engine was opened with greedy=True; open one "

@@ -176,6 +176,14 @@ def add_most_probable(group: Any) -> None:
         metavar="P",
         help="sample from the most probable tokens that reach P (default: all)",
     )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="sample from tokens with at least P of the most probable one's probability "
+        "(default: all)",
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> None:

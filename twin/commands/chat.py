@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     temperature = float(not args.greedy) if args.temperature is None else args.temperature
     if temperature and args.greedy:
         raise ConfigError(f"--temperature {temperature} and --greedy contradict each other")
-    SamplingParams(temperature, args.top_k, args.top_p, args.seed or 0)
+    SamplingParams(temperature, args.top_k, args.top_p, args.seed or 0, args.min_p)
     node, source, chosen = chosen_node(args), source_of(args), chosen_options(args)
     node = settled_node(args, node, source.spec)
     with opened(
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             args.top_p,
             args.seed,
             args.system,
+            args.min_p,
         )
         say(f"{model.name}, context {model.context}: {HELP}")
         _converse(talk, as_json=args.json)

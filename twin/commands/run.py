@@ -134,7 +134,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
-    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed, args.min_p)
     node = chosen_node(args)
     source = source_of(args)
     node = settled_node(args, node, source.spec)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,30 @@ from twin.engine.session import (
 )
 from twin.errors import EngineError
 from twin.kernel.constants import pack_constants
-from twin.kernel.header import MAX_RANKS, SENTINEL_WORD, Control, RankMemory, Request, Status
+from twin.kernel.header import (
+    MAX_RANKS,
+    SENTINEL_WORD,
+    Control,
+    GreedyRequest,
+    RankMemory,
+    Request,
+    Status,
+    request_type,
+)
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Execution, Plan, Sampling
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
 WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
-NAP_S = 0.0002
+NAP_S = 0.0002  # before the first token, and towards the end
+# Between tokens: whoever shows them does so every few milliseconds (docs/server.md), and each look
+# costs 40 us of a core.
+LONG_NAP_S = 0.001
 LEAVE_S = 5.0  # a kernel that was told to end has this long
 GIVEN = ("prompt", "stop", "chunks")  # of a request: arrays that each GPU has for itself
 # what a GPU says of a failure
@@ -48,17 +61,54 @@ SAID = ("status", *(name for name, _ in Control._fields_ if name.startswith("hun
 FAILED = (Status.HUNG, Status.NO_TOKEN)
 
 
-class _Launch(ctypes.Structure):
-    """The kernel's argument; cuda_main.cu checks its size. With the tables compiled in, the plan is
-    empty.
-    """
-
-    _fields_ = (
+def _fields(request: type[GreedyRequest]) -> list[tuple[str, Any]]:
+    return [
         ("plan", ctypes.c_uint8),
         ("ranks", RankMemory * MAX_RANKS),
-        ("request", Request),
+        ("request", request),
         ("control", ctypes.c_void_p),
-    )
+    ]
+
+
+class GreedyLaunch(ctypes.Structure):
+    """The argument of a greedy plan's kernel; cuda_main.cu checks its size. With the tables
+    compiled in, the plan is empty.
+    """
+
+    _fields_ = _fields(GreedyRequest)
+
+
+class DrawingLaunch(ctypes.Structure):
+    """The same of a kernel that draws."""
+
+    _fields_ = _fields(Request)
+
+
+Launch = GreedyLaunch | DrawingLaunch
+
+
+def new_launch(plan: Plan) -> Launch:
+    return GreedyLaunch() if request_type(plan) is GreedyRequest else DrawingLaunch()
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long the host may nap: half the time to the last token at most, as fast as tokens came so
+    far. The end of an answer is then no later for it.
+    """
+
+    most: int  # tokens of the run
+    _began_s: float = 0.0  # when the first tokens were seen
+    _first: int = 0  # how many they were
+
+    def nap_s(self, told: int, now_s: float) -> float:
+        """`told`: tokens so far."""
+        if told and not self._first:
+            self._began_s, self._first = now_s, told
+        if told <= self._first:  # no rate yet
+            return NAP_S
+        left_s = (now_s - self._began_s) / (told - self._first) * (self.most - told)
+        return min(LONG_NAP_S, max(NAP_S, left_s / 2))
 
 
 class CudaEngine(Session):
@@ -85,6 +135,7 @@ class CudaEngine(Session):
         instead of packed, for runs whose numbers do not matter.
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
+        self.gives_logits = plan.options.sampling is Sampling.FULL
         peers.check_plan(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
@@ -123,7 +174,7 @@ class CudaEngine(Session):
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out
-        self._launch = _Launch()  # of which each GPU is given a copy with its own words
+        self._launch = new_launch(self.plan)  # of which each GPU is given a copy with its own words
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
@@ -243,6 +294,8 @@ class CudaEngine(Session):
             ctypes.memset(ctypes.addressof(control), 0, ctypes.sizeof(Control))
         self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
         self._told_to_leave = 0.0
+        self._pace = Pace(request.steps - request.forced + 1)
+        self._hurries = request.logit_rows > 0  # the kernel waits for the host
         try:
             self._launch_all(request)
         except BaseException:
@@ -250,9 +303,14 @@ class CudaEngine(Session):
             self._join()
             raise
 
-    def _launch_of(self, number: int, request: Request) -> _Launch:
+    def _taken(self) -> None:
+        taken = self._control.taken + 1
+        for control in self._controls:
+            control.taken = taken
+
+    def _launch_of(self, number: int, request: Request) -> Launch:
         """What a GPU's kernel is given: where all ranks lie, and words of its own."""
-        own = _Launch.from_buffer_copy(self._launch)
+        own = type(self._launch).from_buffer_copy(self._launch)
         own.request = request
         own.request.abort = self._gpus[number].abort
         own.control = ctypes.addressof(self._controls[number])
@@ -300,14 +358,25 @@ class CudaEngine(Session):
 
     def _wait(self, told: int) -> bool:
         end = time.monotonic() + WAIT_S
+        # The driver is asked where the end may be, and where a nap brought no token.
+        asks = told == 0 or told >= self._pace.most or self._control.status != 0
         while True:
             self._feed()
-            if self._idle():
+            if self._control.emitted > told:
+                return False
+            if asks and self._idle():
                 return True
             self._check_leaving()
-            if self._control.emitted > told or time.monotonic() > end:
+            if time.monotonic() > end:
                 return False
-            time.sleep(NAP_S)
+            time.sleep(self._nap_s(told))
+            asks = True
+
+    def _nap_s(self, told: int) -> float:
+        """Graphs are fed meanwhile, so a long nap is for resident kernels alone."""
+        if self._hurries or self.plan.options.execution is not Execution.RESIDENT:
+            return NAP_S
+        return self._pace.nap_s(told, time.monotonic())
 
     def _idle(self) -> bool:
         """Asks every GPU, also those behind one that runs: it may wait for one that failed."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 
-from twin.engine.cuda import WATCHDOG_S, CudaEngine, _Launch
+from twin.engine.cuda import WATCHDOG_S, CudaEngine, new_launch
 from twin.engine.gpu import Shape
 from twin.engine.hip_build import THREADS, HipReport, architecture, cached_code_object
 from twin.engine.hip_driver import open_hip
@@ -86,7 +86,7 @@ class HipEngine(CudaEngine):
         self._gpus[0].use()
         self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
         self._controls = [self._control] * len(self._gpus)  # all of them report there
-        self._launch = _Launch()  # of which each GPU is given a copy with its own words
+        self._launch = new_launch(self.plan)  # of which each GPU is given a copy with its own words
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)

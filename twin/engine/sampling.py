@@ -1,11 +1,12 @@
 """The next token from logits: the reference that the kernel's sampler must match.
 
-Temperature, then top-k, then top-p on the probabilities that top-k left, renormalised, as Hugging
-Face and vLLM do.
+Temperature, then min-p and top-k, then top-p on the probabilities that these left, renormalised, as
+vLLM does. Hugging Face does the same but for min-p, which comes last there.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class SamplingParams:
     top_k: int = 0  # most probable tokens kept, 0 keeps all
     top_p: float = 1.0  # probability that the kept tokens must reach
     seed: int = 0
+    min_p: float = 0.0  # of the likeliest token's probability: less likely ones are not drawn
 
     def __post_init__(self) -> None:
         limits = (
@@ -56,6 +58,11 @@ class SamplingParams:
                 f"top_p={shown(self.top_p)}: must lie {limits}; for the likeliest token alone use "
                 "temperature 0"
             )
+        if not _real(self.min_p) or not 0 <= self.min_p <= 1:
+            raise ConfigError(
+                f"min_p={shown(self.min_p)}: must be at least 0 (keeps every token) and at most 1 "
+                "(keeps the likeliest)"
+            )
         if not whole(self.seed) or not 0 <= self.seed <= MASK:
             raise ConfigError(
                 f"seed={shown(self.seed)}: must be a whole number between 0 and 2**64 - 1"
@@ -64,6 +71,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def margin(self) -> float:
+        """How far below the best logit those lie that `min_p` keeps."""
+        return math.inf if self.min_p == 0 else -self.temperature * math.log(self.min_p)
 
 
 def _real(value: object) -> bool:
@@ -116,13 +128,17 @@ def _softmax(logits: NDArray[np.float32], temperature: float) -> NDArray[np.floa
 def _kept(
     logits: NDArray[np.float32], probabilities: NDArray[np.float32], params: SamplingParams
 ) -> NDArray[np.bool_]:
-    """[vocab] tokens that survive top-k and top-p; among equal logits the lower index ranks
+    """[vocab] tokens that survive min-p, top-k and top-p; among equal logits the lower index ranks
     first.
     """
     count = len(logits)
+    with np.errstate(over="ignore"):
+        lowest = np.float32(np.float64(logits.max()) - params.margin)
     if params.top_p == 1 and (params.top_k == 0 or params.top_k >= count):
-        return np.ones(count, np.bool_)
+        found: NDArray[np.bool_] = logits >= lowest
+        return found
     order = np.argsort(-logits, kind="stable")[: params.top_k or count]
+    order = order[logits[order] >= lowest]
     if params.top_p < 1:
         cumulative = np.cumsum(probabilities[order], dtype=np.float64)
         # the crossing one included

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import operator
 import threading
 from abc import ABC, abstractmethod
@@ -18,16 +19,26 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from twin.engine.logit_rows import LogitRows
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
 from twin.kernel.coded import STORAGE
-from twin.kernel.header import MAX_RANKS, PASS_BARRIER, START_BARRIER, Control, Request, Status
+from twin.kernel.header import (
+    LOGITS_TAKEN,
+    MAX_RANKS,
+    PASS_BARRIER,
+    START_BARRIER,
+    Control,
+    Request,
+    Status,
+)
 from twin.plan.types import Plan, Sampling, StageKind
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_VALUES = 1 << 20  # random values made; the rest repeats them
 MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits
+# Steps whose logits wait for the host: at 2,000 tokens/s it may do something else for 3 ms. Two at
+# least, because a GPU hands a token out while the next step has begun.
+LOGIT_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,7 @@ class Session(ABC):
     _trace: bool
     _watchdog_ns: int
     _control: Control
-    # Whether logits can be read while the kernel runs. On NVIDIA they can be read at its end alone:
-    # nothing says that other blocks' stores to the host arrive before the token that they led to.
-    gives_logits = False
+    gives_logits = False  # while the kernel runs
 
     def __init__(self, plan: Plan, *, trace: bool, watchdog_s: float) -> None:
         if reason := plan.simulation_only():
@@ -149,7 +158,8 @@ class Session(ABC):
 
         `reuse`: of a prompt that begins as the request before did, only the rest is read. A pass
         and a step round differently, so what a step wrote may differ from a pass in the last bits.
-        `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token.
+        `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token. The
+        kernel waits for who is LOGIT_ROWS tokens behind, but no longer than half its watchdog.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
@@ -181,6 +191,7 @@ class Session(ABC):
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
         request.top_k, request.top_p = sampling.top_k, sampling.top_p
+        request.margin = sampling.margin
         tokens, stamps = self._zeros(steps, np.int32), self._zeros(steps, np.uint64)
         request.tokens, request.stamps = address(tokens), address(stamps)
         trace = self._trace_memory(request, steps)
@@ -220,16 +231,19 @@ class Session(ABC):
         """The kernel leaves logits beside its tokens; returns what is told of each token."""
         if not self.gives_logits:
             raise EngineError(
-                f"{type(self).__name__} gives no logits while it runs: ask without, or use "
-                "`logits` afterwards"
+                f"{type(self).__name__} gives no logits while this plan runs: ask without, plan "
+                "with sampling=full for an NVIDIA GPU, or use `logits` afterwards"
             )
         assert self.plan.spec is not None
-        rows = LogitRows(request.steps, self.plan.spec.vocab)
-        request.logits = rows.address
+        count = min(LOGIT_ROWS, request.steps)
+        rows = self._zeros((count, self.plan.spec.vocab), np.float32)
+        request.logits, request.logit_rows = address(rows), count
         steps = itertools.count(request.forced - 1)
 
         def told(token: int) -> None:
-            on_logits(rows.take(next(steps)))
+            row = rows[next(steps) % count].copy()
+            self._taken()
+            on_logits(row)
             if on_token is not None:
                 on_token(token)
 
@@ -346,6 +360,7 @@ class Session(ABC):
             stop_count=len(stops),
             watchdog_ns=self._watchdog_ns,
             top_p=1.0,
+            margin=math.inf,
         )
         request.prompt, request.stop, request.abort = (
             self._give(forced),
@@ -411,6 +426,12 @@ class Session(ABC):
                 f"{request.watchdog_ns / 2e9:g} s for GPU {control.hung_part} of it to start; end "
                 "other programs on that one, and look at it with nvidia-smi"
             )
+        if control.hung_value == LOGITS_TAKEN:
+            raise EngineError(
+                f"the kernel waited {request.watchdog_ns / 2e9:g} s for the logits of "
+                f"{request.logit_rows} tokens to be taken; let on_logits and on_token return "
+                "sooner, or raise watchdog_s"
+            )
         stage = self.plan.stages[control.hung_stage].name
         if control.hung_value == PASS_BARRIER:
             what = f"the barrier of prompt pass {control.hung_part}"
@@ -428,6 +449,10 @@ class Session(ABC):
             f"{request.watchdog_ns / 1e9:g} s in {stage} at step {control.hung_step} for {what}; "
             "validate the plan, or raise watchdog_s on a slow computer"
         )
+
+    def _taken(self) -> None:
+        """The logits of one more token: their row may be written again."""
+        self._control.taken += 1
 
     # ---- what an engine has to say ---------------------------------------------------------------
 

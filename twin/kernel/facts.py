@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from twin.kernel import prompt, scan
 from twin.kernel.coded import NUMBERS
-from twin.kernel.header import PASS_BARRIER, SENTINEL_WORD, START_BARRIER
+from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.layout import (
     BARRIER_BYTES,
     FOUND_FLOATS,
@@ -42,6 +42,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PARTIAL_EXTRA": (PARTIAL_EXTRA, "of a softmax partial: its maximum, its sum"),
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
     "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of several GPUs"),
+    "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),

@@ -21,13 +21,14 @@ from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
 from twin.models.spec import DType
 from twin.models.variant import Activation
-from twin.plan.types import HandOffKind, Parts, Plan, StageKind
+from twin.plan.types import HandOffKind, Parts, Plan, Sampling, StageKind
 
 MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces
 SENTINEL_WORD = 0xFFFFFFFF
 PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prompt pass
 START_BARRIER = -3  # Control.hung_value: GPUs meet before the first stage; hung_part is late
+LOGITS_TAKEN = -4  # Control.hung_value: the host takes logits before their row is written again
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 
 
@@ -87,8 +88,16 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
     ("u64*", "stamps"),  # [steps] ns at the end of each step, rank 0 block 0
     ("u64*", "block_stamps"),  # probes: [steps][ranks][blocks]
     ("float*", "checksums"),  # probes: [ranks][blocks]
-    ("float*", "logits"),  # [steps][vocab] of the steps that compute them, or null
+    # [steps][vocab], or [logit_rows][vocab], of the steps that compute them, or null
+    ("float*", "logits"),
     ("u64*", "trace"),  # [steps][ranks][blocks][stages][inputs ready, finished] in ns, or null
+)
+
+# The same for kernels that draw; in those of greedy GPU plans they are constants of zero, so that
+# there is no code for them.
+DRAWING_FIELDS = (
+    ("double", "margin"),  # logits further below the best one are not drawn; infinity: all may be
+    ("int", "logit_rows"),  # used in turn, each once the host has taken it; 0: each step has one
 )
 
 CONTROL_FIELDS = (  # what changes while it runs
@@ -99,11 +108,13 @@ CONTROL_FIELDS = (  # what changes while it runs
     ("int", "hung_rank"),  # the first wait that outlived the watchdog
     ("int", "hung_block"),
     ("int", "hung_stage"),
-    # -1: the grid barrier; -2: the barrier of prompt pass hung_part; -3: the start of several GPUs
+    # -1: the grid barrier; -2: the barrier of prompt pass hung_part; -3: the start of several
+    # GPUs; -4: the host, which has not taken logits
     ("int", "hung_value"),
     ("int", "hung_part"),
     ("int", "hung_element"),  # -1: a counter
     ("int", "hung_step"),
+    ("int", "taken"),  # by the host: generated tokens whose logits it has taken
 )
 
 
@@ -119,10 +130,16 @@ class RankMemory(ctypes.Structure):
     _fields_ = _mirror(RANK_FIELDS)
 
 
-class Request(ctypes.Structure):
-    """What to generate, as C++ sees it."""
+class GreedyRequest(ctypes.Structure):
+    """What to generate, as kernels see it that were compiled for a greedy plan."""
 
     _fields_ = _mirror(REQUEST_FIELDS)
+
+
+class Request(GreedyRequest):
+    """What to generate, as all others see it."""
+
+    _fields_ = _mirror(DRAWING_FIELDS)
 
 
 class Control(ctypes.Structure):
@@ -159,7 +176,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *(_shapes(plan, made) if embedded else []),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
-        _memory("Request", REQUEST_FIELDS, Request),
+        _request(request_type(plan) if embedded else Request),
         _memory("Control", CONTROL_FIELDS, Control),
         _embedded(made) if embedded else _loaded(made),
         "}  // namespace twin\n",
@@ -297,6 +314,22 @@ def _struct(name: str, fields: tuple[str, ...]) -> str:
         f"struct {name} {{\n{body}\n}};\n"
         f'static_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
     )
+
+
+def request_type(plan: Plan) -> type[GreedyRequest]:
+    """What a kernel with the plan compiled in is told."""
+    return GreedyRequest if plan.options.sampling is Sampling.GREEDY else Request
+
+
+def _request(mirror: type[GreedyRequest]) -> str:
+    draws = mirror is Request
+    more = DRAWING_FIELDS if draws else tuple(_zero(*field) for field in DRAWING_FIELDS)
+    said = ("static constexpr bool", f"DRAWS = {str(draws).lower()}")
+    return _memory("Request", (*REQUEST_FIELDS, *more, said), mirror)
+
+
+def _zero(kind: str, name: str) -> tuple[str, str]:
+    return f"static constexpr {kind}", f"{name} = 0"
 
 
 def _memory(name: str, fields: tuple[tuple[str, str], ...], mirror: type[ctypes.Structure]) -> str:

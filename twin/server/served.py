@@ -162,8 +162,14 @@ class Served:
     def _told(self, name: str, count: int) -> int:
         if not self.logits:
             raise Problem(
-                "logprobs are not supported here: this kernel keeps its logits on the device while "
-                "it runs; leave them out, or serve from a CPU (1xhost)",
+                "logprobs are not supported here: "
+                + (
+                    "on a GPU the kernel of a server that was started with --greedy keeps its "
+                    "logits; leave them out, or start the server without --greedy"
+                    if self.greedy
+                    else "this kernel keeps its logits on the device while it runs; leave them "
+                    "out, or serve from a CPU (1xhost)"
+                ),
                 param="logprobs",
                 code="unsupported_parameter",
             )
@@ -250,7 +256,7 @@ class Served:
         top_k = asked.top_k if asked.top_k not in (None, -1) else 0  # -1: vLLM's "all"
         top_p = 1.0 if asked.top_p is None else asked.top_p
         try:
-            return SamplingParams(temperature, top_k or 0, top_p, seed)
+            return SamplingParams(temperature, top_k or 0, top_p, seed, asked.min_p or 0.0)
         except TwinError as error:
             raise Problem(str(error), param=str(error).partition("=")[0]) from error
 

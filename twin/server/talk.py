@@ -26,6 +26,7 @@ class Talk:
     top_p: float = 1.0
     seed: int | None = None  # of the first answer; each answer has the next one
     system: str | None = None
+    min_p: float = 0.0
     history: list[Message] = field(default_factory=list)
     last: Completion | None = None
     prompt: int = 0  # tokens of the last turn's prompt
@@ -58,7 +59,7 @@ class Talk:
     def _sampling(self) -> SamplingParams:
         first = secrets.randbits(63) if self.seed is None else self.seed
         seed = (first + len(self.history)) % 2**64
-        return SamplingParams(self.temperature, self.top_k, self.top_p, seed)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, seed, self.min_p)
 
     def stats(self) -> str:
         """Of the last answer, by the kernel's clock."""

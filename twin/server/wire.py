@@ -30,6 +30,7 @@ class _Generation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None  # vLLM's
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
@@ -45,7 +46,6 @@ class _Generation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Any = None
     presence_penalty: Any = None
     repetition_penalty: Any = None
-    min_p: Any = None
     logit_bias: Any = None
     store: Any = None
 
@@ -115,7 +115,6 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "min_p": (0,),
     "logit_bias": ({},),
     "store": (False,),
     "best_of": (1,),
