@@ -24,6 +24,7 @@ from twin.kernel.prompt import (
     SCAN_ROWS,
     STEP_COLUMNS,
     batch_of,
+    largest_share,
     pass_stages,
     pass_weight_bytes,
     passes,
@@ -116,11 +117,6 @@ def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float
     return seconds, waits
 
 
-def _largest_share(stage: Stage) -> int:
-    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
-    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
-
-
 class _Passes:
     """One block's way through the passes."""
 
@@ -133,7 +129,7 @@ class _Passes:
         )
         self.warps = teams_of(plan).warps
         # each with the rows of its largest share
-        self.stages = tuple((stage, _largest_share(stage)) for stage in pass_stages(plan))
+        self.stages = tuple((stage, largest_share(stage)) for stage in pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
             node.device.memory.stream_bytes_per_s.value / resident,
