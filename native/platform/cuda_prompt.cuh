@@ -6,8 +6,6 @@
 // attention needs.
 #pragma once
 
-#include "experts.h"
-
 namespace twin {
 
 constexpr int GROUP_TOKENS = 64;  // of a warp group's product
@@ -36,14 +34,7 @@ static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)
 // attention needs; SharedRows.
 struct ChunkShared {
   static constexpr int bytes = Plan::prompt_bytes;
-  // experts: entries sorted by expert, and where each one's begin; routed_bytes in
-  // twin/kernel/prompt.py
-  static constexpr int routed =
-      Experts::ANY
-          ? (2 * PASS_TOKENS * Experts::TOP_K + 4 * (Experts::COUNT + 1) + 15) / 16 * 16
-          : 0;
-  static constexpr int order = bytes - routed;
-  static constexpr int rows = order - facts::PASS_ROWS_BYTES;
+  static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;
   static constexpr int begins = ALIGNED + facts::PASS_ROOM_BYTES;  // Feeder::begin
   static constexpr int used =
       begins + int(sizeof(u32)) * 256 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS;
@@ -67,32 +58,12 @@ struct SharedRows {
   int tokens;   // of the chunk
   int of;       // that a block takes at a time
   int wide;     // rows that it takes together
-  // Experts: the entries that are multiplied, null where all tokens are; whether each has an input
-  // of its own; rows of an expert whose column slices lie one behind the other, 0: decoded rows. The
-  // blocks that share other stages' rows.
-  const u16* entries;
-  bool own_input;
-  int expert_rows;
-  int sharing_first, sharing_members;
-
-  // The row of the chunk's activations that a token's, or an entry's, are.
-  __device__ __forceinline__ int input_of(int token) const {
-    const int entry = entries[token];
-    return own_input ? entry : entry / Experts::TOP_K;
-  }
 
   __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
   __device__ __forceinline__ int steps() const { return (cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
   // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's
   // stream.
   __device__ __forceinline__ u32 unit(int row, int column) const {
-    if constexpr (Experts::ANY && !CODED)
-      if (expert_rows) {
-        const int before = column / tile_cols * tile_cols,
-                  width = cols - before < tile_cols ? cols - before : tile_cols;
-        return (u32(before) * u32(expert_rows) + u32(row) * u32(width) + u32(column - before)) /
-               PIECE_COLUMNS;
-      }
     int member = 0;
     while (member + 1 < MEMBERS && row >= end[member]) ++member;
     const int begin = member ? end[member - 1] : lo, of = (row - begin) % height,
@@ -157,7 +128,7 @@ struct Feeder {
   __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
       : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)),
         from(rows.from),
-        policy(rows.members > 1 || (Experts::ANY && rows.entries) ? read_again() : read_once()),
+        policy(rows.members > 1 ? read_again() : read_once()),
         x(nullptr),
         me(me),
         slot(slots),
@@ -185,8 +156,6 @@ struct Feeder {
     here = rows.tokens - before < rows.of ? rows.tokens - before : rows.of;
     x = rows.x + u64(before / TILE_TOKENS) * u64(rows.steps()) * (TILE_TOKENS * STEP_BYTES) +
         (before % TILE_TOKENS + first()) * STEP_BYTES + unit() * 16;
-    if constexpr (Experts::ANY)
-      if (rows.entries) x = rows.x;  // each row is found by itself
     find();
   }
   __device__ __forceinline__ bool more() const { return all > 0; }
@@ -217,21 +186,6 @@ struct Feeder {
   __device__ __forceinline__ void ask_activations() const {
     const bool held = step < full;
     const u32 to = slot + u32((WIDE + first()) * STEP_BYTES + unit() * 16);
-    if constexpr (Experts::ANY)
-      if (rows.entries) {
-#pragma unroll
-        for (int i = 0; i < TOKENS; ++i) {
-          if (first() + i * APART >= here) continue;
-          const int from = rows.input_of(tile * rows.of + first() + i * APART);
-          copy_activations(to + u32(i * APART * STEP_BYTES),
-                           x + u64(from / TILE_TOKENS) * u64(rows.steps()) *
-                                   (TILE_TOKENS * STEP_BYTES) +
-                               from % TILE_TOKENS * STEP_BYTES +
-                               ((unit() ^ first() % 8 ^ from % 8) << 4),
-                           held);
-        }
-        return;
-      }
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i)
       if (first() + i * APART < here)
@@ -306,8 +260,6 @@ struct Chunk {
               first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
     all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
-    if constexpr (Experts::ANY)
-      all.sharing_first = all.first, all.sharing_members = all.members;
     if constexpr (CODED) return;
     all.from = b.memory.stream + u64(page) * PAGE_BYTES;
     for (int m = 0; m < all.members; ++m)
@@ -364,154 +316,6 @@ struct Chunk {
       decode_rows(stage, stream, own.hi - own.lo, decoded(b, stage, b.block), me, CONSUMERS);
       stream += coded_rows_bytes(stage, own.hi - own.lo);
     }
-  }
-
-  // ---- experts ----------------------------------------------------------------------------------
-
-  static constexpr int ROUTED_TOKENS = 8;  // that a warp sums up together
-  template <class Stage>
-  __device__ static int routed_rows(const Stage& stage) {  // that a block multiplies together
-    const int groups = facts::PASS_ROUTED_ROWS / stage.tile_rows;
-    return (groups ? groups : 1) * stage.tile_rows;
-  }
-  // Loaders count choices in memory that passes use.
-  __device__ static void forget_choice(u32* made) {
-    for (int i = 0; i < 1 + LOADERS; ++i) made[i] = 0;
-  }
-
-  // Rows of a stage that a pass does not multiply.
-  template <class Block>
-  __device__ void skip(Block& b, const Stage& stage) {
-    const Span own = b.plan.owned_of(stage.owned, b.block);
-    if constexpr (CODED) {
-      stream += coded_rows_bytes(stage, own.hi - own.lo);
-    } else if constexpr (WEIGHT == Type::FP32) {
-      stream += u64(u32(own.hi - own.lo) * u32(stage.cols)) * type_bytes(WEIGHT);
-    } else if (me == 0) {
-      SharedRows& all = rows();
-      for (int m = 0; m < all.sharing_members; ++m) {
-        const Span its = b.plan.owned_of(stage.owned, all.sharing_first + m);
-        all.next[m] += u32(its.hi - its.lo) * u32(stage.cols / PIECE_COLUMNS);
-      }
-    }
-  }
-
-  // Entries, numbered token * TOP_K + place and sorted by expert; where each expert's begin.
-  __device__ u16* entries() const {
-    return reinterpret_cast<u16*>(shared + ChunkShared::order);
-  }
-  __device__ int* begins() const {
-    return reinterpret_cast<int*>(entries() + PASS_TOKENS * Experts::TOP_K);
-  }
-  template <class Block>
-  __device__ __forceinline__ int entries_of(Block&, int expert) const {
-    return begins()[expert + 1] - begins()[expert];
-  }
-
-  // `choices`: [tokens][experts, weights][TOP_K]. SEGMENTS threads have entries of their own, count
-  // them by expert, and write them behind those of the threads before.
-  template <class Block>
-  __device__ __forceinline__ void sort(Block& b, const float* choices, int tokens) const {
-    constexpr int TOP_K = Experts::TOP_K, COUNT = Experts::COUNT,
-                  SEGMENTS = COUNT <= 128 ? CONSUMERS : COUNT <= 256 ? 128 : 64;
-    constexpr int CHOSEN = (2 * PASS_TOKENS * TOP_K + 15) / 16 * 16;
-    static_assert(!Experts::ANY || CHOSEN + 2 * SEGMENTS * COUNT <= facts::PASS_ROOM_BYTES,
-                  "experts and tokens fit the memory of products");
-    static_assert(PASS_TOKENS * TOP_K <= 1 << 16, "an entry has 16 bits");
-    u16* const chosen = reinterpret_cast<u16*>(shared);  // [entries]
-    u16* const counts = chosen + CHOSEN / 2;             // [SEGMENTS][COUNT]
-    const int all = tokens * TOP_K, share = (all + SEGMENTS - 1) / SEGMENTS,
-              from = me * share < all ? me * share : all,
-              to = from + share < all ? from + share : all;
-    b.core.barrier();  // who used the memory before has left it
-#pragma unroll 4
-    for (int entry = me; entry < all; entry += CONSUMERS)
-      chosen[entry] = u16(bits_as<int>(
-          load_shared(choices + entry / TOP_K * 2 * TOP_K + entry % TOP_K)));
-#pragma unroll 1
-    for (int i = me; i < SEGMENTS * COUNT; i += CONSUMERS) counts[i] = 0;
-    b.core.barrier();
-    if (me < SEGMENTS)
-#pragma unroll 1
-      for (int entry = from; entry < to; ++entry) ++counts[me * COUNT + chosen[entry]];
-    b.core.barrier();
-    // of each expert: what the threads before have
-#pragma unroll 1
-    for (int expert = me; expert < COUNT; expert += CONSUMERS) {
-      int sum = 0;
-#pragma unroll 8
-      for (int s = 0; s < SEGMENTS; ++s) {
-        const int count = counts[s * COUNT + expert];
-        counts[s * COUNT + expert] = u16(sum);
-        sum += count;
-      }
-      begins()[expert + 1] = sum;
-    }
-    b.core.barrier();
-    if (me == 0) {
-      int sum = 0;
-      begins()[0] = 0;
-#pragma unroll 4
-      for (int expert = 1; expert <= COUNT; ++expert) begins()[expert] = sum += begins()[expert];
-    }
-    b.core.barrier();
-    if (me < SEGMENTS)
-#pragma unroll 1
-      for (int entry = from; entry < to; ++entry) {
-        const int expert = chosen[entry];
-        entries()[begins()[expert] + counts[me * COUNT + expert]++] = u16(entry);
-      }
-    b.core.barrier();
-  }
-
-  // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
-  // each element of a portion of its rows. An entry's input is its token's, or with one row to an
-  // element its own. No other block uses what this one decodes.
-  template <int UNIT, class Block, class Stage, class Portion, class Emit>
-  __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
-                                                   int expert, const Portion& portion,
-                                                   const u8* weights, Emit emit) {
-    u8* const place = reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_decoded +
-                                            long(b.block) * b.plan.prompt_normed_floats);
-    if constexpr (CODED) decode_portion(b, stage, portion, weights, place);
-    b.core.barrier();  // the rows are there, and who used the memory before has left it
-    if (me == 0) {
-      SharedRows& all = rows();
-      all.first = b.block, all.members = 1, all.lo = portion.lo;
-      for (int m = 0; m < MEMBERS; ++m) all.end[m] = portion.hi, all.start[m] = 0;
-      all.from = CODED ? place : weights, all.cols = stage.expert_cols;
-      all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
-      all.expert_rows = CODED ? 0 : stage.expert_rows;
-      all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
-      all.entries = entries() + begins()[expert], all.tokens = entries_of(b, expert);
-      all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
-                                                                        : TILE_TOKENS;
-      all.wide = width_of(portion.hi - portion.lo, all.tokens < all.of ? all.tokens : all.of);
-    }
-    b.core.barrier();
-    multiply_16<UNIT>(b, [] { return true; }, emit);
-  }
-
-  // A portion's rows to `to`, one after the other.
-  template <class Block, class Stage, class Portion>
-  __device__ __forceinline__ void decode_portion(Block& b, const Stage& stage,
-                                                 const Portion& portion, const u8* weights,
-                                                 u8* to) const {
-    const int cols = stage.expert_cols;
-    each_group(b, stage, portion, [&](int, int high, auto lies) {
-      if (me == 0 && high == stage.tile_rows)
-        prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
-                         u32(stage.expert_group) * UNIT_BYTES);
-    });
-    each_group(b, stage, portion, [&](int row, int high, auto lies) {
-      with_decoder(stage, [&](auto decoder) {
-        for (int col = 0, slice = 0; col < cols; col += stage.tile_cols, ++slice)
-          decltype(decoder)::tile(
-              weights + u64(lies(slice)) * UNIT_BYTES, high,
-              cols - col < stage.tile_cols ? cols - col : stage.tile_cols,
-              to + (long(row - portion.lo) * cols + col) * type_bytes(WEIGHT), cols, me, CONSUMERS);
-      });
-    });
   }
 
   // ---- activations ------------------------------------------------------------------------------
@@ -638,20 +442,10 @@ struct Chunk {
     }
   }
 
-  // The blocks that share a stage's rows, behind experts, which nobody shares.
-  __device__ static void share_among(SharedRows& all) {
-    if constexpr (Experts::ANY)
-      all.first = all.sharing_first, all.members = all.sharing_members, all.entries = nullptr,
-      all.expert_rows = 0;
-  }
-
   // By one thread: the rows of a stage, where the next one's begin, and how the block takes them.
   template <class Block>
   __device__ void share_rows(const Block& b, const Stage& stage, const u8* x, int tokens) const {
     SharedRows& all = rows();
-    share_among(all);
-    if constexpr (Experts::ANY)
-      all.from = b.memory.stream + u64(b.plan.streams_at(all.first).page) * PAGE_BYTES;
     all.cols = stage.cols, all.tile_cols = stage.tile_cols,
     all.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
     for (int m = 0; m < MEMBERS; ++m) {
@@ -670,7 +464,6 @@ struct Chunk {
   __device__ void share_decoded(const Block& b, const Stage& stage, const u8* x,
                                 int tokens) const {
     SharedRows& all = rows();
-    share_among(all);
     const u8* const from = decoded(b, stage, all.first);
     const u32 apart = u32((decoded(b, stage, all.first + 1) - from) / UNIT_BYTES);
     all.from = from, all.cols = stage.cols, all.tile_cols = stage.cols, all.height = 8;
@@ -825,18 +618,15 @@ struct Chunk {
     for (int half = 0; half < 2; ++half) {
       const int token = begin + me / 32 % 4 * 16 + thread / 4 + 8 * half;
       if (token >= rows.tokens) continue;
-      int to = token;
-      if constexpr (Experts::ANY)
-        if (rows.entries) to = rows.entries[token];
 #pragma unroll
       for (int i = 0; i < N / 4; ++i) {
         const int at = row + 8 * i + thread % 4 * 2;
         const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
         if (UNIT == 2) {
-          if (at < count) emit(to, (rows.lo + at) / 2, low, high);
+          if (at < count) emit(token, (rows.lo + at) / 2, low, high);
         } else {
-          if (at < count) emit(to, rows.lo + at, low, low);
-          if (at + 1 < count) emit(to, rows.lo + at + 1, high, high);
+          if (at < count) emit(token, rows.lo + at, low, low);
+          if (at + 1 < count) emit(token, rows.lo + at + 1, high, high);
         }
       }
     }
