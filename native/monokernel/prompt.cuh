@@ -595,9 +595,11 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     }
     if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {
       chunk.prefetch(b, stage);
+      chunk.decode(b, stage);
       if (!ready()) return false;
       norm_chunk(b, stage, pass, chunk.memory(b));
     }
+    if (kind == StageKind::O_PROJ || kind == StageKind::DOWN) chunk.decode(b, stage);
     if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;
   }
   return true;

@@ -424,9 +424,11 @@ __device__ __forceinline__ int nearest(float x) {
 }  // namespace twin
 
 #include "coded.h"
+#include "coded_values.h"
 #include "cuda_copies.cuh"
 #include "cuda_products.cuh"
 #include "cuda_attend.cuh"
+#include "cuda_decode.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"

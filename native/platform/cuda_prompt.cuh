@@ -220,7 +220,8 @@ struct Chunk {
   static constexpr bool TENSOR_PASS = Plan::tensor_pass;  // attention looks at the cache by Scan
   using Scan = PassScan;
   u8* shared;
-  const u8* stream;  // FP32: the next stage's weights
+  // the next stage's weights, of a plan that decodes them or has them in FP32
+  const u8* stream;
   int me;            // the thread
 
   // Addresses that are computed here are not kept in registers for the steps that follow.
@@ -259,6 +260,7 @@ struct Chunk {
               first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
     all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
+    if constexpr (CODED) return;
     all.from = b.memory.stream + u64(page) * PAGE_BYTES;
     for (int m = 0; m < all.members; ++m)
       all.next[m] = u32(b.plan.streams_at(first + m).page - page) * (PAGE_BYTES / 16);
@@ -272,9 +274,39 @@ struct Chunk {
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
     if (me != 0 || bytes == 0) return;
+    if constexpr (CODED) {
+      const u32 coded = coded_rows_bytes(stage, own.hi - own.lo);
+      return prefetch_weights(stream, coded < MOST ? coded : MOST);
+    }
     const u8* from = stream;
     if (WEIGHT != Type::FP32) from = rows().from + u64(rows().next[b.block - rows().first]) * 16;
     prefetch_weights(from, bytes < MOST ? bytes : MOST);
+  }
+
+  // ---- few-bit weights --------------------------------------------------------------------------
+
+  // Where a block has a stage's rows once they are decoded, [rows][cols] of the weight type. Stages
+  // that follow each other without a meeting between them have different places: a neighbour may
+  // still read the rows of the stage before.
+  template <class Block>
+  __device__ static u8* decoded(const Block& b, const Stage& stage, int block) {
+    const bool normed =
+        stage.kind == int(StageKind::QKV) || stage.kind == int(StageKind::GATE_UP);
+    float* const from = b.memory.prompt + b.plan.prompt_decoded;
+    return reinterpret_cast<u8*>(
+        normed ? from + long(block) * b.plan.prompt_normed_floats
+               : from + long(b.plan.blocks) * b.plan.prompt_normed_floats +
+                     long(block) * b.plan.prompt_summed_floats);
+  }
+
+  // The block's rows of a stage. All blocks meet before one of them multiplies.
+  template <class Block>
+  __device__ __forceinline__ void decode(Block& b, const Stage& stage) {
+    if constexpr (CODED) {
+      const Span own = b.plan.owned_of(stage.owned, b.block);
+      decode_rows(stage, stream, own.hi - own.lo, decoded(b, stage, b.block), me, CONSUMERS);
+      stream += coded_rows_bytes(stage, own.hi - own.lo);
+    }
   }
 
   // ---- activations ------------------------------------------------------------------------------
@@ -379,13 +411,20 @@ struct Chunk {
     keep_here(me);  // nor are they from stage to stage
     if constexpr (WEIGHT == Type::FP32) {
       const Span own = b.plan.owned_of(stage.owned, b.block);
-      const bool sliced = stage.cols > stage.tile_cols;
-      const Rows32 matrix = {stream, own.hi - own.lo, stage.cols, stage.tile_cols};
-      stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
+      const bool sliced = !CODED && stage.cols > stage.tile_cols;
+      const Rows32 matrix = {CODED ? decoded(b, stage, b.block) : stream, own.hi - own.lo,
+                             stage.cols, CODED ? stage.cols : stage.tile_cols};
+      if (!CODED) stream += u64(u32(matrix.rows) * u32(matrix.cols)) * type_bytes(WEIGHT);
       if (!ready()) return false;
       multiply_fp32(matrix, own.lo / UNIT, UNIT, sliced ? stage.tile_rows : matrix.rows, x, tokens,
                     emit);
       return true;
+    } else if constexpr (CODED) {
+      if (!ready()) return false;  // neighbours have decoded their rows
+      b.core.barrier();  // who used the memory before has left it
+      if (me == 0) share_decoded(b, stage, reinterpret_cast<const u8*>(x), tokens);
+      b.core.barrier();
+      return multiply_16<UNIT>(b, [] { return true; }, emit);
     } else {
       b.core.barrier();  // who used the memory before has left it
       if (me == 0) share_rows(b, stage, reinterpret_cast<const u8*>(x), tokens);
@@ -406,6 +445,24 @@ struct Chunk {
       if (m == 0) all.lo = own.lo;
       all.end[m] = own.hi, all.start[m] = all.next[m];
       if (m < all.members) all.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
+    }
+    all.x = x, all.tokens = tokens, all.of = together(tokens);
+    all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
+  }
+
+  // The same of rows that are decoded: whole rows follow each other.
+  template <class Block>
+  __device__ void share_decoded(const Block& b, const Stage& stage, const u8* x,
+                                int tokens) const {
+    SharedRows& all = rows();
+    const u8* const from = decoded(b, stage, all.first);
+    const u32 apart = u32((decoded(b, stage, all.first + 1) - from) / UNIT_BYTES);
+    all.from = from, all.cols = stage.cols, all.tile_cols = stage.cols, all.height = 8;
+    for (int m = 0; m < MEMBERS; ++m) {
+      const int member = m < all.members ? m : all.members - 1;
+      const Span own = b.plan.owned_of(stage.owned, all.first + member);
+      if (m == 0) all.lo = own.lo;
+      all.end[m] = own.hi, all.start[m] = u32(member) * apart;
     }
     all.x = x, all.tokens = tokens, all.of = together(tokens);
     all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
@@ -594,7 +651,8 @@ struct Chunk {
               const int rows = matrix.rows - group < height ? matrix.rows - group : height;
               const u64 from =
                   u64(group) * u64(matrix.cols) + u64(before * rows + at % height * width + c);
-              const float4 w = load_once(reinterpret_cast<const float*>(matrix.from) + from);
+              const float* const four = reinterpret_cast<const float*>(matrix.from) + from;
+              const float4 w = CODED ? load_quad(four) : load_once(four);
 #pragma unroll
               for (int t = 0; t < TOKENS; ++t)
                 sum[t][r] += xs[t].x * w.x + xs[t].y * w.y + xs[t].z * w.z + xs[t].w * w.w;

@@ -18,6 +18,7 @@ struct Chunk {
   template <class Block>
   __device__ void prefetch(Block&, const Stage&) const {}
   template <class Block>
+  __device__ void decode(Block&, const Stage&) const {}  // products do it
 
   // Activations are FP32 [tokens][columns].
   __device__ static void store(float* x, int columns, int token, int column, float value) {
@@ -62,7 +63,9 @@ struct Chunk {
         if (b.core.ring.mine()) {
           const u8* weights = b.core.ring.acquire();
           for (int token = 0; token < tokens; ++token) {
-            b.core.dot_tile(weights, rows, cols, x + long(token) * stage.cols + col, tile);
+            const float* from = x + long(token) * stage.cols + col;
+            if constexpr (CODED) b.core.dot_coded(code_of(stage), weights, rows, cols, from, tile);
+            else b.core.dot_tile(weights, rows, cols, from, tile);
             b.core.warp_sync();
             for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
               mine[token * stage.tile_rows + r] += tile[r];

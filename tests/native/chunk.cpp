@@ -1,7 +1,8 @@
 // The products of a prompt pass as an NVIDIA block makes them (native/platform/cuda_prompt.cuh),
 // with every thread an OS thread. Tensor-core instructions are computed by their definition; a copy
 // is made only when its group is awaited, so that a read that comes too early finds what was there
-// before. Compiled with CHUNK (tokens) and STORED (FP16 or BF16).
+// before. Compiled with CHUNK (tokens), STORED (FP16 or BF16) and, for few-bit weights that are
+// decoded first (cuda_decode.cuh), CODED_AS.
 #include <pthread.h>
 
 #include <cstdlib>
@@ -23,7 +24,14 @@ using u64 = unsigned long long;
 
 enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
-constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64, PAGE_BYTES = 4096;
+constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64, PAGE_BYTES = 4096,
+              UNIT_BYTES = facts::UNIT_BYTES;
+enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN };
+#ifdef CODED_AS
+#define TWIN_CODED
+constexpr u32 CODES = 1u << CODED_AS;
+constexpr int CODED_PACK = 16;
+#endif
 
 struct Plan {
   static constexpr int prompt_chunk = CHUNK;
@@ -51,7 +59,8 @@ struct Span {
   int lo, hi;
 };
 struct Stage {
-  int owned, cols, tile_cols, tile_rows, unit;
+  int owned, cols, tile_cols, tile_rows, unit, kind;
+  int code, row_bytes, last_bytes, row_scales, last_scales;  // of few-bit weights
 };
 
 constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
@@ -67,9 +76,31 @@ u16 bfloat_bits(float value) {
   const u32 bits = bits_as<u32>(value);
   return u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
+float half_value(u16 bits) { return float(bits_as<_Float16>(bits)); }
 float stored(u16 bits) {
-  return WEIGHT == Type::BF16 ? bits_as<float>(u32(bits) << 16) : float(bits_as<_Float16>(bits));
+  return WEIGHT == Type::BF16 ? bits_as<float>(u32(bits) << 16) : half_value(bits);
 }
+template <Type T>
+float load_element(const u8* at) {
+  u32 bits = 0;
+  memcpy(&bits, at, T == Type::FP32 ? 4 : 2);
+  if (T == Type::FP32) return bits_as<float>(bits);
+  return T == Type::BF16 ? bits_as<float>(bits << 16) : half_value(u16(bits));
+}
+template <Type T>
+u32 packed(float first, float second) {
+  const auto one = [](float x) { return u32(T == Type::BF16 ? bfloat_bits(x) : half_bits(x)); };
+  return one(first) | one(second) << 16;
+}
+u32 bytes_of(u32 a, u32 b, u32 chosen) {
+  u32 out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 digit = chosen >> 4 * i & 7u;
+    out |= ((digit < 4 ? a : b) >> 8 * (digit % 4) & 255u) << 8 * i;
+  }
+  return out;
+}
+void four_e4m3(u32 word, float (&out)[4]);
 
 // ---- a block of threads -------------------------------------------------------------------------
 
@@ -125,7 +156,12 @@ void barrier_arrive(u64*) {}
 void keep_here(int&) {}
 float load_shared(const float* at) { return *at; }
 float4 load_quad(const float*) { return {}; }  // FP32 alone
-float4 load_once(const float*) { return {}; }
+float4 load_once(const float* at) {
+  if (u64(at) % 16) abort();
+  float4 four;
+  memcpy(&four, at, sizeof four);
+  return four;
+}
 float __shfl_xor_sync(u32, float, int) { return 0; }
 
 // Products as PTX defines them, made when their group is awaited: rows of 128 bytes, their 16-byte
@@ -180,6 +216,16 @@ void multiply_group(float (&d)[N / 2], u64 a, u64 b) {
 
 }  // namespace twin
 
+#include "../../native/platform/coded.h"
+#include "../../native/platform/coded_values.h"
+
+namespace twin {
+void four_e4m3(u32 word, float (&out)[4]) {
+  for (int i = 0; i < 4; ++i) out[i] = e4m3_value(word >> 8 * i & 255u);
+}
+}  // namespace twin
+
+#include "../../native/platform/cuda_decode.cuh"
 #include "../../native/platform/cuda_prompt.cuh"
 
 namespace {
@@ -196,6 +242,7 @@ struct Core {
 };
 struct Memory {
   const u8* stream;
+  float* prompt;
 };
 struct Start {
   int page;
@@ -203,6 +250,8 @@ struct Start {
 struct Spans {
   // of the memory, before the stage's input
   static constexpr int ring_slots = 2, slot_bytes = 1024;
+  static constexpr int prompt_decoded = 32;
+  int prompt_normed_floats, prompt_summed_floats;  // of a block's decoded rows
   int blocks;
   const Span* own;
   const Start* starts;
@@ -222,55 +271,74 @@ struct Block {
 // Sums of each element's first and last row, [tokens][elements] each, of all blocks' rows,
 // spans[blocks][2]; `x` is [tokens][cols]. `stream` holds each block's rows as they are packed,
 // from page starts[block] on, twice: the second time is what counts, with the first one's leavings
-// on the chip.
+// on the chip. `coding`: code, row_bytes, last_bytes, row_scales, last_scales.
 template <int UNIT>
 void multiply_all(const u8* stream, const float* x, int tokens, int blocks, const int* spans,
-                  const int* starts, int cols, int tile_cols, int tile_rows, float* first,
-                  float* last) {
-  std::vector<float> packed(size_t(cols + 64) * CHUNK / 2 + 64, 0.0f);
+                  const int* starts, int cols, int tile_cols, int tile_rows, const int* coding,
+                  float* first, float* last) {
+  std::vector<float> rounded(size_t(cols + 64) * CHUNK / 2 + 64, 0.0f);
   for (int token = 0; token < tokens; ++token)
     for (int column = 0; column < cols; column += Chunk::PACK) {
       Pack<Chunk::PACK> pack;
       memcpy(pack.at, x + long(token) * cols + column, sizeof pack.at);
-      Chunk::store_pack(packed.data(), cols, token, column, pack);
+      Chunk::store_pack(rounded.data(), cols, token, column, pack);
     }
-  const Stage stage = {0, cols, tile_cols, tile_rows, UNIT};
   const Span* own = reinterpret_cast<const Span*>(spans);
   const int elements = own[blocks - 1].hi / UNIT;
-  for (int block = 0; block < blocks; ++block) {
-    Machine made;
-    machine = &made;
-    memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
-    auto walk = [&](int at) {
-      thread = at;
-      Block b = {{},
-                 {stream},
-                 {blocks, own, reinterpret_cast<const Start*>(starts)},
-                 block,
-                 reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
-      Chunk chunk(b);
-      chunk.open(b, tokens);
-      for (int time = 0; time < 2; ++time)
-        chunk.multiply<UNIT>(
-            b, stage, packed.data(), tokens,
-            [&] {
-              b.core.barrier();
-              return true;
-            },
-            [&](int token, int element, float low, float high) {
-              first[token * elements + element] = low;
-              last[token * elements + element] = high;
-            });
-    };
-    std::vector<std::thread> threads;
-    for (int at = 0; at < CONSUMERS; ++at) threads.emplace_back(walk, at);
-    for (std::thread& one : threads) one.join();
-  }
+  int widest = 0;
+  for (int block = 0; block < blocks; ++block)
+    widest = own[block].hi - own[block].lo > widest ? own[block].hi - own[block].lo : widest;
+  const int floats = (widest * cols / 2 + 31) / 32 * 32;
+  std::vector<uint4> memory(size_t(8 + blocks * (2 * floats + 32) / 4), uint4{~0u, ~0u, ~0u, ~0u});
+  // stages that follow each other have their decoded rows in different places
+  const auto stage_of = [&](int time) {
+    return Stage{0, cols, tile_cols, tile_rows, UNIT, int(time ? StageKind::DOWN : StageKind::QKV),
+                 coding[0], coding[1], coding[2], coding[3], coding[4]};
+  };
+  const auto on_each = [&](auto use) {
+    for (int block = 0; block < blocks; ++block) {
+      Machine made;
+      machine = &made;
+      memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
+      auto walk = [&](int at) {
+        thread = at;
+        Block b = {{},
+                   {stream, reinterpret_cast<float*>(memory.data())},
+                   {floats, floats + 32, blocks, own, reinterpret_cast<const Start*>(starts)},
+                   block,
+                   reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
+        Chunk chunk(b);
+        chunk.open(b, tokens);
+        for (int time = 0; time < 2; ++time) use(b, chunk, stage_of(time));
+      };
+      std::vector<std::thread> threads;
+      for (int at = 0; at < CONSUMERS; ++at) threads.emplace_back(walk, at);
+      for (std::thread& one : threads) one.join();
+    }
+  };
+  if (CODED)
+    on_each([](Block& b, Chunk& chunk, const Stage& stage) {
+      chunk.prefetch(b, stage);
+      chunk.decode(b, stage);
+    });
+  on_each([&](Block& b, Chunk& chunk, const Stage& stage) {
+    chunk.multiply<UNIT>(
+        b, stage, rounded.data(), tokens,
+        [&] {
+          b.core.barrier();
+          return true;
+        },
+        [&](int token, int element, float low, float high) {
+          first[token * elements + element] = low;
+          last[token * elements + element] = high;
+        });
+  });
 }
 
 extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int blocks,
                                const int* spans, const int* starts, int cols, int tile_cols,
-                               int tile_rows, int unit, float* first, float* last) {
+                               int tile_rows, int unit, const int* coding, float* first,
+                               float* last) {
   (unit == 2 ? multiply_all<2> : multiply_all<1>)(stream, x, tokens, blocks, spans, starts, cols,
-                                                  tile_cols, tile_rows, first, last);
+                                                  tile_cols, tile_rows, coding, first, last);
 }

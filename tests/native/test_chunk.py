@@ -5,18 +5,26 @@ without one.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tests.models.codes.names import coded_names
 from tests.native.programs import built
+from tests.native.test_coded import planned
 from twin import toolchain
+from twin.kernel.coded import coded_fields, stored_bytes, tile
 from twin.kernel.streams import PAGE_BYTES, _tile
+from twin.models.codes import CODES
+from twin.models.formats import DECODED, PACK
 from twin.models.spec import DType
-from twin.plan.types import Matrix
+from twin.plan.types import Matrix, Plan, tiles_of
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"
 STORED: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
@@ -50,6 +58,49 @@ def products(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, int, DType]:
     return ctypes.CDLL(str(built(SOURCE, flags))), chunk, dtype
 
 
+def spans_of(counts: Sequence[int]) -> list[tuple[int, int]]:
+    ends = np.cumsum(counts)
+    return [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
+
+
+def multiplied(
+    library: ctypes.CDLL,
+    stream: NDArray[np.uint8],
+    x: NDArray[Any],
+    spans: list[tuple[int, int]],
+    starts: NDArray[np.int32],
+    shape: tuple[int, int, int, int],
+    coding: Sequence[int] = (0,) * 5,
+) -> NDArray[np.float32]:
+    """[first rows, last rows][tokens][elements] of all blocks; `shape`: columns of the matrix and
+    of a tile, rows of a tile and of an element.
+    """
+    unit = shape[3]
+    sums = np.full((2, len(x), spans[-1][1] // unit), np.nan, np.float32)
+    inputs = np.ascontiguousarray(x.astype(np.float32))
+    where = [np.ascontiguousarray(np.array(spans, np.int32)), starts]
+    codes = np.array(coding, np.int32)
+    library.chunk_products(
+        *(ctypes.c_void_p(a.ctypes.data) for a in (stream, inputs)),
+        len(x),
+        len(spans),
+        *(ctypes.c_void_p(a.ctypes.data) for a in where),
+        *shape,
+        *(ctypes.c_void_p(a.ctypes.data) for a in (codes, *sums)),
+    )
+    return sums
+
+
+def apart(sums: NDArray[np.float32], x: NDArray[Any], rows: NDArray[Any], unit: int) -> float:
+    """The largest difference from FP64, of the largest sum."""
+    wanted = x.astype(np.float64) @ rows.astype(np.float64).T
+    most = max(
+        np.abs(sums[0] - wanted[:, ::unit]).max(),
+        np.abs(sums[1] - wanted[:, unit - 1 :: unit]).max(),
+    )
+    return float(most / np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocks_multiply_a_chunk_with_their_rows(
     products: tuple[ctypes.CDLL, int, DType], shape: str
@@ -58,10 +109,9 @@ def test_blocks_multiply_a_chunk_with_their_rows(
     counts, cols, tile_cols, tile_rows, unit, tokens = SHAPES[shape]
     tokens = min(tokens, chunk)
     rng = np.random.default_rng(cols)
-    ends = np.cumsum(counts)
-    spans = [(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
+    spans = spans_of(counts)
     x = rng.standard_normal((tokens, cols)).astype(np.float32).astype(STORED[dtype])
-    rows = rng.standard_normal((int(ends[-1]), cols)).astype(np.float32).astype(STORED[dtype])
+    rows = rng.standard_normal((spans[-1][1], cols)).astype(np.float32).astype(STORED[dtype])
     pages = [-(-4 * count * cols // PAGE_BYTES) for count in counts]  # of a block: its rows twice
     starts = np.cumsum([0, *pages[:-1]]).astype(np.int32)
     stream = np.zeros(sum(pages) * PAGE_BYTES // 2, STORED[dtype])
@@ -73,20 +123,73 @@ def test_blocks_multiply_a_chunk_with_their_rows(
                 rows[lo:hi],
                 stream[at + time * size : at + (time + 1) * size],
             )
-    sums = np.full((2, tokens, len(rows) // unit), np.nan, np.float32)
-    inputs = np.ascontiguousarray(x.astype(np.float32))
-    where = [np.ascontiguousarray(np.array(spans, np.int32)), starts]
-    library.chunk_products(
-        *(ctypes.c_void_p(a.ctypes.data) for a in (stream.view(np.uint8), inputs)),
-        tokens,
-        len(counts),
-        *(ctypes.c_void_p(a.ctypes.data) for a in where),
-        cols,
-        tile_cols,
-        tile_rows,
-        unit,
-        *(ctypes.c_void_p(a.ctypes.data) for a in sums),
+    sums = multiplied(
+        library, stream.view(np.uint8), x, spans, starts, (cols, tile_cols, tile_rows, unit)
     )
-    wanted = x.astype(np.float64) @ rows.astype(np.float64).T
-    assert np.abs(sums[0] - wanted[:, ::unit]).max() < 1e-4 * np.abs(wanted).max()
-    assert np.abs(sums[1] - wanted[:, unit - 1 :: unit]).max() < 1e-4 * np.abs(wanted).max()
+    assert apart(sums, x, rows, unit) < 1e-4
+
+
+# ---- few-bit weights, decoded before they are multiplied ----------------------------------------
+
+# rows of each block, columns, tile columns, tile rows, rows of an element, tokens
+CODED_SHAPES = {
+    "whole rows": ((20, 19, 21, 0, 19), 256, 256, 16, 1, 70),
+    "column slices, the last one narrower": ((22, 38, 20), 640, 256, 8, 2, 130),
+}
+# a sum's error, of the largest, beside weights that are not rounded: half a unit in the last place
+# of BF16 is 2^-9 of a weight
+ROUNDED = {DType.BF16: 4e-3, DType.FP16: 5e-4}
+
+
+@pytest.mark.parametrize("shape", CODED_SHAPES)
+@pytest.mark.parametrize("dtype", [DType.BF16, pytest.param(DType.FP16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [*coded_names(("int4-g32", "int4-g128-zp-fp16", "mxfp4", "nvfp4")), "plain"]
+)
+def test_decoded_rows_are_multiplied_as_stored_ones_are(
+    name: str, dtype: DType, shape: str
+) -> None:
+    plan = planned("int8" if name == "plain" else name)
+    plan = replace(plan, options=replace(plan.options, weight_dtype=dtype))
+    counts, cols, tile_cols, tile_rows, unit, tokens = CODED_SHAPES[shape]
+    spans, rng = spans_of(counts), np.random.default_rng(cols)
+    made = rng.standard_normal((spans[-1][1], cols), np.float32) / 16
+    weights = made.astype(STORED[dtype]) if name == "plain" else CODES[name].quantise(made)
+    form = None if name == "plain" else DECODED[name]
+    owned = tuple(spans)
+    matrix = Matrix(spans[-1][1], cols, unit, tile_rows, tile_cols, owned, form, PACK)
+    streams = [
+        b"".join(stored(plan, matrix, weights, *where) for where in tiles_of(matrix, lo, hi)) * 2
+        for lo, hi in spans
+    ]
+    pages = [-(-len(one) // PAGE_BYTES) for one in streams]
+    starts = np.cumsum([0, *pages[:-1]]).astype(np.int32)
+    filled = (
+        one.ljust(count * PAGE_BYTES, b"\xff") for one, count in zip(streams, pages, strict=True)
+    )
+    coding = coded_fields(plan, matrix)
+    x = rng.standard_normal((tokens, cols)).astype(np.float32).astype(STORED[dtype])
+    flags = ["-O1", "-DCHUNK=1024", f"-DSTORED={dtype.name}", f"-DCODED_AS={coding['code']}"]
+    library = ctypes.CDLL(str(built(SOURCE, [*toolchain.FLAGS, *flags])))
+    sums = multiplied(
+        library,
+        np.frombuffer(b"".join(filled), np.uint8),
+        x,
+        spans,
+        starts,
+        (cols, tile_cols, tile_rows, unit),
+        list(coding.values()),
+    )
+    assert apart(sums, x, weights, unit) < ROUNDED[dtype]
+    # what a pass has of them, but that a product halfway between two may go to the other
+    assert apart(sums, x, weights.astype(STORED[dtype]), unit) < ROUNDED[dtype] / 5
+
+
+def stored(
+    plan: Plan, matrix: Matrix, weights: Any, rows: tuple[int, int], cols: tuple[int, int]
+) -> bytes:
+    """A tile with what fills it up."""
+    made = tile(plan, matrix, weights, rows, cols)
+    return made.tobytes().ljust(
+        stored_bytes(plan, matrix, rows[1] - rows[0], cols[1] - cols[0]), b"\xff"
+    )

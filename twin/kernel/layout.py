@@ -154,6 +154,9 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
         "prompt_chip_floats": prompt.chip_floats,
         "prompt_bytes": prompt_chip(plan),
         "prompt_queries": prompt.queries,
+        "prompt_decoded": prompt.decoded,
+        "prompt_normed_floats": prompt.normed_floats,
+        "prompt_summed_floats": prompt.summed_floats,
         "tensor_pass": int(tensor_pass(plan)),
     }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.kernel.coded import stored_bytes
 from twin.kernel.fields import up
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
@@ -56,6 +57,11 @@ class Prompt:
     values: tuple[int, ...] = ()
     stages: int = 0  # a pass ends before this stage
     chip_floats: int = 0  # of a block
+    # NVIDIA, few-bit weights: where decoded rows lie; a block's of a stage that multiplies the
+    # normed residual, and of one whose output is added to it
+    decoded: int = 0
+    normed_floats: int = 0
+    summed_floats: int = 0
 
 
 def passes(plan: Plan, tokens: int) -> int:
@@ -72,9 +78,10 @@ def pass_stages(plan: Plan) -> Iterator[Stage]:
 
 def pass_weight_bytes(plan: Plan) -> int:
     """Weights that one pass streams, all ranks together."""
-    size = plan.options.weight_dtype.bytes
     return plan.ranks * sum(
-        s.matrix.rows * s.matrix.cols * size for s in pass_stages(plan) if s.matrix
+        stored_bytes(plan, s.matrix, s.matrix.rows, s.matrix.cols)
+        for s in pass_stages(plan)
+        if s.matrix
     )
 
 
@@ -94,6 +101,8 @@ def prompt_of(plan: Plan) -> Prompt:
     for name, width in columns.items():
         offsets[name] = at
         at += chunk * up(width, LINE_FLOATS)
+    decoded, (normed, summed) = at, decoded_floats(plan)
+    at += plan.blocks * (normed + summed)
     end = max(s.index for s in pass_stages(plan)) + 1
     attention = attention_bytes(
         plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes
@@ -111,7 +120,37 @@ def prompt_of(plan: Plan) -> Prompt:
         values,
         end,
         up(chip, LINE_FLOATS),
+        decoded,
+        normed,
+        summed,
     )
+
+
+def decoded_floats(plan: Plan) -> tuple[int, int]:
+    """Floats in which one block keeps a stage's decoded rows: of stages that multiply the normed
+    residual, and of those whose output is added to it. Both are zero where nothing is decoded
+    before it is multiplied: on a CPU, and of a plan whose weights are not coded.
+    """
+    if not plan.coded or not plan.limits.teams or plan.options.prompt_chunk == 1:
+        return 0, 0
+    size = plan.options.weight_dtype.bytes
+    widest = [0, 0]
+    for stage in pass_stages(plan):
+        if stage.matrix:
+            floats = up(largest_share(stage) * stage.matrix.cols * size // 4, LINE_FLOATS)
+            kind = int(ROWS[stage.kind].summed)
+            widest[kind] = max(widest[kind], floats)
+    return widest[0], widest[1]
+
+
+def decoded_bytes(plan: Plan) -> int:
+    """What decoded rows take of a GPU's memory during passes."""
+    return 4 * plan.ranks_per_gpu * plan.blocks * sum(decoded_floats(plan))
+
+
+def largest_share(stage: Stage) -> int:
+    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
+    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from twin.errors import PlanError, TwinError
 from twin.hardware.load import load_node, node_names
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
+from twin.kernel.prompt import decoded_bytes
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.units import format_quantity
@@ -38,7 +39,7 @@ def check_room(
     run on it. Emulated GPUs share that memory.
     """
     emulated = node.device.sharing is not None
-    needed = plan.memory_bytes() * (plan.options.gpus if emulated else 1)
+    needed = _needed_bytes(plan) * (plan.options.gpus if emulated else 1)
     there = (
         plan.limits.memory_bytes
         if free_bytes is None
@@ -97,5 +98,10 @@ def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
     """Is there a plan of the model, with these options, that fits?"""
     with suppress(TwinError):  # a model that cannot be divided so
         plan = plan_for(spec, node, **{**chosen, "gpus": node.gpus})
-        return plan.memory_bytes() <= plan.limits.memory_bytes
+        return _needed_bytes(plan) <= plan.limits.memory_bytes
     return False
+
+
+def _needed_bytes(plan: Plan) -> int:
+    """Of one GPU: weights, caches and exchanged words, and where passes decode weights."""
+    return plan.memory_bytes() + decoded_bytes(plan)

@@ -92,14 +92,21 @@ def _multiply(costs: BlockCosts, dtype: DType, tile: Tile) -> tuple[int, bool]:
         return cost.transfer_ps(
             tile.size, cost.weight_rate(costs, stored)
         ), stored is not DType.FP32
-    if tile.form.name not in UNPACK:
+    return picoseconds(unpacking_s(costs, tile.form, tile.weights)), True
+
+
+def unpacking_s(costs: BlockCosts, form: Format, weights: int) -> float:
+    """In which a block unpacks so many weights of a format and multiplies them with one token.
+    Raises HardwareError.
+    """
+    if form.name not in UNPACK:
         raise HardwareError(
-            f"no cost is known of unpacking {tile.form.name}; known: {', '.join(UNPACK)}"
+            f"no cost is known of unpacking {form.name}; known: {', '.join(UNPACK)}"
         )
-    ratio = UNPACK[tile.form.name]
-    if tile.form.coded:
-        ratio = DECODED_UNPACK.get(tile.form.name, ratio)
-    return picoseconds(tile.weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value), True
+    ratio = UNPACK[form.name]
+    if form.coded:
+        ratio = DECODED_UNPACK.get(form.name, ratio)
+    return weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value
 
 
 def scan_requests(

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from twin.errors import PlanError
 from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
+from twin.kernel.coded import stored_bytes
 from twin.kernel.prompt import (
     SCAN_POSITIONS,
     SCAN_ROWS,
     STEP_COLUMNS,
     batch_of,
+    largest_share,
     pass_stages,
     pass_weight_bytes,
     passes,
@@ -34,6 +36,7 @@ from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Stage
+from twin.sim.consume import unpacking_s
 from twin.sim.cost import weight_rate
 
 # Fitted to the first passes of Llama-3.1-8B, 32 to 1,024 tokens, and to how passes of Llama-3.1-8B
@@ -55,6 +58,9 @@ GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
+# a few-bit weight decoded to 16 bits by a block: about six instructions of 128 in a cycle. A
+# division of a load's number, scales and stores included; no pass of such a plan has been timed
+DECODE_CYCLES = 0.05
 # without tensor cores: a warp's look at as many positions a thread for one query head
 LOOK_CYCLES, POSITIONS = 1500, 4
 # the load that slows a pass depends on its time; it settles to 0.1 % in as many
@@ -116,11 +122,6 @@ def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float
     return seconds, waits
 
 
-def _largest_share(stage: Stage) -> int:
-    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
-    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
-
-
 class _Passes:
     """One block's way through the passes."""
 
@@ -133,7 +134,7 @@ class _Passes:
         )
         self.warps = teams_of(plan).warps
         # each with the rows of its largest share
-        self.stages = tuple((stage, _largest_share(stage)) for stage in pass_stages(plan))
+        self.stages = tuple((stage, largest_share(stage)) for stage in pass_stages(plan))
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
             node.device.memory.stream_bytes_per_s.value / resident,
@@ -153,13 +154,33 @@ class _Passes:
 
     def _consume(self, matrix: Matrix, rows: int, tokens: int) -> float:
         """Seconds for so many rows of a matrix."""
-        size = rows * matrix.cols * self.plan.options.weight_dtype.bytes
-        streamed = size / self.stream
+        dtype, weights = self.plan.options.weight_dtype, rows * matrix.cols
+        size = weights * dtype.bytes
         if not self.tensor_cores:
             # token by token
+            if matrix.format is None:
+                return max(size / self.stream, tokens * size / weight_rate(self.costs, dtype))
+            stored = stored_bytes(self.plan, matrix, rows, matrix.cols)
             return max(
-                streamed, tokens * size / weight_rate(self.costs, self.plan.options.weight_dtype)
+                stored / self.stream, tokens * unpacking_s(self.costs, matrix.format, weights)
             )
+        return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, tokens, size)
+
+    def _decode_s(self, matrix: Matrix, rows: int) -> float:
+        """Seconds in which a block writes its rows of few-bit weights in the weight type: reads and
+        writes at the stream's rate, or its instructions.
+        """
+        if not self.plan.coded:
+            return 0.0
+        weights = rows * matrix.cols
+        moved = stored_bytes(self.plan, matrix, rows, matrix.cols)
+        moved += weights * self.plan.options.weight_dtype.bytes
+        cycles = weights * DECODE_CYCLES / self.costs.clock_hz.value
+        return max(moved / self.stream, cycles) + self.latency
+
+    def _multiply_s(self, matrix: Matrix, rows: int, tokens: int, size: int) -> float:
+        """On tensor cores, `size` bytes of weights in 16 bits."""
+        streamed = size / self.stream
         members, together = sharing(tokens, self.plan.options.prompt_chunk)
         wide, at_once = batch_of(rows * members, together)
         batches = -(-rows * members // wide)
