@@ -1,5 +1,4 @@
-"""Prompts of plans with few-bit weights, and of plans with experts, in passes: what token by token
-gives.
+"""Prompts of plans with few-bit weights in passes: what token by token gives.
 
     pytest tests/engine/test_coded_prompts.py -m gpu
 
