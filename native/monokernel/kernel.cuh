@@ -77,11 +77,18 @@ __device__ __forceinline__ bool end_step(Block& b) {
 }
 
 // All steps of a generation whose prompt has been read.
-__device__ __forceinline__ void run(Block& b) {
+__device__ __forceinline__ void run_steps(Block& b) {
   do {
     for (int index = 0; index < b.plan.stage_count; index = next_stage(b.plan, index))
       if (!run_stage(b, index) || b.at.stop) return;
   } while (end_step(b));
+}
+
+// The whole generation.
+__device__ __forceinline__ void run(Block& b) {
+  const Request& wanted = b.launch.request;
+  const bool passes = b.plan.prompt_chunk > 1 && wanted.read > wanted.kept;
+  if (!passes || read_prompt(b)) run_steps(b);
 }
 
 }  // namespace twin

@@ -124,7 +124,7 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
     } else if (b.core.any(threadIdx.x == 0 && load_host(launch.request.abort))) {
       return;  // the passes ended early
     }
-    run(b);
+    run_steps(b);
   } else {
     keep(b, false);
     if (reporter && first == 0 && b.at.step == 0 && !has_passes(launch.request))

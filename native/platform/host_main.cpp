@@ -173,9 +173,7 @@ void* work(void* argument) {
   if (b.rank % b.plan.ranks_per_gpu == 0 && b.block == 0) meet_gpus(e.launch, b.plan, b.rank);
 #endif
   if (e.launch.plan.resident) {
-    const Request& wanted = e.launch.request;
-    const bool passes = b.plan.prompt_chunk > 1 && wanted.read > wanted.kept;
-    if (!passes || read_prompt(b)) run(b);
+    run(b);
   } else {
     // one launch for all passes: their barriers need all blocks
     const bool more = e.launch.request.read == 0 || read_prompt(b);

@@ -332,11 +332,9 @@ class CudaEngine(Session):
         for gpu, plan, first in () if resident else every:
             gpu.use()
             gpu.capture(plan, [(first, *step) for step in steps], request.steps)
-        for gpu, plan, first in every:
-            gpu.use()
-            if self._passes and request.read > request.kept:
-                # their barriers, too, need all blocks at once
-                gpu.launch(plan, (first, 0, 0, 0), cooperative=True, passes=True)
+        for gpu, plan, first in every if self._passes and request.read > request.kept else ():
+            gpu.use()  # the barriers of passes, too, need all blocks at once
+            gpu.launch(plan, (first, 0, 0, 0), cooperative=True, passes=True)
         for gpu, plan, first in every if resident else ():
             gpu.use()
             gpu.launch(plan, (first, 0, 0, stages), cooperative=True)
