@@ -6,8 +6,6 @@ A read whose line the tool did not find is looked up in the kernel that the rest
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.native.scoreboards import arrivals
@@ -68,8 +66,8 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
 @needs_nvdisasm
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(sanitizer_plans(Bench("cuda")))))
-def test_a_slot_is_left_after_the_reads_that_are_excused(number: int, tmp_path: Path) -> None:
-    found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number], tmp_path))
+def test_a_slot_is_left_after_the_reads_that_are_excused(number: int) -> None:
+    found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number]))
     assert found
     assert [arrival for arrival in found if arrival.pending] == []
 
