@@ -1,5 +1,5 @@
 // Few-bit weights of a prompt pass, decoded to rows of the plan's weight type: products read these
-// from the device's memory as they read a 16-bit stream's. tests/native/decode.cpp stands in for
+// from the device's memory as they read a 16-bit stream's. tests/native/chunk.cpp stands in for
 // the machine.
 #pragma once
 

@@ -222,7 +222,7 @@ struct Chunk {
   u8* shared;
   // the next stage's weights, of a plan that decodes them or has them in FP32
   const u8* stream;
-  int me;            // the thread
+  int me;  // the thread
 
   // Addresses that are computed here are not kept in registers for the steps that follow.
   template <class Block>

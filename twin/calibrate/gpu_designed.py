@@ -7,10 +7,10 @@ because a computer that only measures has no SciPy; `design` makes it, and a tes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from twin.calibrate.drawn_kinds import log_between
 from twin.calibrate.gpu_layers import SPLITS, Question, chain_plan, chain_spec
 from twin.plan.types import Limits
 
@@ -87,16 +87,12 @@ def design() -> tuple[Shape, ...]:
 def _shape(
     size: float, feed: float, attended: float, group: float, wide: float, deep: float
 ) -> Shape:
-    hidden = GRAIN * round(_log_between(*HIDDEN, size) / GRAIN)
+    hidden = GRAIN * round(log_between(*HIDDEN, size) / GRAIN)
     head_dim = HEAD_DIMS[int(wide * len(HEAD_DIMS))]
     of_group = 1 + int(group * GROUPS)
-    kv_heads = max(1, round(hidden * _log_between(*ATTENDED, attended) / (head_dim * of_group)))
-    ffn = 2 * GRAIN * round(hidden * _log_between(*FEED, feed) / (2 * GRAIN))
+    kv_heads = max(1, round(hidden * log_between(*ATTENDED, attended) / (head_dim * of_group)))
+    ffn = 2 * GRAIN * round(hidden * log_between(*FEED, feed) / (2 * GRAIN))
     weights = hidden * (head_dim * kv_heads * (2 * of_group + 2) + 3 * ffn)
     most = max(LAYERS[0], int(LAYER_BYTES / (2 * weights)))
     layers = min(most, LAYERS[0] + int(deep * (LAYERS[1] - LAYERS[0] + 1)))
     return Shape(layers, hidden, of_group, kv_heads, head_dim, ffn)
-
-
-def _log_between(low: float, high: float, share: float) -> float:
-    return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))

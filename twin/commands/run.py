@@ -53,7 +53,7 @@ def add(commands: Subparsers) -> None:
         summary="generate text with the real engine on this computer",
         text="Loads a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF "
         "file, plans, compiles the\nkernel for this CPU or for the GPU of --node, and "
-        "generates: the whole generation is one launch. Text goes to\n"
+        "generates: all steps are one launch. Text goes to\n"
         "stdout as it is made, the speed to stderr.",
         examples=EXAMPLES,
     )

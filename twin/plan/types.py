@@ -52,7 +52,7 @@ class CollectiveKind(Enum):
 
 
 class Execution(Enum):
-    RESIDENT = "resident"  # one launch for the whole generation
+    RESIDENT = "resident"  # one launch for all steps
     GRAPH = "graph"  # one kernel per stage, launched as a graph
     LAUNCHES = "stream"  # one kernel per operation, launched one by one
 
