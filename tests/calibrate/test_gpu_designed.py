@@ -6,8 +6,18 @@ from __future__ import annotations
 
 import pytest
 
-from twin.calibrate.gpu_designed import COUNT, GPU_SECONDS, PREFIX, SHAPES, design
-from twin.calibrate.gpu_layers import PROMPT, TOKENS
+from twin.calibrate.gpu_designed import (
+    COUNT,
+    DTYPES,
+    FAMILIES,
+    GPU_SECONDS,
+    HANDOFFS,
+    HEAD_DIMS,
+    PREFIX,
+    SHAPES,
+    design,
+)
+from twin.calibrate.gpu_layers import TOKENS
 from twin.calibrate.gpu_probes import BYTES_PER_S, STAGE_S, gpu_probes
 from twin.calibrate.recipe import GPU_RECIPE
 from twin.engine.cuda_build import compile_cubin
@@ -30,8 +40,12 @@ def test_shapes_reach_all_of_what_is_asked() -> None:
     assert max(shape.hidden for shape in SHAPES) > 4000
     # columns that fill no whole teams
     assert sum(shape.ffn % 1024 > 0 for shape in SHAPES) > COUNT / 2
-    assert {shape.head_dim for shape in SHAPES} == {64, 128}
+    assert {shape.head_dim for shape in SHAPES} == set(HEAD_DIMS)
+    assert {shape.dtype for shape in SHAPES} == set(DTYPES)
+    assert {shape.family for shape in SHAPES} == set(FAMILIES)
+    assert {shape.handoff for shape in SHAPES} == set(HANDOFFS)
     assert sum(shape.kv_heads <= 2 for shape in SHAPES) >= 2
+    assert sum(shape.positions > 500 and shape.splits > 8 for shape in SHAPES) >= 5
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -39,10 +53,10 @@ def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     limits = limits_of(load_node(name))
     probes = [probe for probe in gpu_probes(limits, quick=False) if probe.name.startswith(PREFIX)]
     assert len(probes) == COUNT
-    steps = (PROMPT + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
     took = 0.0
-    for probe in probes:
+    for probe, shape in zip(probes, SHAPES, strict=True):
         prove(probe.plan)
+        steps = (shape.positions + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
         took += steps * (probe.plan.weight_bytes() / BYTES_PER_S + STAGE_S * len(probe.plan.stages))
     assert took < GPU_SECONDS
 

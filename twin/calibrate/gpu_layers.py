@@ -8,12 +8,10 @@ it: none of those both gathers and multiplies. Their shapes are those of no mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from twin.calibrate.heldout import HeldOut
-from twin.calibrate.probes import Probe
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
@@ -28,40 +26,7 @@ WINDOW = 3  # slots in flight, as the engine's default
 SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
-# a step's time by the kind of stage: what chains take in all does not tell a scan from the partial
-# outputs behind it
-TRACED = (
-    "chain-small",
-    "chain-middle",
-    "chain-large",
-    "chain-feed",
-    "chain-attend",
-    "chain-head128",
-    "chain-group4",
-    "chain-group7",
-    "chain-down4",
-    "chain-middle-s1",
-    "chain-middle-1000-s16",
-    "chain-middle-window10",
-    "chain-middle-counter",
-    "chain-middle-grid",
-    "chain-lanes",
-    "chain-ragged",
-)
-
 Question = tuple[str, str, Plan]  # name, group, plan
-
-
-def traced(probes: Iterable[Probe]) -> list[HeldOut]:
-    """Those whose stages are timed one by one as well."""
-    plans = {probe.name: probe.plan for probe in probes if probe.name in TRACED}
-    return [
-        HeldOut(
-            name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True
-        )
-        for name, plan in plans.items()
-        if plan.spec
-    ]
 
 
 def chains(limits: Limits) -> Iterator[Question]:

@@ -4,12 +4,13 @@ that of the fit's groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from twin.calibrate.gpu_designed import designed
+from twin.calibrate.gpu_designed import PREFIX, designed
 from twin.calibrate.gpu_layers import TOKENS, chains
+from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import Probe
 from twin.models.spec import DType
 from twin.plan.probe import (
@@ -68,6 +69,27 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
     return [p for p in probes if p.name in QUICK] if quick else probes
 
 
+# a step's time by the kind of stage: what chains take in all does not tell a scan from the partial
+# outputs behind it
+TRACED = (
+    "chain-small",
+    "chain-middle",
+    "chain-large",
+    "chain-feed",
+    "chain-attend",
+    "chain-head128",
+    "chain-group4",
+    "chain-group7",
+    "chain-down4",
+    "chain-middle-s1",
+    "chain-middle-1000-s16",
+    "chain-middle-window10",
+    "chain-middle-counter",
+    "chain-middle-grid",
+    "chain-lanes",
+    "chain-ragged",
+)
+
 QUICK = (
     "short-4",
     "short-64",
@@ -104,6 +126,24 @@ QUICK = (
 )
 
 Question = tuple[str, str, Plan]  # name, group, plan
+
+
+def traced(probes: Iterable[Probe]) -> list[HeldOut]:
+    """Those whose stages are timed one by one as well."""
+    plans = {probe.name: probe.plan for probe in probes if _is_traced(probe)}
+    return [
+        HeldOut(
+            name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True
+        )
+        for name, plan in plans.items()
+        if plan.spec
+    ]
+
+
+def _is_traced(probe: Probe) -> bool:
+    """Chains that were chosen for it, and those of the design with the default hand-off."""
+    drawn = probe.name.startswith(PREFIX) and probe.plan.options.handoff is HandOffKind.SENTINEL
+    return drawn or probe.name in TRACED
 
 
 def steps_of(plan: Plan) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import store
-from twin.calibrate.gpu_layers import traced
+from twin.calibrate.gpu_probes import traced
 from twin.calibrate.probes import Probe
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.tracing import traced_stages
