@@ -38,6 +38,7 @@ HIDDEN = {
     "warps.round_s": 9.5e-7,
     "warps.unit_s": 4.6e-7,
     "warps.crowd_s": 2e-7,
+    "warps.split_s": 9e-8,
     "warps.vector_s": 3e-7,
     "warps.tile_s": 3e-7,
     "warps.watch_s": 9e-8,

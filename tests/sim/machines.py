@@ -290,6 +290,7 @@ def warped(**changed: float) -> Device:
         "round_s",
         "unit_s",
         "crowd_s",
+        "split_s",
         "vector_s",
         "tile_s",
     )

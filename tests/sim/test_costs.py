@@ -162,28 +162,37 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
     ]
 
 
+def gathered_splits_us(splits: int, **numbers: float) -> float:
+    """By how much such numbers of a block of warps prolong the output projection's gather."""
+    options = Options(
+        blocks=4,
+        slot_bytes=512,
+        tile_rows=2,
+        context=255,
+        max_context=256,
+        attention_splits=splits,
+    )
+    plan = plan_for(node_of(ideal()), options)
+    without, with_them = (
+        next(
+            work
+            for work in compile_plan(plan, warped(**changed)).stages[0]
+            if work.kind is StageKind.O_PROJ
+        )
+        .reads[0]
+        .cost_ps
+        for changed in ({}, numbers)
+    )
+    return (with_them - without) / 1e6
+
+
 def test_of_fewer_splits_than_are_looked_at_together_the_last_is_loaded_again() -> None:
     """A single split four times, two splits the second of them three times, four each once."""
-    took = {}
-    for splits in (1, 2, 4, 8):
-        options = Options(
-            blocks=4,
-            slot_bytes=512,
-            tile_rows=2,
-            context=255,
-            max_context=256,
-            attention_splits=splits,
-        )
-        plan = plan_for(node_of(ideal()), options)
-        idle, crowded = (
-            next(
-                work
-                for work in compile_plan(plan, warped(crowd_s=seconds)).stages[0]
-                if work.kind is StageKind.O_PROJ
-            )
-            .reads[0]
-            .cost_ps
-            for seconds in (0.0, 1e-6)
-        )
-        took[splits] = (crowded - idle) / 1e6
+    took = {splits: gathered_splits_us(splits, crowd_s=1e-6) for splits in (1, 2, 4, 8)}
     assert took == pytest.approx({1: 3.0, 2: 1.0, 4: 0.0, 8: 0.0})
+
+
+def test_every_split_that_is_looked_at_is_weighed() -> None:
+    """Four at once, also where fewer are left."""
+    took = {splits: gathered_splits_us(splits, split_s=1e-6) for splits in (1, 4, 6, 8)}
+    assert took == pytest.approx({1: 4.0, 4: 4.0, 6: 8.0, 8: 8.0})

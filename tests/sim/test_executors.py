@@ -110,6 +110,7 @@ WARP_COSTS = (
     "round_s",
     "unit_s",
     "crowd_s",
+    "split_s",
     "vector_s",
     "tile_s",
 )

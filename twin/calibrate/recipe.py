@@ -98,6 +98,7 @@ GPU_GROUPS: Groups = {
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
         "warps.crowd_s",
+        "warps.split_s",
         "warps.vector_s",
         "warps.heads_s",
         "warps.jitter_s",

@@ -78,6 +78,7 @@ FOLLOWS = {
             "warps.round_s",
             "warps.unit_s",
             "warps.leave_s",
+            "warps.split_s",
             "l2.latency_s",
             "handoff.hop_s",
             "handoff.atomic_s",

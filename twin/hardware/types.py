@@ -183,6 +183,9 @@ class Warps:
     # attention's partial outputs in few lines: each further time that all blocks ask for the same
     # words at once
     crowd_s: Number
+    # a split's partial outputs weighed and added, for each column slice of which a thread holds
+    # elements
+    split_s: Number
     vector_s: Number  # a gathered vector normed
     # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
     # consumed

@@ -157,13 +157,21 @@ def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
 
 
 def gather_cost(
-    device: Device, *, elements: int, rounds: int, loaded: int, blocks: int, crowd: float = 0.0
+    device: Device,
+    *,
+    elements: int,
+    rounds: int,
+    loaded: int,
+    blocks: int,
+    crowd: float = 0.0,
+    weighed: int = 0,
 ) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
     A block of warps has them in registers, and pays for the rounds of its loads and the bytes of
     sectors that these take, of which L2 brings all `blocks` of a GPU theirs at the same time.
-    `crowd`: how often more than once all its blocks ask for the same words at once.
+    `crowd`: how often more than once all its blocks ask for the same words at once. `weighed`:
+    attention's splits that a thread weighs and adds, in each of its column slices.
     """
     if device.warps is None:
         return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
@@ -174,6 +182,7 @@ def gather_cost(
             ("rounds", latencies),
             ("sectors", sectors),
             ("crowd", picoseconds(crowd * device.warps.crowd_s.value)),
+            ("splits", picoseconds(weighed * device.warps.split_s.value)),
         )
     )
 

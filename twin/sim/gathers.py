@@ -53,7 +53,7 @@ class Gathers:
     def __init__(self, plan: Plan, device: Device, by_keeper: list[bool]) -> None:
         """`by_keeper[stage]`: a warp that a block has to spare makes it."""
         self.plan, self.device, self.by_keeper = plan, device, by_keeper
-        self.known: dict[tuple[int, int, int, float], int] = {}
+        self.known: dict[tuple[int, int, int, float, int], int] = {}
         # words that all blocks publish of chosen experts
         self.totals: dict[tuple[int, Chosen], int] = {}
 
@@ -101,7 +101,8 @@ class Gathers:
         rounds = self._rounds(stage, read, words)
         loaded = self._loaded(stage, read, words)
         crowd = self._crowd(stage, read)
-        key = (words, rounds, loaded, crowd)
+        weighed = self._weighed(stage, read)
+        key = (words, rounds, loaded, crowd, weighed)
         if key not in self.known:
             self.known[key] = cost.gather_cost(
                 self.device,
@@ -110,6 +111,7 @@ class Gathers:
                 loaded=loaded,
                 blocks=plan.options.blocks,
                 crowd=crowd,
+                weighed=weighed,
             ).ps
         return ReadWork(read.previous_step, words * FP32_BYTES, self.known[key], rounds, cause)
 
@@ -147,6 +149,16 @@ class Gathers:
             size, at_once = size * parts, size * min(parts, cost.PARTS_AT_ONCE)
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if polled(self.plan) and waited_for else size
+
+    def _weighed(self, stage: Stage, read: Read) -> int:
+        """Attention's splits times the column slices in which a thread weighs and adds them; those
+        that it looks at once more, for nothing, take as long.
+        """
+        splits = self.splits(stage, read)
+        if not splits or stage.matrix is None:
+            return 0
+        rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
+        return rounds * cost.parts_at_once(stage.matrix) * cost.vector_chunks(stage.matrix)
 
     def _alignment(self, read: Read) -> int:
         """Bytes of one load of attention's partial outputs."""
