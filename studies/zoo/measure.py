@@ -7,6 +7,7 @@ three runs must give the same tokens. Needs no simulator. What is done is kept a
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -35,7 +36,8 @@ from twin.plan.types import Plan
 from twin.proof.prove import prove
 
 CHECKED = 3  # positions of which the reference's logits are computed
-PREPARING = 4  # small models at once, ahead of the one that runs
+# small models at once, ahead of the one that runs: NumPy keeps about two cores of each busy
+PREPARING = max(1, (os.cpu_count() or 1) // 2)
 WHOLE = "whole"  # what the timed plan is for
 
 

@@ -12,7 +12,7 @@ from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.probe import stream_probe, turns_probe
 from twin.plan.types import HandOffKind, Options, StageKind
-from twin.sim.cost import team_work
+from twin.sim.cost import team_work, tiles_of_a_round
 from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
@@ -46,17 +46,17 @@ def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
     ]
     wide = plans[-1].stages[0].matrix
     assert wide is not None
-    joined, layer = (
+    joined, apart = (
         team_work(device.warps, wide, rows=8, cols=1024, groups=1, dtype=DType.BF16, joined=said)
         for said in (True, False)
     )
-    assert (joined.ends_ps, layer.ends_ps) == (
+    assert (joined.ends_ps, apart.ends_ps) == (
         pytest.approx(5e6 / 12, abs=1),
         pytest.approx(6e6 / 12, abs=1),
     )
 
 
-def test_what_is_taken_ahead_is_saved_only_where_a_stage_waits() -> None:
+def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -> None:
     device, options = (
         warped(slice_s=1e-6),
         Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4),
@@ -70,8 +70,12 @@ def test_what_is_taken_ahead_is_saved_only_where_a_stage_waits() -> None:
     work = next(
         work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP
     )
-    assert work.ahead
-    assert all(rest < ps for ps, rest in zip(work.slots, work.ahead, strict=False))
+    gate_up = next(stage for stage in layer.stages if stage.kind is StageKind.GATE_UP)
+    assert gate_up.matrix is not None
+    first = tiles_of_a_round(gate_up.matrix, layer.options.weight_dtype)
+    assert 0 < first < len(work.ahead)
+    assert all(rest < ps for ps, rest in zip(work.slots[:first], work.ahead, strict=False))
+    assert work.ahead[first:] == work.slots[first : len(work.ahead)]
     met = plan_for(
         node_of(device),
         Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.GRID),

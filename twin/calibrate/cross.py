@@ -18,19 +18,20 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 FEWEST = 8  # shapes from which an interval's width can be told
-HELD = 0.8  # of the shapes that were left out lie inside what the draws say of them
-# of a prediction's draws: a probe that no number of the group moves tells nothing of their widths
-NARROWEST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Cross:
-    """log(simulated / measured) of each shape by the fit without it, and by how much intervals
-    widen for that.
+    """log(simulated / measured) of each shape by the fit without it, and how far draws of the
+    numbers move together for that: one standard deviation of each number's logarithm.
+
+    A shape's own error is no number's. The numbers move along the one direction that steps of all
+    shapes see best, where little is enough; along others numbers would go to factors of ten before
+    a step moved. Over the shapes the draws spread as widely as the errors, in the mean square.
     """
 
     errors: dict[str, float] = field(default_factory=dict)
-    widened: float = 1.0
+    along: tuple[float, ...] = ()
 
     def said(self) -> str:
         """In words, for a report."""
@@ -38,32 +39,29 @@ class Cross:
         worst = max(self.errors.items(), key=lambda item: abs(item[1]))
         return (
             f"left out in turn, {len(sizes)} shapes are predicted {statistics.median(sizes):.1%} "
-            f"off in the median, worst {math.expm1(worst[1]):+.1%} ({worst[0]}); intervals are "
-            f"{self.widened:.2g} times the bootstrap's"
+            f"off in the median, worst {math.expm1(worst[1]):+.1%} ({worst[0]}); for that the "
+            f"numbers' draws move together, each by up to {max(map(abs, self.along)):.1%}"
         )
 
 
-def crossed(
-    names: Sequence[str], rows: Sequence[str], left: Vector, slopes: Vector, draws: Vector
-) -> Cross:
+def crossed(names: Sequence[str], rows: Sequence[str], left: Vector, slopes: Vector) -> Cross:
     """Of the shapes `names`. `rows`: the probe of each residual in `left`, "" for the prior's.
 
-    `slopes` [residuals][numbers]; `draws` [draws][numbers], as steps from the fitted point. The
-    first row of a probe is its step; the others are its stages, which are left out with it. Nothing
-    is told of fewer than FEWEST shapes.
+    `slopes` [residuals][numbers]. The first row of a probe is its step; the others are its stages,
+    which are left out with it. Nothing is told of fewer than FEWEST shapes.
     """
     if len(names) < FEWEST:
         return Cross()
-    of, errors, ratios = np.asarray(rows), {}, []
-    for name in names:
-        kept, step = of != name, int(np.flatnonzero(of == name)[0])
+    of = np.asarray(rows)
+    steps = {name: int(np.flatnonzero(of == name)[0]) for name in names}
+    errors = {}
+    for name, step in steps.items():
+        kept = of != name
         moved = -np.linalg.pinv(slopes[kept]) @ left[kept]
         errors[name] = float(left[step] + slopes[step] @ moved)
-        said = float(np.quantile(np.abs(draws @ slopes[step]), HELD))
-        ratios.append(abs(errors[name]) / max(said, NARROWEST))
-    return Cross(errors, max(1.0, _least_that_holds(ratios)))
-
-
-def _least_that_holds(ratios: Sequence[float]) -> float:
-    """The smallest factor that HELD of the shapes ask at most."""
-    return sorted(ratios)[math.ceil(HELD * len(ratios)) - 1]
+    seen = slopes[list(steps.values())]
+    best = np.linalg.svd(seen)[2][0]
+    spread = math.sqrt(
+        sum(error**2 for error in errors.values()) / float(((seen @ best) ** 2).sum())
+    )
+    return Cross(errors, tuple((spread * best).tolist()))

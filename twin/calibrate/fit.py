@@ -306,12 +306,14 @@ class _Least:
             *(name for name, _, _ in stage_targets(self.probes, self.run)),
         ]
         rows += [""] * (len(self.left) - len(rows))
-        return crossed(names, rows, self.left, self.slopes, _bootstrap(self) - self.point)
+        return crossed(names, rows, self.left, self.slopes)
 
     def _widened(self, draws: Vector) -> Vector:
-        """Further from the point, by as much as shapes that were left out ask for."""
-        factor = self.crossed().widened
-        return draws if factor == 1 else self.point + factor * (draws - self.point)
+        """All numbers further from the point together, as shapes that were left out ask for."""
+        along = np.array(self.crossed().along)
+        if not len(along):
+            return draws
+        return draws + np.outer(np.random.default_rng(1).normal(size=len(draws)), along)
 
     def together(self) -> dict[str, list[float]]:
         """The bootstrap's first draws, as factors."""

@@ -14,7 +14,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -211,6 +211,17 @@ def adopt_run(folder: Path, node: str, name: str) -> Run:
     return (
         read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
     )
+
+
+def pooled(run: Run, others: Sequence[Run]) -> Run:
+    """A run of the same probes on several devices of one name: samples of all, marks of the first.
+    What only others hold is left out.
+    """
+    samples = {
+        name: values + [value for other in others for value in other.samples.get(name, [])]
+        for name, values in run.samples.items()
+    }
+    return replace(run, samples=samples)
 
 
 def read_run(folder: Path) -> Run:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from twin.commands.arguments import (
     one_device,
 )
 from twin.commands.output import done, emit, progress, say, warn_if_busy
-from twin.errors import CalibrationError
+from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
@@ -73,11 +74,22 @@ def add(commands: Subparsers) -> None:
         action="store_true",
         help="measure and fit nothing: say of the fit on file which numbers its probes bind",
     )
+    parser.add_argument(
+        "--also",
+        metavar="FOLDER",
+        type=Path,
+        action="append",
+        default=[],
+        help="probes of another device of this name, pooled with those of --from: two of one name "
+        "may differ by 2 %%; may be given several times",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     node = one_device(args.node)
     folder = measured_folder(args)
+    if args.also and args.measured is None:
+        raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
     if args.judge:
         strengths = judge_and_store(node)
         emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
@@ -92,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if folder is None
         else store.adopt_run(folder, node.name, NAME)
     )
-    fit = fit_and_store(node, run)
+    fit = fit_and_store(node, run, [store.adopt_run(one, node.name, NAME) for one in args.also])
     emit(args, to_json(node, fit), text(node, fit))
     return 0
 
@@ -127,13 +139,15 @@ def calibrate_host(*, quick: bool) -> Fit:
     return fit_and_store(node, measure(node, None, quick=quick))
 
 
-def fit_and_store(node: Node, run: store.Run) -> Fit:
+def fit_and_store(node: Node, run: store.Run, also: Sequence[store.Run] = ()) -> Fit:
+    """Fit what a run holds, and `also` of other devices of this name, and put it on file."""
     # not above: a computer that only measures needs neither SciPy nor the simulator
     from twin.calibrate.fit import fit_node
 
     probes = probes_of(node, run)
     try:
-        fit = fit_node(uncalibrated_node(node.name), probes, run, progress())
+        pooled = store.pooled(run, also)
+        fit = fit_node(uncalibrated_node(node.name), probes, pooled, progress())
     finally:
         done()
     for name, said in fit.failed.items():
@@ -149,8 +163,10 @@ def fit_and_store(node: Node, run: store.Run) -> Fit:
         "residuals": fit.residuals,
         "together": fit.together,
     }
+    if also:
+        found["also"] = [one.id for one in also]
     if fit.cross.errors:
-        found["cross"] = {"errors": fit.cross.errors, "widened": fit.cross.widened}
+        found["cross"] = {"errors": fit.cross.errors, "along": list(fit.cross.along)}
     store.write_fit(node.name, fit.numbers, conditions | found)
     return fit
 
@@ -174,7 +190,11 @@ def judge_and_store(node: Node) -> dict[str, float]:
     if found is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
     fit, meta = found
-    run = store.read_run(store.runs_folder(node.name) / str(meta["run"]))
+    first, *also = (
+        store.read_run(store.runs_folder(node.name) / str(one))
+        for one in (meta["run"], *meta.get("also", ()))
+    )
+    run = store.pooled(first, also)
     probes = probes_of(node, run)
     try:
         strengths = judge(uncalibrated_node(node.name), fit, probes, run, progress())

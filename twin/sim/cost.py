@@ -108,7 +108,7 @@ def team_work(
     cols: int,
     groups: int,
     dtype: DType,
-    joined: bool = False,
+    joined: bool = True,
 ) -> TeamWork:
     """A tile's share of the round in which the block's teams take it, each its own tiles at the
     same time.
@@ -116,10 +116,11 @@ def team_work(
     A round is `groups` row groups side by side, each with all its column slices. It takes as long
     whether all teams have a tile or one, and whether all threads of a team hold columns or some: a
     warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and multiplies them, slice
-    after slice, and then sums its threads once. `joined`: the compiler makes the products of the
-    first two slices together, behind the wait for the second. It does so where the vector is a
-    constant, in the code of probes (the machine code says so), unless a slice's weights may have
-    been taken ahead, and never in a layer's.
+    after slice, and then sums its threads once. `joined`: the first two slices take one wait. In
+    the code of probes the compiler makes their products together, behind the wait for the second,
+    unless a slice's weights may have been taken ahead. Layers whose hidden vector has three slices
+    show it too: with a wait for each the twin gives their QKV 0.5 us too much
+    (2026-11-24T031558-probes).
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
@@ -141,6 +142,12 @@ def teams_at_once(matrix: Matrix, dtype: DType) -> int:
     """Row groups whose tiles a block of warps takes side by side."""
     team = _team(matrix, dtype)
     return team.groups if team else 1
+
+
+def tiles_of_a_round(matrix: Matrix, dtype: DType) -> int:
+    """Of all the row groups that a block's teams take side by side."""
+    team = _team(matrix, dtype)
+    return team.groups * team.slices if team else 1
 
 
 def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:

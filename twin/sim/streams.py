@@ -100,7 +100,7 @@ class Streams:
     ) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            joined = stage.kind is StageKind.STREAM and not self._takes_ahead(stage)
+            joined = stage.kind is not StageKind.STREAM or not self._takes_ahead(stage)
             yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:
@@ -110,7 +110,7 @@ class Streams:
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(
-        self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = False
+        self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = True
     ) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
@@ -182,9 +182,10 @@ class Streams:
 
     def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
         """What a block of warps has loaded into registers before the inputs are there it has only
-        to multiply. Nothing is saved where a stage begins with its inputs there: a probe's without
-        any, and all behind a full barrier or a kernel's border. Nothing is taken where slots are
-        only asked for once the inputs are there.
+        to multiply. That saves the loads of the first round; later ones' are hidden behind the
+        products of those before. Nothing is saved where a stage begins with its inputs there: a
+        probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
+        where slots are only asked for once the inputs are there.
         """
         if (
             stage.matrix is None
@@ -203,9 +204,10 @@ class Streams:
             if stage.reads and waits
             else 0
         )
+        first = cost.tiles_of_a_round(stage.matrix, self.plan.options.weight_dtype)
         return tuple(
-            max(0, ps - loaded)
-            for ps in weights.costs[: self.taken[stage.kind].tiles(stage.matrix)]
+            max(0, ps - loaded) if number < first else ps
+            for number, ps in enumerate(weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
         )
 
     def _takes_ahead(self, stage: Stage) -> bool:
