@@ -102,6 +102,24 @@ def test_experts_of_every_format_match_the_reference(name: str, width: int) -> N
     agree(checked(test_coded_experts.model(name, width=width), blocks=5))
 
 
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), test_coded_experts.UNEVEN)
+def test_uneven_slices_of_experts_match_the_reference(
+    name: str, width: int, slot_bytes: int
+) -> None:
+    spec = test_coded_experts.model(name, width=width)
+    agree(checked(spec, blocks=5, slot_bytes=slot_bytes, weight_dtype=DType.BF16))
+
+
+@pytest.mark.parametrize("handoff", HandOffKind)
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), test_coded_experts.ON_CHIP)
+def test_experts_too_wide_for_registers_match_the_reference(
+    name: str, width: int, slot_bytes: int, handoff: HandOffKind
+) -> None:
+    spec = test_coded_experts.model(name, width=width)
+    chosen = {"blocks": 5, "slot_bytes": slot_bytes, "handoff": handoff}
+    agree(checked(spec, weight_dtype=DType.BF16, **chosen))
+
+
 @pytest.mark.parametrize(
     "chosen",
     [
