@@ -51,8 +51,8 @@ def summed(
     slices: int = 1,
     on_chip: bool = False,
 ) -> NDArray[np.float32]:
-    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices; `on_chip`:
-    the input lies in the block's memory.
+    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices;
+    `on_chip`: the input lies in the block's memory.
     """
     native = data_dir("native") / "platform"
     defined = {

@@ -60,12 +60,16 @@ def test_teams_that_hold_several_experts_take_tiles_of_few_rows() -> None:
     assert (matrix.cols, matrix.tile_rows, matrix.tile_cols) == (384, ROWS_AT_ONCE, 384)
 
 
-def mixture(width: int, name: str, *, hidden: int = 2304, experts: int = 8, chosen: int = 3) -> Plan:
+def mixture(
+    width: int, name: str, *, hidden: int = 2304, experts: int = 8, chosen: int = 3
+) -> Plan:
     """As Mixtral, in few bits, on an H200."""
     spec = load_model("mixtral-8x7b")
     feed = replace(spec.experts, experts=experts, top_k=chosen, width=width)
     layout = tuple(replace(layer, feed=feed) for layer in spec.layout[:4])
-    made = replace(spec, hidden=hidden, ffn=width, layers=4, windows=spec.windows[:4], layout=layout)
+    made = replace(
+        spec, hidden=hidden, ffn=width, layers=4, windows=spec.windows[:4], layout=layout
+    )
     return plan_for(requantized(made, format_named(name)), load_node("1xh200"))
 
 

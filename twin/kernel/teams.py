@@ -47,6 +47,9 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
+# of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
+# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes
+TURNED_PIECES = 1
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # column slices of which a thread keeps its elements in registers where experts of few-bit weights
@@ -226,9 +229,13 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
-        return PIECE_REGISTERS * next(
+        most = next(
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
+        turned = plan.spec is not None and (plan.spec.qkv_bias or plan.spec.qk_norm)
+        if turned and max(elements.values()) > AHEAD_ELEMENTS:
+            most = min(most, TURNED_PIECES)
+        return PIECE_REGISTERS * most
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )

@@ -103,8 +103,8 @@ def cut(
     `coding`: of a plan with coded weights.
 
     `even`: column slices of one width, so that the slices of several matrices side by side are
-    those of one wide matrix; of a coded plan unless narrow ones alone are even. `single`: beside few-bit weights, tiles of no more rows than a warp
-    multiplies at once.
+    those of one wide matrix; of a coded plan unless narrow ones alone are even. `single`: beside
+    few-bit weights, tiles of no more rows than a warp multiplies at once.
 
     `beside`: so many of these matrices are one for the teams of an NVIDIA block. A team that holds
     columns of several takes tiles of few rows.
