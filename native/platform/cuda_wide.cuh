@@ -54,7 +54,7 @@ struct WideVector : Division {
   using Division::alike, Division::beyond, Division::column, Division::valid;
   static constexpr bool WIDE = true;
   using As = Coding<CODE>;
-  static constexpr int AT_ONCE = 2;  // portions whose elements are gathered together
+  static constexpr int AT_ONCE = facts::WIDE_AT_ONCE;  // portions that are gathered together
   static constexpr u32 QUADS = 4 * UNIT_BYTES * CONSUMERS / 4, LAST = 4 * CONSUMERS,
                        BYTES = 2 * QUADS + 2 * LAST;  // of a portion
   static_assert(VECTOR == Portion::VECTOR && VECTOR == 16, "eight words of an input's portion");

@@ -55,6 +55,7 @@ REGISTER_BYTES = 4
 # column slices of which a thread keeps its elements in registers where experts of few-bit weights
 # multiply them; of more they lie in the block's memory (cuda_wide.cuh)
 REGISTER_PORTIONS = 4
+WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 

@@ -653,12 +653,14 @@ def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
 
 def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
     """The same for rows lo..hi-1."""
+    each = matrix.cols // matrix.beside
     for row in range(lo, hi, matrix.tile_rows):
-        for col in range(0, matrix.cols, matrix.tile_cols):
-            yield (
-                (row, min(row + matrix.tile_rows, hi)),
-                (col, min(col + matrix.tile_cols, matrix.cols)),
-            )
+        for first in range(0, matrix.cols, each):
+            for col in range(first, first + each, matrix.tile_cols):
+                yield (
+                    (row, min(row + matrix.tile_rows, hi)),
+                    (col, min(col + matrix.tile_cols, first + each)),
+                )
 
 
 @lru_cache(maxsize=1024)
