@@ -68,7 +68,7 @@ struct Core {
                                Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
                                EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
   using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
-  using Ffn = Either<EXPERTS && CODED && wide_before<NarrowFfn>(FFN_CODES), WideFfn, NarrowFfn>;
+  using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES, EXPERTS), WideFfn, NarrowFfn>;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
@@ -502,7 +502,7 @@ struct Core {
           begun.whole.template set<decltype(coding)::ELEMENT>(x);
         // The stage before has used its own up behind a barrier.
         if constexpr (decltype(coding)::TENSOR) {
-          Fragments<Vector>::set(x, me, whole());
+          if constexpr (!Vector::WIDE) Fragments<Vector>::set(x, me, whole());
           Fragments<Vector>::clear(me, whole());
           barrier();
         }

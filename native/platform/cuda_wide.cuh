@@ -1,8 +1,9 @@
 // A stage's input that is too wide for registers: experts' columns, side by side, before few-bit
-// weights. It lies in the block's shared memory as whole numbers of 16 bits, and a thread takes its
-// part of a slice from there when it multiplies the slice's tile. So the products' code is there
-// once, however many slices a team has: with elements in registers, of 18,000 columns on steps
-// spilled, and a layer was larger than the instruction cache.
+// weights, and what tensor cores multiply. It is gathered a few slices at a time and lies in the
+// block's shared memory as whole numbers of 16 bits. A thread takes its part of a slice from there
+// when it multiplies the slice's tile, so that the products' code is there once, however many slices
+// a team has: with elements in registers, of 18,000 columns on steps spilled, and a layer was larger
+// than the instruction cache. Tensor cores find theirs where they always do (cuda_fragments.cuh).
 #pragma once
 
 namespace twin {
@@ -119,7 +120,9 @@ struct WideVector : Division {
 #pragma unroll 1
     for (int c = 0; c < PORTIONS; ++c) {
       if (!valid(core.thread(), c)) continue;
-      const u32 at = scale_at(core.whole(), core.thread(), c);
+      const u32 at = As::TENSOR ? Fragments<Division>::scales(core.whole()) +
+                                      4 * u32(column(core.thread(), c) / VECTOR)
+                                : scale_at(core.whole(), core.thread(), c);
       store_float(at, load_float(at) * by(column(core.thread(), c) / WIDTH_));
     }
   }
@@ -160,7 +163,9 @@ struct WideVector : Division {
 
   // A thread's part of slice c becomes whole numbers, where it looks for them.
   __device__ __forceinline__ static void put(const Portion& x, u32 whole, int me, int c) {
-    if constexpr (As::WHOLE) {
+    if constexpr (As::TENSOR) {
+      Fragments<Division>::put(x.at[0], me, c, whole);
+    } else if constexpr (As::WHOLE) {
       Whole<Portion> made;
       made.template set<As::ELEMENT>(x);
       store_four(place(whole, me, c), made.high[0]);
@@ -185,12 +190,13 @@ struct WideVector : Division {
 __host__ __device__ constexpr Code only_code(u32 codes, int number = facts::CODE_KINDS) {
   return number == 0 || codes == 1u << number ? Code(number) : only_code(codes, number - 1);
 }
-// Does an input of experts' columns, before weights of these codes, lie on the chip (layout.py)?
+// Does an input lie on the chip before weights of these codes (`wide_ffn` in teams.py)? `experts`:
+// it is of their columns.
 template <class Division>
-constexpr bool wide_before(u32 codes) {
+constexpr bool wide_before(u32 codes, bool experts) {
   const Code code = only_code(codes);
   return Division::PORTIONS > facts::REGISTER_PORTIONS && code != Code::PLAIN &&
-         code_element(code) != Element::E2M1;
+         (experts || code_element(code) == Element::E2M1);
 }
 
 }  // namespace twin

@@ -15,7 +15,7 @@ constexpr int PASS_BARRIER = -2;  // Control.hung_value: the barrier of a prompt
 constexpr int START_BARRIER = -3;  // Control.hung_value: the start of several GPUs
 constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken logits
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
-// column slices of few-bit experts whose input is in registers
+// column slices of few-bit weights whose input is in registers
 constexpr int REGISTER_PORTIONS = 4;
 constexpr int WIDE_AT_ONCE = 2;  // slices of a wider one that are gathered together
 constexpr int CODE_INT8 = 1;  // Stage.code of such weights

@@ -46,7 +46,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
     "REGISTER_PORTIONS": (
         REGISTER_PORTIONS,
-        "column slices of few-bit experts whose input is in registers",
+        "column slices of few-bit weights whose input is in registers",
     ),
     "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of a wider one that are gathered together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),

@@ -227,9 +227,12 @@ def whole_floats(plan: Plan) -> int:
 
 def wide_units(plan: Plan) -> int:
     """Of PACK elements, that an input of experts has on the chip: a thread's parts of all slices,
-    those of threads without columns too.
+    those of threads without columns too. None where tensor cores have theirs.
     """
     if not plan.limits.teams or not wide_ffn(plan):
+        return 0
+    ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"])
+    if any(map(tensor_products, ffn)):
         return 0
     team = teams_of(plan).ffn
     return team.portions * team.warps * WARP

@@ -53,7 +53,7 @@ TURNED_PIECES = 1
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # column slices of which a thread keeps its elements in registers where experts of few-bit weights
-# multiply them; of more they lie in the block's memory (cuda_wide.cuh)
+# or tensor cores multiply them; of more they lie in the block's memory (cuda_wide.cuh)
 REGISTER_PORTIONS = 4
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
@@ -267,12 +267,15 @@ def _piece_registers(matrix: Matrix) -> int:
 
 
 def wide_ffn(plan: Plan) -> bool:
-    """NVIDIA: is the input of the experts' down projection too wide for registers?"""
-    if not has_experts(plan) or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
+    """NVIDIA: is the input of the down projections too wide for registers: that of experts of
+    few-bit weights, or of tensor cores?
+    """
+    if not plan.coded or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
         return False
     found = [s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"]]
     names = {matrix.format.name if matrix.format else "" for matrix in found}
-    return len(names) == 1 and "" not in names and not any(map(tensor_products, found))
+    taken = has_experts(plan) or any(map(tensor_products, found))
+    return len(names) == 1 and "" not in names and taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from twin.hardware.types import Device
 from twin.kernel.experts import multiplied
 from twin.kernel.teams import WIDE_AT_ONCE, wide_ffn
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import BY_INPUT, ROWS
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -200,7 +200,7 @@ class Gathers:
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self.splits(stage, read))
-            if stage.kind is StageKind.ROUTED_DOWN and self.wide_ffn:
+            if stage.kind in BY_INPUT["ffn"] and self.wide_ffn:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
             rounds = cost.span_rounds(words, polled=polled(self.plan))
