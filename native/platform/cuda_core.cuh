@@ -2,6 +2,8 @@
 // consumers ask of it.
 #pragma once
 
+#include "experts.h"
+
 namespace twin {
 
 constexpr int MOST_ROWS = 1 << 20;  // of a tile
@@ -25,6 +27,17 @@ struct Signals {
   int delivered;  // the keeper's own
   u32 scanned;    // consumers -> loaders: stages of attention that have appended
 };
+
+template <bool FIRST, class A, class B>
+struct EitherOf {
+  using Type = A;
+};
+template <class A, class B>
+struct EitherOf<false, A, B> {
+  using Type = B;
+};
+template <bool FIRST, class A, class B>
+using Either = typename EitherOf<FIRST, A, B>::Type;
 
 template <class A, class B>
 constexpr bool SAME = false;
@@ -51,8 +64,11 @@ struct Core {
                  Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups, RESIDUAL_READS>;
   using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team,
                            Plan::heads_ahead_chunks, Plan::heads_ahead_groups, Reach::NEAR>;
-  using Ffn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
-                         Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR>;
+  using NarrowFfn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
+                               Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
+                               EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
+  using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
+  using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES, EXPERTS), WideFfn, NarrowFfn>;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
@@ -446,6 +462,25 @@ struct Core {
     }
   }
 
+  // The same of an input on the chip, whose tiles have no more rows than are multiplied at once.
+  template <class Vector, class At>
+  __device__ __forceinline__ void dot_wide(const At& at, u32 base, float* to) {
+    using As = typename Vector::As;
+    static_assert(RoutedDown::tile_rows <= As::ROWS, "a tile is a piece");
+    float sum[As::ROWS] = {};
+#pragma unroll 1
+    for (int c = 0; c < Vector::PORTIONS; ++c) {
+      if (Vector::beyond(me, c)) break;
+      const typename Vector::Taken taken(whole(), me, c);
+      const u32 tile = base + at.tile(Vector::slice(me, c));
+      CodedPiece<As::AT_ONCE> piece;
+      load_coded<As, Vector>(piece, c, ring.acquire(tile), 0, at.left());
+      taken.multiply(piece, sum);
+      ring.release(tile, CONSUMER_WARPS / Vector::TEAM);
+    }
+    store_sums(sum, at.left(), to + at.first());
+  }
+
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
                                             float* sums, int batch, Begun<Vector>& begun) {
@@ -463,11 +498,11 @@ struct Core {
                                                Ahead& begun) const {
     if constexpr (CODED)
       with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
-        if constexpr (decltype(coding)::WHOLE)
+        if constexpr (decltype(coding)::WHOLE && !Vector::WIDE)
           begun.whole.template set<decltype(coding)::ELEMENT>(x);
         // The stage before has used its own up behind a barrier.
         if constexpr (decltype(coding)::TENSOR) {
-          Fragments<Vector>::set(x, me, whole());
+          if constexpr (!Vector::WIDE) Fragments<Vector>::set(x, me, whole());
           Fragments<Vector>::clear(me, whole());
           barrier();
         }
@@ -497,7 +532,7 @@ struct Core {
       const int row = at.row, left = at.left(), first = at.first();
       const bool leaves = at.last(), ends = c + 1 == Vector::PORTIONS || Vector::beyond(me, c + 1);
       const u32 apart = u32(Vector::row_bytes_of(slice, Coding::CODE)),
-                begin = u32(slice * Vector::WIDTH / Vector::VECTOR);
+                begin = u32(Vector::begin(slice) / Vector::VECTOR);
       // where the next tile is, while this one's loads are under way
       if (ends) at.next();
       c = ends ? 0 : c + 1, slice = Vector::slice(me, c), more = !ends || at.more();
@@ -515,13 +550,16 @@ struct Core {
   __device__ __forceinline__ void dot_coded_tiles(Coding, const Stage& stage, const Vector& x,
                                                   int rows, float* sums, int batch,
                                                   Begun<Vector>& begun) {
-    constexpr bool SMALL = ROLLED<Coding::CODE, Vector>;
+    constexpr bool SMALL = ROLLED<Coding::CODE, Vector> || Vector::WIDE;
     using At = Walk<Vector, SMALL ? MOST_ROWS : Coding::ROWS>;
     At at(stage, rows, me);
     const u32 base = ring.tile;
     ring.tile += u32(At::groups_of(stage, rows) * Vector::SLICES);
     float* const to = sums + Vector::part(me) * batch;
-    if constexpr (SMALL) {
+    if constexpr (Vector::WIDE) {
+#pragma unroll 1
+      for (; at.more(); at.next()) dot_wide<Vector>(at, base, to);
+    } else if constexpr (SMALL) {
 #pragma unroll 1
       for (; at.more(); at.next()) dot_rolled<Coding>(x, at, base, begun.whole, to);
     } else {

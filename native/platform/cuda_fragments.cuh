@@ -43,34 +43,36 @@ struct Fragments {
   // caller's.
   __device__ __forceinline__ static void set(const Vector& x, int me, u32 whole) {
 #pragma unroll
-    for (int c = 0; c < Vector::PORTIONS; ++c) {
-      float most = 0, strange = 0;  // NaN where an element is no number
+    for (int c = 0; c < Vector::PORTIONS; ++c) put(x.at[c], me, c, whole);
+  }
+  // The same of thread `me`'s elements of slice c.
+  __device__ __forceinline__ static void put(const float (&x)[UNIT], int me, int c, u32 whole) {
+    float most = 0, strange = 0;  // NaN where an element is no number
 #pragma unroll
-      for (int i = 0; i < UNIT; ++i) {
-        most = fmaxf(most, fabsf(x.at[c][i]));
-        strange += x.at[c][i] * 0.0f;
-      }
-      if constexpr (UNITS == 2) {
-        most = fmaxf(most, thread_beside(most));
-        strange += thread_beside(strange);
-      }
-      const float by = most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
-      u32 high[4], low[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        u32 v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = u32(nearest(x.at[c][4 * w + i] * by));
-        split_bytes(v, high[w], low[w]);
-      }
-      if (!Vector::valid(me, c)) continue;
-      const u32 unit = u32(Vector::column(me, c)) / u32(UNIT);
-      store_four(whole + unit * 2 * UNIT, high);
-      store_four(whole + unit * 2 * UNIT + UNIT, low);
-      // weights are doubled
-      store_float(scales(whole) + 4 * unit,
-                  (most > LEAST_WHOLE ? most * (0.5f / MOST_WHOLE) : 0.0f) + strange);
+    for (int i = 0; i < UNIT; ++i) {
+      most = fmaxf(most, fabsf(x[i]));
+      strange += x[i] * 0.0f;
     }
+    if constexpr (UNITS == 2) {
+      most = fmaxf(most, thread_beside(most));
+      strange += thread_beside(strange);
+    }
+    const float by = most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
+    u32 high[4], low[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      u32 v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = u32(nearest(x[4 * w + i] * by));
+      split_bytes(v, high[w], low[w]);
+    }
+    if (!Vector::valid(me, c)) return;
+    const u32 unit = u32(Vector::column(me, c)) / u32(UNIT);
+    store_four(whole + unit * 2 * UNIT, high);
+    store_four(whole + unit * 2 * UNIT + UNIT, low);
+    // weights are doubled
+    store_float(scales(whole) + 4 * unit,
+                (most > LEAST_WHOLE ? most * (0.5f / MOST_WHOLE) : 0.0f) + strange);
   }
   __device__ __forceinline__ static void clear(int me, u32 whole) {
     const u32 none[4] = {};

@@ -107,6 +107,13 @@ struct ExpertStream {
     return true;
   }
 
+  // An expert's columns, those of several side by side with what its last slice lacks.
+  template <class Shape>
+  __device__ static constexpr int filled() {
+    if (Shape::cols == Shape::expert_cols) return Shape::cols;
+    return (Shape::expert_cols + Shape::tile_cols - 1) / Shape::tile_cols * Shape::tile_cols;
+  }
+
   // The same of few-bit weights and of what stands beside them: a tile with its scales lies in one
   // piece, of one expert. `Shape` says what all such stages have in common: side warps have too few
   // registers for what a table says of it.
@@ -114,9 +121,9 @@ struct ExpertStream {
   __device__ __forceinline__ bool fill_coded(Shape shape, const u8* all, int first, int row,
                                              int rows, int column) {
     constexpr bool UP = Shape::kind == int(StageKind::ROUTED_UP);
-    const int place = UP ? row / (2 * Experts::WIDTH) : column / Experts::WIDTH;
+    const int place = UP ? row / (2 * Experts::WIDTH) : column / filled<Shape>();
     row -= UP ? place * (2 * Experts::WIDTH) : 0;
-    column -= UP ? 0 : place * Experts::WIDTH;
+    column -= UP ? 0 : place * filled<Shape>();
     const int bytes =
         coded_bytes(shape, rows, int(Shape::expert_cols) - column >= int(Shape::tile_cols));
     const u64 units = u64(look(place)) * u64(Shape::expert_units) +
@@ -132,7 +139,8 @@ struct ExpertStream {
     TWIN_ONCE
     for (int row = own.lo; row < own.hi; row += Shape::tile_rows)
       TWIN_ONCE
-      for (int column = 0; column < Shape::cols; column += Shape::tile_cols)
+      for (int column = 0; column < Shape::cols / Shape::expert_cols * filled<Shape>();
+           column += Shape::tile_cols)
         if (loader.mine() && !fill_coded(shape, all, own.lo, row,
                                          least(Shape::tile_rows, own.hi - row), column))
           return false;

@@ -131,16 +131,20 @@ struct Packed {
   }
 };
 
-// A vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
-// tiles of some column slices, and each thread keeps the VECTOR elements of its columns in each of
+// The division of a vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
+// tiles of some column slices, and each thread has the VECTOR elements of its columns in each of
 // them. With fewer slices than teams, several teams hold the same slice and take different rows.
+// No slice has columns of two matrices of EACH columns: the last one of each may be narrower.
 template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
-          Reach REACH>
-struct TeamVector {
+          int EACH>
+struct TeamDivision {
   // of weights taken before a stage's inputs are there
   static constexpr int AHEAD_PORTIONS = AHEAD_PORTIONS_, AHEAD_GROUPS = AHEAD_GROUPS_;
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
-  static constexpr int SLICES = COLS ? (COLS + TILE - 1) / TILE : 1;
+  static constexpr bool UNEVEN = EACH != COLS && EACH % TILE != 0;
+  static constexpr int EACH_SLICES = (EACH + TILE - 1) / TILE;
+  static constexpr int SLICES = UNEVEN ? COLS / EACH * EACH_SLICES
+                                       : COLS ? (COLS + TILE - 1) / TILE : 1;
   static constexpr int PORTIONS = (SLICES + TEAMS - 1) / TEAMS;
   static constexpr int GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
   // warps that have a share of a row
@@ -148,13 +152,12 @@ struct TeamVector {
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr int WIDTH = TILE;
+  static constexpr bool WIDE = false;  // it lies in registers
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
-  static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED;
+  static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED && !UNEVEN;
   static constexpr int PACK = HEAD_DIM % VECTOR != 0 ? 4 : VECTOR < 8 ? VECTOR : 8;
   static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
-
-  alignas(16) float at[PORTIONS][VECTOR];
 
   // Of thread `me`:
   __device__ static int team(int me) { return me / (32 * TEAM); }
@@ -173,26 +176,59 @@ struct TeamVector {
   }
   // first column inside a tile
   __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
-  __device__ static int column(int me, int c) { return slice(me, c) * TILE + local(me); }
+  __device__ static int begin(int slice) {  // its first column
+    return UNEVEN ? slice / EACH_SLICES * EACH + slice % EACH_SLICES * TILE : slice * TILE;
+  }
+  __device__ static int column(int me, int c) { return begin(slice(me, c)) + local(me); }
+  // columns of a slice of one of several matrices
+  __device__ static int uneven_width(int slice) {
+    const int left = EACH - slice % EACH_SLICES * TILE;
+    return left < TILE ? left : TILE;
+  }
   __device__ static bool valid(int me, int c) {
+    if constexpr (UNEVEN) return !beyond(me, c) && local(me) < uneven_width(slice(me, c));
     return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
   // Do threads hold columns, or not, `count` neighbours alike?
   __device__ static constexpr bool alike(int count) {
-    return TILE % (VECTOR * count) == 0 && COLS % (VECTOR * count) == 0;
+    return TILE % (VECTOR * count) == 0 && EACH % (VECTOR * count) == 0 &&
+           COLS % (VECTOR * count) == 0;
   }
   __device__ static int stride(int me, int c) {  // bytes between rows of a tile
+    if constexpr (UNEVEN) return uneven_width(slice(me, c)) * type_bytes(WEIGHT);
     const int cols = COLS % TILE == 0 || inner(c) || COLS - slice(me, c) * TILE > TILE
                          ? TILE
                          : COLS - slice(me, c) * TILE;
     return cols * type_bytes(WEIGHT);
   }
   __device__ static int row_bytes_of(int slice, Code code) {  // of a slice in a code
+    if constexpr (UNEVEN) return uneven_width(slice) * code_bits(code) / 8;
     return (COLS - slice * TILE < TILE ? COLS - slice * TILE : TILE) * code_bits(code) / 8;
   }
   __device__ static int row_bytes(int me, int c, Code code) {  // the same of a code
     return stride(me, c) * code_bits(code) / (8 * type_bytes(WEIGHT));
   }
+
+  // A row's sum from its warps' parts, [PARTS][batch].
+  __device__ __forceinline__ float total(const Stage&, const float* sums, int batch) const {
+    float sum = sums[0];
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) sum += sums[p * batch];
+    return sum;
+  }
+};
+
+// Such a vector in registers.
+template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
+          Reach REACH, int EACH = COLS>
+struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AHEAD_GROUPS_, EACH> {
+  using Division =
+      TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AHEAD_GROUPS_, EACH>;
+  using Division::VECTOR, Division::PORTIONS, Division::PACK;
+  using Division::alike, Division::column, Division::local, Division::row_group, Division::stride,
+      Division::valid;
+
+  alignas(16) float at[PORTIONS][VECTOR];
 
   __device__ static TeamVector in(float*, int) { return {}; }
 
@@ -357,14 +393,6 @@ struct TeamVector {
       for (int d = 0; d < PACK; ++d) out[i][d] = 0.0f;
     }
     return good;
-  }
-
-  // A row's sum from its warps' parts, [PARTS][batch].
-  __device__ __forceinline__ float total(const Stage&, const float* sums, int batch) const {
-    float sum = sums[0];
-#pragma unroll
-    for (int p = 1; p < PARTS; ++p) sum += sums[p * batch];
-    return sum;
   }
 
   // This thread's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them:

@@ -2,7 +2,17 @@
 // threads see. Included by a platform before its Core.
 #pragma once
 
+#include "experts.h"
+
 namespace twin {
+
+// Columns of one of the matrices that are one to a stage: an expert's, or all.
+template <class Stage>
+__device__ __forceinline__ int whole_columns(const Stage& stage) {
+  if constexpr (Experts::ANY)
+    if (stage.expert_rows) return stage.expert_cols;
+  return stage.cols;
+}
 
 // An activation vector of a block. Every function is called by all threads of the block and ends
 // with a block barrier.
@@ -85,7 +95,8 @@ struct MemoryVector {
   }
 
   __device__ static int parts(const Stage& stage) {
-    return (stage.cols + stage.tile_cols - 1) / stage.tile_cols;
+    const int each = whole_columns(stage);  // none of its slices has columns of the next one
+    return stage.cols / each * ((each + stage.tile_cols - 1) / stage.tile_cols);
   }
 
   // A row's sum from those of its column slices, [parts][batch].
@@ -143,8 +154,9 @@ __device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first
     if (row + stage.tile_rows < end) end = row + stage.tile_rows;
     if (hi < end) end = hi;
     float* to = sums + (row - lo);
-    for (int col = 0; col < stage.cols; col += stage.tile_cols, to += stage.batch) {
-      const int left = wide - col % wide, cols = left < stage.tile_cols ? left : stage.tile_cols;
+    for (int col = 0, cols = 0; col < stage.cols; col += cols, to += stage.batch) {
+      const int left = wide - col % wide;
+      cols = left < stage.tile_cols ? left : stage.tile_cols;
       const u8* expert =
           first + u64(chosen[row / high + col / wide]) * u64(stage.expert_units) * UNIT_BYTES;
       if (core.ring.mine()) {

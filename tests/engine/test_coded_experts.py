@@ -20,10 +20,12 @@ from tests.engine.test_experts import routed
 from tests.engine.test_packed_experts import write_safetensors
 from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.kernel import experts
-from twin.kernel.coded import stored_bytes, tile
+from twin.kernel.coded import TENSOR, stored_bytes, tile
 from twin.kernel.header import header
+from twin.kernel.layout import choice_floats, whole_floats
 from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import layout
+from twin.kernel.teams import REGISTER_PORTIONS, WARP, teams_of, wide_ffn
 from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import UNIT_BYTES, format_named
@@ -57,7 +59,8 @@ def coded(name: str = "fp8", *, width: int = 64, **more: Any) -> Plan:
 
 PLANS: list[dict[str, Any]] = [
     {"blocks": 5, "attention_splits": 2},
-    {"width": 272, "blocks": 5, "slot_bytes": 2048},  # column slices; groups of fewer rows
+    # column slices, the last one of each expert narrower; groups of fewer rows
+    {"width": 272, "blocks": 5, "slot_bytes": 2048},
     {"gpus": 2, "blocks": 3},
     {"width": 136, "gpus": 2, "blocks": 3},  # the last rank's rows are filled up
     {"gpus": 4, "blocks": 1, "handoff": HandOffKind.GRID},
@@ -65,6 +68,27 @@ PLANS: list[dict[str, Any]] = [
     {"execution": Execution.GRAPH},
     {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
     {"weight_dtype": DType.BF16, "blocks": 7},
+]
+
+
+# of a GPU, (format, width, slot_bytes): slices whose last one is narrower, in registers; more than
+# a thread's registers hold, even and uneven
+UNEVEN = [
+    ("fp8", 400, 1168),
+    ("int4-g32", 416, 1168),
+    ("int4-g32", 400, 1168),  # the last group of a row is half a one
+    ("mxfp4", 416, 1168),
+    ("nvfp4", 400, 1168),
+]
+ON_CHIP = [
+    ("fp8", 4208, 1168),
+    ("int8", 4208, 1168),
+    ("fp8-128x128", 4224, 1168),
+    ("fp8-128x128", 4224, 2336),
+    ("int4-g128", 4224, 2336),
+    ("int4-g32-zp", 4224, 2336),
+    ("mxfp4", 4224, 1168),
+    ("nvfp4", 4208, 1168),
 ]
 
 
@@ -94,6 +118,16 @@ def test_routed_tiles_of_every_format(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CODES if not name.endswith("-fp16")])
 def test_wide_experts_of_every_format(name: str) -> None:
     assert error(coded(name, width=384, blocks=5)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["int4-g32", "mxfp4"])
+def test_the_last_slice_of_an_expert_may_end_within_a_group(name: str) -> None:
+    plan = coded(name, width=272, blocks=5, slot_bytes=2048)
+    down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
+    assert down.matrix
+    assert (down.matrix.tile_cols, down.matrix.slices) == (160, 2)
+    prove(plan)
+    assert error(plan) < 1e-5
 
 
 @pytest.mark.slow
@@ -134,9 +168,10 @@ def looked_for(plan: Plan, place: experts.Place, stage: Any, block: int, first: 
     return at
 
 
+@pytest.mark.parametrize("slot_bytes", [4096, 2048])
 @pytest.mark.parametrize("name", ["fp8", "int8", "fp8-128x128"])
-def test_each_tile_lies_where_the_kernel_looks(name: str) -> None:
-    plan = coded(name, width=272, blocks=5)
+def test_each_tile_lies_where_the_kernel_looks(name: str, slot_bytes: int) -> None:
+    plan = coded(name, width=272, blocks=5, slot_bytes=slot_bytes)
     prove(plan)
     made, table = layout(plan), random_weights(model(name, width=272), SEED, DType.FP32)
     out = np.zeros(int(made.sizes["stream_pages"]) * PAGE_BYTES, np.uint8)
@@ -153,6 +188,17 @@ def test_each_tile_lies_where_the_kernel_looks(name: str) -> None:
                     wanted = tile(plan, stage.matrix, source, rows, cols)
                     found = out[start + at(rows, cols) :][: len(wanted)]
                     assert np.array_equal(found, wanted), (stage.name, expert, rows, cols)
+
+
+def test_no_slice_has_columns_of_two_experts() -> None:
+    plan = coded(width=272, blocks=5, slot_bytes=2048)
+    down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
+    wide = experts.multiplied(plan, down)
+    assert down.matrix
+    assert wide
+    assert (down.matrix.tile_cols, down.matrix.slices) == (144, 2)
+    assert (wide.cols, wide.slices) == (3 * 272, 3 * 2)
+    assert wide.sharers >= wide.slices
 
 
 def test_blocks_share_whole_tiles() -> None:
@@ -177,6 +223,36 @@ def test_blocks_beyond_the_last_tile_have_no_rows(name: str) -> None:
     assert any(lo == hi for lo, hi in plan.values[up.publishes].owned)
     prove(plan)
     assert error(plan) < 1e-5
+
+
+def of_a_gpu(name: str, width: int, slot_bytes: int) -> Plan:
+    asked = {"blocks": 5, "slot_bytes": slot_bytes}
+    options = replace(coded(**asked).options, weight_dtype=DType.BF16, kv_dtype=DType.BF16)
+    plan = build(model(name, width=width), options, replace(LIMITS, teams=True))
+    prove(plan)
+    return plan
+
+
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), UNEVEN)
+def test_warps_share_uneven_slices(name: str, width: int, slot_bytes: int) -> None:
+    plan = of_a_gpu(name, width, slot_bytes)
+    team = teams_of(plan).ffn
+    assert width % team.tile
+    assert team.slices == 3 * -(-width // team.tile)
+    assert not wide_ffn(plan)
+
+
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), ON_CHIP)
+def test_a_wide_input_lies_in_the_blocks_memory(name: str, width: int, slot_bytes: int) -> None:
+    plan = of_a_gpu(name, width, slot_bytes)
+    team = teams_of(plan).ffn
+    assert team.portions > REGISTER_PORTIONS
+    assert wide_ffn(plan)
+    words = whole_floats(plan)
+    if name not in TENSOR:  # of a thread's columns of a slice
+        assert words == team.portions * team.warps * WARP * (8 + 2)
+    sizes = layout(plan).sizes
+    assert sizes["whole"] + words + choice_floats(plan) == sizes["scratch_floats"]
 
 
 def test_a_device_knows_the_shape_of_all_layers() -> None:

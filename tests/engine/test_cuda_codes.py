@@ -16,6 +16,7 @@ from tests.engine.test_coded import WIDE
 from tests.engine.test_cuda_engine import EXECUTIONS, TOLERANCE, expected, gpu, planned, weights_of
 from tests.engine.test_experts import FEED, routed
 from twin.engine.cuda import CudaEngine
+from twin.kernel.teams import wide_ffn
 from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
@@ -100,6 +101,35 @@ def test_experts_match_the_reference(feed: Any, chosen: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", CODES)
 def test_experts_of_every_format_match_the_reference(name: str, width: int) -> None:
     agree(checked(test_coded_experts.model(name, width=width), blocks=5))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+def test_inputs_of_tensor_cores_too_wide_for_registers_match_the_reference(name: str) -> None:
+    plan = checked(
+        requantized(replace(WIDE, ffn=8448), format_named(name)),
+        weight_dtype=DType.BF16,
+        slot_bytes=1168,
+    )
+    assert wide_ffn(plan)
+    agree(plan)
+
+
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), test_coded_experts.UNEVEN)
+def test_uneven_slices_of_experts_match_the_reference(
+    name: str, width: int, slot_bytes: int
+) -> None:
+    spec = test_coded_experts.model(name, width=width)
+    agree(checked(spec, blocks=5, slot_bytes=slot_bytes, weight_dtype=DType.BF16))
+
+
+@pytest.mark.parametrize("handoff", HandOffKind)
+@pytest.mark.parametrize(("name", "width", "slot_bytes"), test_coded_experts.ON_CHIP)
+def test_experts_too_wide_for_registers_match_the_reference(
+    name: str, width: int, slot_bytes: int, handoff: HandOffKind
+) -> None:
+    spec = test_coded_experts.model(name, width=width)
+    chosen = {"blocks": 5, "slot_bytes": slot_bytes, "handoff": handoff}
+    agree(checked(spec, weight_dtype=DType.BF16, **chosen))
 
 
 @pytest.mark.parametrize(

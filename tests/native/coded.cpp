@@ -1,6 +1,7 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
 // by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
-// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES; reads the input [COLUMNS] and a tile
+// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES, and ON_CHIP for an input in the
+// block's memory (cuda_wide.cuh); reads the input [COLUMNS] and a tile
 // of each slice from stdin, the number of rows from the command line, and writes their sums.
 #include <pthread.h>
 
@@ -25,7 +26,7 @@ using u64 = unsigned long long;
 enum class Type { FP16, BF16, FP32 };
 constexpr Type WEIGHT = Type::BF16;
 constexpr int type_bytes(Type) { return 2; }
-constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE;
+constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE, CONSUMERS = 256;
 
 #define TWIN_CODED
 constexpr u32 CODES = ~0u;
@@ -151,8 +152,16 @@ float fmaxf(float a, float b) { return std::fmax(a, b); }
 float fabsf(float a) { return std::fabs(a); }
 }  // namespace twin
 
+#include "source.h"
+
+namespace twin {
+template <int N, int ALIGNED, bool TOGETHER>
+struct Side;  // of what is exchanged, which no test here gathers
+}  // namespace twin
+
 #include "coded.h"
 #include "cuda_coded.cuh"
+#include "cuda_wide.cuh"
 
 namespace twin {
 void four_e4m3(u32 word, float (&out)[4]) {
@@ -170,6 +179,8 @@ struct Vector {
   static bool valid(int me, int c) {
     return local(me) < WIDTH && column(me, c) < COLUMNS;
   }
+  static bool beyond(int, int) { return false; }
+  static constexpr bool alike(int) { return true; }
 };
 }  // namespace twin
 
@@ -191,6 +202,30 @@ std::vector<float> sums_of(int rows) {
       piece.template load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
       float sum[As::ROWS] = {};
       piece.template multiply<As>(0, mine, whole, sum);
+      for (int r = 0; r < As::ROWS; ++r) sums[first + r] += sum[r];
+    }
+  }
+  return sums;
+}
+
+// The same of an input on the chip.
+std::vector<float> wide_sums(int rows) {
+  using Wide = WideVector<Vector, CODE>;
+  using As = typename Wide::As;
+  constexpr u32 WHOLE = sizeof chip / 2;
+  std::vector<float> sums(rows + As::ROWS, 0.0f);
+  for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
+    Portion mine;
+    memcpy(mine.at[0], x + me * CODED_PACK, sizeof mine.at[0]);
+    Wide::put(mine, WHOLE, me, 0);
+  }
+  for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
+    const typename Wide::Taken taken(WHOLE, me, 0);
+    for (int first = 0; first < rows; first += As::ROWS) {
+      CodedPiece<As::AT_ONCE> piece;
+      piece.template load<As, Vector>(me, 0, 0, u32(COLUMNS * code_bits(CODE) / 8), first, rows);
+      float sum[As::ROWS] = {};
+      taken.multiply(piece, sum);
       for (int r = 0; r < As::ROWS; ++r) sums[first + r] += sum[r];
     }
   }
@@ -256,6 +291,8 @@ int main(int, char** words) {
   std::vector<float> sums;
   if constexpr (Coding<CODE>::TENSOR) {
     sums = team_sums<Coding<CODE>>(rows);
+  } else if constexpr (ON_CHIP) {
+    sums = wide_sums(rows);
   } else {
     sums = loads == 4 ? sums_of<4>(rows) : sums_of<ROWS_AT_ONCE>(rows);
     if constexpr (Coding<CODE>::PAIR == 2)

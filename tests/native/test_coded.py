@@ -28,6 +28,7 @@ TEAMS = Limits(
 )
 # largest error, of the root mean square of the sums
 BOUNDS = {"plain": 1e-6, "int8": 1e-4, "fp8": 1e-6, "fp8-128x128": 1e-6}
+COLUMNS_OF_ZEROS = 32
 FEW = ("int4-g128-zp-fp16", "mxfp4", "nvfp4")  # of each element of four bits, all kinds of scales
 
 
@@ -48,8 +49,11 @@ def summed(
     rows: int = ROWS,
     team: int = 1,
     slices: int = 1,
+    on_chip: bool = False,
 ) -> NDArray[np.float32]:
-    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices."""
+    """`loads`: of a piece; `team`: warps that share the columns of one of so many slices;
+    `on_chip`: the input lies in the block's memory.
+    """
     native = data_dir("native") / "platform"
     defined = {
         "PACK_ELEMENTS": pack,
@@ -57,6 +61,7 @@ def summed(
         "COLUMNS": len(x),
         "TEAM_WARPS": team,
         "TEAM_SLICES": slices,
+        "ON_CHIP": int(on_chip),
     }
     flags = [
         "-std=c++17",
@@ -102,6 +107,21 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
     for loads in (4, 2) if CODES[name].format.bits == 4 else (4,):  # smaller pieces, the same sums
         small = summed(name, matrix.pack, x, packed, loads)
         assert np.array_equal(found, small)
+
+
+@pytest.mark.parametrize("name", [p for p in coded_names(FEW) if p.values[0] not in TENSOR])
+def test_threads_sum_rows_of_an_input_on_the_chip_as_fp64_does(name: str) -> None:
+    plan, x = planned(name), activations()
+    x[:COLUMNS_OF_ZEROS] = 0.0  # of a portion without a scale
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights: Coded = CODES[name].quantise(
+        np.random.default_rng(1).standard_normal((ROWS, COLUMNS), np.float32)
+    )
+    packed = tile(plan, matrix, weights, (0, ROWS), (0, COLUMNS))
+    found = summed(name, matrix.pack, x, packed, on_chip=True)
+    assert error(found, weights.astype(np.float64), x) < 1e-4
+    x[5] = np.nan
+    assert np.isnan(summed(name, matrix.pack, x, packed, on_chip=True)).all()
 
 
 @pytest.mark.parametrize("name", TENSOR)

@@ -11,8 +11,12 @@ from _pytest.mark import ParameterSet
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
+from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
 from twin.models.codes import CODES
+from twin.models.formats import format_named
 from twin.models.load import load_model
+from twin.models.quantized import requantized
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.partition import coded_slot_bytes
@@ -104,6 +108,7 @@ BUILDS = [
     *slow("llama-3.2-1b", "four GPUs, counter", "two GPUs, prompts"),
     *slow("qwen3-8b", "two GPUs", "eight GPUs", "two GPUs, prompts"),
     *slow("llama-3.1-8b", "two GPUs"),
+    *slow("mixtral-8x7b@fp8-128x128", "small ring"),  # experts too wide for registers
     *slow("laneformer-2b", "lanes on two GPUs"),
     *slow("llama-3.2-1b", "full", "graph, full", "grid", "FP32", "prompts", "short passes"),
     *slow("qwen3-8b", "defaults", "full", "graph", "small ring", "FP32"),
@@ -176,6 +181,54 @@ def test_columns_that_fill_no_whole_teams_spill_nothing(shape: tuple[int, int, i
             raise
         pytest.skip(str(error))
     assert (report.spill_bytes, report.stack_bytes) == (0, 0)
+
+
+def without_spills(plan: Plan) -> None:
+    try:
+        report = compile_cubin(plan)
+    except ToolchainError as error:
+        if "installed" not in str(error) and "loaded" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert (report.spill_bytes, report.stack_bytes) == (0, 0)
+
+
+# Hidden size, heads, KV heads, feed-forward, format: of families whose heads are normed or biased.
+TURNED = (
+    ("qwen2", (1536, 16, 2, 7168), "fp8-128x128"),
+    ("qwen3", (1280, 16, 16, 5376), "int4-g128"),
+    ("qwen3", (3008, 16, 4, 7808), "int8"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "shape", "name"), TURNED, ids=str)
+def test_few_bits_beside_normed_or_biased_heads_spill_nothing(
+    family: str, shape: tuple[int, int, int, int], name: str
+) -> None:
+    hidden, heads, kv_heads, ffn = shape
+    base = load_model({"qwen2": "qwen2.5-coder-1.5b", "qwen3": "qwen3-8b"}[family])
+    sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
+    spec = requantized(sized, format_named(name))
+    slot = coded_slot_bytes(spec, Options().slot_bytes)
+    asked = Options(blocks=132, ring_slots=11, window_slots=3, max_context=168, slot_bytes=slot)
+    without_spills(build(spec, asked, H200))
+
+
+# Columns of an expert, experts of a token, format: their input lies on the chip. Such steps had up
+# to 4,464 bytes of spills.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "chosen", "name"),
+    [(5888, 3, "fp8-128x128"), (10_368, 2, "int4-g128"), (14_336, 3, "int8")],
+)
+def test_wide_experts_spill_nothing(width: int, chosen: int, name: str) -> None:
+    base = load_model("mixtral-8x7b")
+    assert base.experts
+    feed = replace(base.experts, top_k=chosen, width=width)
+    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
+    sized = replace(base, layers=2, windows=base.windows[:2], ffn=width, layout=layers)
+    without_spills(plan_for(requantized(sized, format_named(name)), load_node("1xh200")))
 
 
 # Nine probes did not compile once, when a GPU was waiting to measure them.

@@ -1,6 +1,7 @@
 """Tiles of experts that lie side by side, and refusals whose advice is a plan."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,9 @@ from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.kernel.teams import WARPS, team_of, teams_of
+from twin.models.formats import format_named
 from twin.models.load import load_model
+from twin.models.quantized import requantized
 from twin.plan.partition import ROWS_AT_ONCE, teams_beside
 from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
@@ -43,12 +46,53 @@ def test_experts_have_a_plan_on_several_gpus_by_default(model: str) -> None:
         teams_of(planned(model, node))
 
 
+def test_an_experts_row_may_end_within_a_group() -> None:
+    plan = planned("gpt-oss-20b@int4-g128", "1xh200")
+    prove(plan)
+    assert (down(plan).cols, down(plan).tile_cols) == (2880, 1536)
+
+
 def test_teams_that_hold_several_experts_take_tiles_of_few_rows() -> None:
     """On two GPUs a tile takes two warps of eight, and eight experts lie side by side."""
     plan = planned("qwen3-30b-a3b", "2xh200")
     prove(plan)
     matrix = down(plan)
     assert (matrix.cols, matrix.tile_rows, matrix.tile_cols) == (384, ROWS_AT_ONCE, 384)
+
+
+def mixture(
+    width: int, name: str, *, hidden: int = 2304, experts: int = 8, chosen: int = 3
+) -> Plan:
+    """As Mixtral, in few bits, on an H200."""
+    spec = load_model("mixtral-8x7b")
+    feed = replace(spec.experts, experts=experts, top_k=chosen, width=width)
+    layout = tuple(replace(layer, feed=feed) for layer in spec.layout[:4])
+    made = replace(
+        spec, hidden=hidden, ffn=width, layers=4, windows=spec.windows[:4], layout=layout
+    )
+    return plan_for(requantized(made, format_named(name)), load_node("1xh200"))
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "tile", "slices"),
+    [
+        (5888, "fp8-128x128", 2048, 3),  # of 46 blocks of columns: even slices had 256
+        (9728, "fp8-128x128", 2048, 5),
+        (10_368, "int4-g128", 1792, 6),
+        (3712, "int4-g128", 1920, 2),  # of 29 groups: even slices had 128
+        (7680, "int4-g128", 1920, 4),
+        (14_336, "fp8-128x128", 2048, 7),
+        (2880, "mxfp4", 960, 3),  # even ones keep more threads busy
+        (2880, "int4-g128", 1536, 2),
+    ],
+)
+def test_experts_whose_even_slices_would_be_narrow_end_with_a_narrower_one(
+    width: int, name: str, tile: int, slices: int
+) -> None:
+    plan = mixture(width, name)
+    prove(plan)
+    assert (down(plan).tile_cols, down(plan).slices) == (tile, slices)
+    assert teams_of(plan).ffn.slices == 3 * slices
 
 
 @pytest.mark.parametrize(
@@ -88,7 +132,6 @@ def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
         ("gpt-oss-20b", "1xh200", {"tile_rows": 24}),
         ("gpt-oss-20b", "2xh200", {"tile_rows": 64}),
         ("gpt-oss-20b", "2xh200", {"slot_bytes": 256}),
-        ("gpt-oss-20b@int4-g128", "1xh200", {}),
         ("mixtral-8x7b", "2xh200", {"tile_rows": 32}),
     ],
 )

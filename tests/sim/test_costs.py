@@ -7,14 +7,26 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
-from twin.hardware.load import load_device
+from twin.hardware.load import load_device, load_node
 from twin.hardware.types import Cache
+from twin.kernel.defaults import plan_for as default_plan
+from twin.models.formats import format_named
+from twin.models.load import load_model
+from twin.models.spec import DType
 from twin.plan.probe import attention_probe, stream_probe
-from twin.plan.types import CollectiveKind, Options, StageKind
+from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
 from twin.sim import cost
-from twin.sim.cost import partial_alignment, vector_bytes, vector_rounds
+from twin.sim.cost import (
+    partial_alignment,
+    rolled_rows,
+    team_work,
+    vector_bytes,
+    vector_chunks,
+    vector_rounds,
+)
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
+from twin.sim.streams import Streams
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
@@ -144,6 +156,77 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 8, 16)] == [1, 2, 4]
     # of all chunks together, half as many splits
     assert vector_rounds(wide, parts=1, splits=8) == 4
+
+
+def coded_matrix(cols: int, name: str, *, tile: int = 2048, rows: int = 16) -> Matrix:
+    return Matrix(rows, cols, 1, rows, min(tile, cols), ((0, rows),), format_named(name), 16)
+
+
+def test_splits_are_weighed_in_packs_of_eight_elements() -> None:
+    """Beside few-bit weights a thread has two packs of each slice."""
+    narrow, wide = coded_matrix(2048, "fp8"), coded_matrix(8192, "fp8")
+    assert [vector_chunks(matrix) for matrix in (narrow, wide)] == [2, 4]
+    assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 4, 16)] == [1, 2, 8]
+    # parts of ranks are added a slice at a time
+    assert [vector_rounds(narrow, parts=parts, splits=0) for parts in (4, 8)] == [1, 2]
+
+
+def test_tensor_cores_multiply_no_columns_beyond_a_slice() -> None:
+    """1,056 columns: 9 chains of 128, of which each of four warps takes three at most. Threads
+    multiply those of a whole team.
+    """
+
+    def weights(matrix: Matrix) -> float:
+        work = team_work(
+            warped().warps, matrix, rows=16, cols=matrix.tile_cols, groups=1, dtype=DType.BF16
+        )
+        return work.weights / 16
+
+    fp4, fp8 = coded_matrix(2112, "mxfp4", tile=1056), coded_matrix(2112, "int4-g32", tile=1056)
+    assert weights(fp4) == 3 * 4 * 128
+    assert weights(fp8) == 2048
+    assert weights(coded_matrix(4096, "nvfp4")) == 2048
+
+
+def test_loops_over_rows_pay_each_time() -> None:
+    def ends(matrix: Matrix, step_s: float) -> int:
+        return team_work(
+            warped().warps,
+            matrix,
+            rows=matrix.tile_rows,
+            cols=matrix.tile_cols,
+            groups=1,
+            dtype=DType.BF16,
+            step_s=step_s,
+        ).ends_ps
+
+    for matrix, times in (
+        (coded_matrix(4096, "fp8", rows=8), 2),
+        (coded_matrix(4096, "int4-g128"), 1),
+        (coded_matrix(8192, "int4-g128"), 4),
+    ):
+        assert rolled_rows(matrix) * times == matrix.tile_rows
+        more = ends(matrix, 1e-7) - ends(matrix, 0.0)
+        assert more == pytest.approx(times * 1e5 / 2, abs=2)  # two teams at once
+
+
+def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
+    """All their tiles, and one end of a batch; a device without warps ends each expert."""
+    node = load_node("1xh200")
+    plan, device = default_plan(load_model("gpt-oss-20b"), node), node.device
+    streams = Streams(plan, device)
+    down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
+    assert down.matrix
+    assert device.warps
+    for block in (0, 131):
+        lo, hi = down.matrix.owned[block]
+        found = streams.weights(down, block, (1, 1, 1, 1))
+        apart = streams.weights(down, block, (2, 1, 1))  # of several tokens
+        groups = -(-(hi - lo) // down.matrix.tile_rows)
+        assert len(found.sizes) == 4 * groups * down.matrix.slices
+        assert sum(found.sizes) * 3 == sum(apart.sizes) * 4
+        batch_s = device.warps.tile_s.value
+        assert sum(found.costs) < sum(apart.costs) * 4 / 3 - 2 * batch_s * 1e12
 
 
 def test_heads_of_a_block_are_prepared_a_warp_each() -> None:

@@ -332,6 +332,8 @@ SHIPPED = {
         "2xmi300x",
         {"blocks": 16, "ring_slots": 5, "window_slots": 2, "ahead_slots": 2, "expert_ranks": 2},
     ),
+    "experts of few bits": ("qwen3-30b-a3b@int4-g128", "1xh200", {"blocks": 16}),
+    "experts too wide for registers": ("mixtral-8x7b@fp8-128x128", "1xh200", {"blocks": 16}),
     "recurrent states": ("qwen3-coder-next", "2xh200", {"blocks": 16, "batch": 2}),
     "barriers": ("llama-3.2-1b", "2xb200", {"blocks": 16, "handoff": HandOffKind.GRID}),
 }

@@ -25,7 +25,7 @@ from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
 from twin.engine.choose import compiled_in_turn, open_random
-from twin.errors import CalibrationError, EngineError, TwinError
+from twin.errors import CalibrationError, EngineError, InvalidPlan, TwinError
 from twin.files import write
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of, stored_as
@@ -280,7 +280,7 @@ def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
 def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
-    laws.
+    laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them.
     """
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
@@ -291,7 +291,11 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     for done, run in enumerate(record.runs, start=1):
         if run.name in samples:
             progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
-            speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
+            try:
+                plan = run.plan(node.device.name)
+            except InvalidPlan:
+                continue
+            speed = simulate(plan, calibrated_node(node.name)).tokens_per_s
             errors[run.name] = speed * statistics.median(samples[run.name]) - 1
     keep_drawn(node, record.folder.name, errors, record.kind)
 

@@ -60,7 +60,7 @@ def multiplied(plan: Plan, stage: Stage) -> Matrix | None:
     if matrix is None or routed is None or not has_experts(plan):
         return matrix
     if stage.kind is StageKind.ROUTED_DOWN:
-        return replace(matrix, cols=routed.top_k * matrix.cols)
+        return replace(matrix, cols=routed.top_k * matrix.cols, beside=routed.top_k)
     assert stage.publishes is not None
     owned = plan.values[stage.publishes].owned
     rows = tuple((matrix.unit * lo, matrix.unit * hi) for lo, hi in owned)

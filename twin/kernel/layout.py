@@ -12,7 +12,7 @@ from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import ahead_pieces, teams_of
+from twin.kernel.teams import WARP, ahead_pieces, teams_of, wide_ffn
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import BY_INPUT
@@ -215,11 +215,27 @@ def _scratch_floats(plan: Plan) -> int:
 
 def whole_floats(plan: Plan) -> int:
     """NVIDIA: behind what a stage needs, the widest input of a matrix that tensor cores multiply as
-    whole numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh).
+    whole numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or that of
+    experts which is too wide for registers (cuda_wide.cuh).
     """
     units = whole_units(plan)
     # two bytes of each element, a scale of each unit; a load of zeros
-    return up(units * (2 * PACK // 4 + 1) + UNIT_BYTES // 4, LINE_FLOATS) if units else 0
+    tensor = units * (2 * PACK // 4 + 1) + UNIT_BYTES // 4 if units else 0
+    wide = wide_units(plan) * (2 * PACK // 4 + 2)  # a scale and a sum of each unit
+    return up(max(tensor, wide), LINE_FLOATS)
+
+
+def wide_units(plan: Plan) -> int:
+    """Of PACK elements, that an input of experts has on the chip: a thread's parts of all slices,
+    those of threads without columns too. None where tensor cores have theirs.
+    """
+    if not plan.limits.teams or not wide_ffn(plan):
+        return 0
+    ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"])
+    if any(map(tensor_products, ffn)):
+        return 0
+    team = teams_of(plan).ffn
+    return team.portions * team.warps * WARP
 
 
 def whole_units(plan: Plan) -> int:

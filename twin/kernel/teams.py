@@ -47,8 +47,15 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
+# of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
+# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes
+TURNED_PIECES = 1
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
+# column slices of which a thread keeps its elements in registers where experts of few-bit weights
+# or tensor cores multiply them; of more they lie in the block's memory (cuda_wide.cuh)
+REGISTER_PORTIONS = 4
+WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -62,6 +69,7 @@ class Team:
     vector: int
     size: int  # warps of a team; divides `warps`
     warps: int
+    beside: int = 1  # equal matrices side by side, whose slices are their own
 
     @property
     def teams(self) -> int:
@@ -69,8 +77,8 @@ class Team:
 
     @property
     def slices(self) -> int:
-        """Column slices of the matrix, each a tile wide."""
-        return -(-self.cols // self.tile)
+        """Column slices, each a tile wide; the last one of each matrix may be narrower."""
+        return self.beside * -(-self.cols // (self.beside * self.tile))
 
     @property
     def portions(self) -> int:
@@ -95,13 +103,13 @@ class Team:
 
 
 def team_of(
-    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, pack: int = 0
+    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, pack: int = 0, beside: int = 1
 ) -> Team | None:
     """The team that wastes least, with the fewest warps; None when all warps together do not cover
     a tile.
 
     Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
-    `pack`: of a plan with coded weights.
+    `pack`: of a plan with coded weights. `beside`: as of a matrix.
     """
     found = []
     for vector in (pack,) if pack else VECTORS:
@@ -110,7 +118,7 @@ def team_of(
         needed = -(-tile // (WARP * vector))
         sizes = [size for size in range(needed, warps + 1) if warps % size == 0]
         if sizes:
-            found.append(Team(cols, tile, vector, sizes[0], warps))
+            found.append(Team(cols, tile, vector, sizes[0], warps, beside))
     return min(
         found,
         key=lambda team: (
@@ -165,7 +173,14 @@ def teams_of(plan: Plan) -> Teams:
     def division(warps: int) -> dict[str, Team | None]:
         size = plan.options.weight_dtype.bytes
         return {
-            name: team_of(matrix.cols, matrix.tile_cols, warps, weight_bytes=size, pack=matrix.pack)
+            name: team_of(
+                matrix.cols,
+                matrix.tile_cols,
+                warps,
+                weight_bytes=size,
+                pack=matrix.pack,
+                beside=matrix.beside,
+            )
             for name, matrix in shapes.items()
         }
 
@@ -215,9 +230,13 @@ def ahead_registers(plan: Plan, name: str) -> int:
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
-        return PIECE_REGISTERS * next(
+        most = next(
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
+        turned = plan.spec is not None and (plan.spec.qkv_bias or plan.spec.qk_norm)
+        if turned and max(elements.values()) > AHEAD_ELEMENTS:
+            most = min(most, TURNED_PIECES)
+        return PIECE_REGISTERS * most
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
     )
@@ -245,6 +264,18 @@ def _piece_registers(matrix: Matrix) -> int:
     rows = ROWS_AT_ONCE * LOAD_BITS // (matrix.pack * form.bits)
     scaling = form.scale_bytes + form.zero_bytes + form.row_bytes
     return (ROWS_AT_ONCE * LOAD_BITS // 8 + rows * scaling) // REGISTER_BYTES
+
+
+def wide_ffn(plan: Plan) -> bool:
+    """NVIDIA: is the input of the down projections too wide for registers: that of experts of
+    few-bit weights, or of tensor cores?
+    """
+    if not plan.coded or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
+        return False
+    found = [s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"]]
+    names = {matrix.format.name if matrix.format else "" for matrix in found}
+    taken = has_experts(plan) or any(map(tensor_products, found))
+    return len(names) == 1 and "" not in names and taken
 
 
 @dataclass(frozen=True, slots=True)

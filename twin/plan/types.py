@@ -181,6 +181,14 @@ class Matrix:
     format: Format | None = None  # as stored; None: the plan's weight type
     # elements of a row that a GPU's thread holds at once; 0: what suits the weight type
     pack: int = 0
+    # equal matrices side by side that are one to whoever multiplies them; no slice has columns of
+    # two
+    beside: int = 1
+
+    @property
+    def slices(self) -> int:
+        """Column slices, each a tile wide; the last one of each matrix may be narrower."""
+        return self.beside * -(-self.cols // (self.beside * self.tile_cols))
 
     @property
     def share_step(self) -> int:
@@ -203,7 +211,7 @@ class Matrix:
         block's warps, which may be more.
         """
         if self.tile_cols < self.cols:
-            return max(MOST_WARPS, -(-self.cols // self.tile_cols))
+            return max(MOST_WARPS, self.slices)
         # a team of warps is a power of two
         return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())
 
@@ -645,12 +653,14 @@ def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
 
 def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
     """The same for rows lo..hi-1."""
+    each = matrix.cols // matrix.beside
     for row in range(lo, hi, matrix.tile_rows):
-        for col in range(0, matrix.cols, matrix.tile_cols):
-            yield (
-                (row, min(row + matrix.tile_rows, hi)),
-                (col, min(col + matrix.tile_cols, matrix.cols)),
-            )
+        for first in range(0, matrix.cols, each):
+            for col in range(first, first + each, matrix.tile_cols):
+                yield (
+                    (row, min(row + matrix.tile_rows, hi)),
+                    (col, min(col + matrix.tile_cols, first + each)),
+                )
 
 
 @lru_cache(maxsize=1024)

@@ -126,10 +126,11 @@ def _experts(plan: Plan) -> Iterator[Violation]:
         )
         yield Violation("kernel", THE_PLAN, message)
     for stage, matrix in routed:
-        if stage.kind is StageKind.ROUTED_DOWN and matrix.cols % min(matrix.tile_cols, matrix.cols):
+        uneven = matrix.cols % min(matrix.tile_cols, matrix.cols)
+        if stage.kind is StageKind.ROUTED_DOWN and uneven and not matrix.pack:
             message = (
                 f"slices of {matrix.tile_cols} of {matrix.cols} columns; those of several experts "
-                "are of one width"
+                "are of one width where no tile brings scales"
             )
             yield Violation("kernel", stage.name, message)
         yield from _expert_tiles(plan, stage, matrix)

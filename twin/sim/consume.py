@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from twin.errors import HardwareError
 from twin.hardware.types import BlockCosts, Device
+from twin.kernel.coded import tensor_products
 from twin.models.formats import INT4, Format
 from twin.models.spec import DType
-from twin.plan.types import Plan, Scan, StageKind
+from twin.plan.types import Matrix, Plan, Scan, StageKind
 from twin.sim import cost
 from twin.units import picoseconds
 
@@ -35,16 +36,25 @@ UNPACK = {
     "nvfp4": 1.5,
     **{form.name: 1.5 for form in INT4},
 }
-# The same where our kernel decodes (twin/models/codes), fitted to tokens/s of whole models on an
-# H200 after 32 tokens (studies/few-bits): GPT-OSS-20B, Qwen3-8B in INT4, Llama-3.2-1B in INT8. Of
-# FP8 three models agree with 1 within 5 %. NVFP4 is taken for MXFP4, other groups of INT4 for
-# those of 128.
+# The same where our kernel decodes (twin/models/codes). These, WHOLE_S and STEP_S are fitted to
+# runs on an H200 (studies/few-bits/decoding.py): those of seeds 27741 and 90417 whose kernels spill
+# nothing and have not changed, and those of studies/few-bits. INT8 is held at what the prototype
+# took, INT4 at what its instructions take at least: whole numbers take the rest. Other groups of
+# INT4 are taken for those of 128.
 DECODED_UNPACK = {
-    "int8": 0.75,
-    **{form.name: 0.33 for form in INT4},
-    "mxfp4": 1.04,
-    "nvfp4": 1.04,
+    "int8": 0.64,
+    **{form.name: 0.34 for form in INT4},
+    "fp8": 0.83,
+    "fp8-128x128": 0.83,
+    "mxfp4": 1.03,
+    "nvfp4": 1.03,
 }
+# A block of warps makes whole numbers of a column slice of its input, where threads multiply such;
+# of what tensor cores multiply it is part of the ratio.
+WHOLE_S = 0.26e-6
+# It goes once through a loop over a tile's few-bit rows (beside experts): loads, products and sums
+# over a warp's threads follow each other.
+STEP_S = 0.14e-6
 MEASURED = ("int8", "fp8", "fp8-128x128", "int4-g128", "mxfp4")  # decoded by our kernel
 # 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS
 # tokens
@@ -107,6 +117,16 @@ def unpacking_s(costs: BlockCosts, form: Format, weights: int) -> float:
     if form.coded:
         ratio = DECODED_UNPACK.get(form.name, ratio)
     return weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value
+
+
+def as_whole_numbers(matrix: Matrix, *, wide_ffn: bool) -> bool:
+    """Do our kernel's threads multiply whole numbers, made of a stage's input (docs/kernel.md)? Of
+    FP8 only where the input lies on the chip.
+    """
+    form = matrix.format
+    if form is None or not form.coded or tensor_products(matrix):
+        return False
+    return wide_ffn or not form.name.startswith("fp8")
 
 
 def scan_requests(

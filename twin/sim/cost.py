@@ -11,6 +11,7 @@ from math import exp
 
 from twin.errors import HardwareError
 from twin.hardware.types import BlockCosts, Cache, Device, Launch, Warps
+from twin.kernel.coded import tensor_products
 from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
 from twin.kernel.teams import LATE_AT_ONCE, WARP, WARPS, Team, rows_at_once, team_of
 from twin.models.spec import DType
@@ -41,6 +42,9 @@ SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
 # attention's splits, or parts of a vector that ranks push; half of those where a thread holds
 # several portions
 PARTS_AT_ONCE = 4
+PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
+LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
+CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,12 @@ _shape_team = lru_cache(maxsize=1024)(team_of)
 
 def _team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
     return _shape_team(
-        matrix.cols, matrix.tile_cols, WARPS[0], weight_bytes=dtype.bytes, pack=matrix.pack
+        matrix.cols,
+        matrix.tile_cols,
+        WARPS[0],
+        weight_bytes=dtype.bytes,
+        pack=matrix.pack,
+        beside=matrix.beside,
     )
 
 
@@ -109,6 +118,7 @@ def team_work(
     groups: int,
     dtype: DType,
     joined: bool = True,
+    step_s: float = 0.0,
 ) -> TeamWork:
     """A tile's share of the round in which the block's teams take it, each its own tiles at the
     same time.
@@ -120,7 +130,8 @@ def team_work(
     the code of probes the compiler makes their products together, behind the wait for the second,
     unless a slice's weights may have been taken ahead. Layers whose hidden vector has three slices
     show it too: with a wait for each the twin gives their QKV 0.5 us too much
-    (2026-11-24T031558-probes).
+    (2026-11-24T031558-probes). `step_s`: of a loop over a tile's few-bit rows, for each time that
+    it is gone through.
     """
     if warps is None:
         return TeamWork(rows * cols, 0)
@@ -132,10 +143,31 @@ def team_work(
         )
     at_once = rows_at_once(matrix, dtype)
     pieces, tiles = -(-rows // at_once), groups * team.slices
-    held = team.portions * team.warps * WARP * team.vector * at_once
+    held = team.portions * team.teams * _held_columns(team, matrix) * at_once
     waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
     ends = pieces * warps.reduction_s.value / tiles
+    if step_s:
+        waits += -(-rows // rolled_rows(matrix)) * team.portions * step_s / tiles
     return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
+
+
+def rolled_rows(matrix: Matrix) -> int:
+    """Rows of a tile that a loop takes at once beside experts: `Rolled` in cuda_core.cuh."""
+    assert matrix.format is not None
+    few = matrix.format.bits == 8 or vector_portions(matrix) > 1
+    return LOOPED_ROWS if few else 4 * LOOPED_ROWS
+
+
+def _held_columns(team: Team, matrix: Matrix) -> int:
+    """Columns of a slice that a team's threads multiply. Of tensor cores' chains (Fragments in
+    cuda_fragments.cuh) each warp takes every so manyth, and none beyond the slice.
+    """
+    if not tensor_products(matrix):
+        return team.size * WARP * team.vector
+    assert matrix.format is not None
+    chain = CHAIN_GROUPS * matrix.format.block[1]
+    wide = min(team.tile, team.cols // team.beside)
+    return -(-wide // (chain * team.size)) * team.size * chain
 
 
 def teams_at_once(matrix: Matrix, dtype: DType) -> int:
@@ -207,11 +239,15 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
 
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
-    return -(-(splits or parts) // parts_at_once(matrix)) if splits or parts > 1 else 1
+    if splits:
+        return -(-splits // parts_at_once(matrix))
+    several = matrix is not None and vector_portions(matrix) > 1
+    at_once = PARTS_AT_ONCE // 2 if several else PARTS_AT_ONCE
+    return -(-parts // at_once) if parts > 1 else 1
 
 
 def parts_at_once(matrix: Matrix | None) -> int:
-    """Attention's splits, or parts of a vector, whose loads are under way together."""
+    """Attention's splits whose loads are under way together, as combine.cuh."""
     return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
 
 
@@ -222,10 +258,18 @@ def late_rounds(elements: int) -> int:
     return -(-elements // (LATE_AT_ONCE * WARP))
 
 
-def vector_chunks(matrix: Matrix) -> int:
+def vector_portions(matrix: Matrix) -> int:
     """Column slices of which a thread holds elements."""
     team = _team(matrix)
     return team.portions if team else 1
+
+
+def vector_chunks(matrix: Matrix) -> int:
+    """Packs of neighbouring elements that a thread holds and weighs one by one: one of each column
+    slice; two beside few-bit weights, where a thread has more neighbours.
+    """
+    team = _team(matrix)
+    return team.portions * max(1, team.vector // PACK_ELEMENTS) if team else 1
 
 
 def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> int:

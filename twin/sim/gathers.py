@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twin.hardware.types import Device
+from twin.kernel.experts import multiplied
+from twin.kernel.teams import WIDE_AT_ONCE, wide_ffn
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import BY_INPUT, ROWS
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -54,6 +56,7 @@ class Gathers:
         """`by_keeper[stage]`: a warp that a block has to spare makes it."""
         self.plan, self.device, self.by_keeper = plan, device, by_keeper
         self.known: dict[tuple[int, int, int, float, int], int] = {}
+        self.wide_ffn = device.warps is not None and plan.tokens == 1 and wide_ffn(plan)
         # words that all blocks publish of chosen experts
         self.totals: dict[tuple[int, Chosen], int] = {}
 
@@ -139,9 +142,10 @@ class Gathers:
         at_once = min(size, cost.ROUND_BYTES)
         if ROWS[stage.kind].vector and stage.matrix:
             parts = part_count(plan, value, read.parts)
-            whole = stage.matrix.cols * value.words * parts
+            matrix = self._multiplied(stage)
+            whole = matrix.cols * value.words * parts
             size = (
-                cost.vector_bytes(stage.matrix, aligned=cost.QUAD_BYTES)
+                cost.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
                 * value.words
                 * min(words, whole)
                 // whole
@@ -159,6 +163,12 @@ class Gathers:
             return 0
         rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
         return rounds * cost.parts_at_once(stage.matrix) * cost.vector_chunks(stage.matrix)
+
+    def _multiplied(self, stage: Stage) -> Matrix:
+        """As our kernel multiplies it for one token: chosen experts' columns side by side."""
+        assert stage.matrix is not None
+        wide = multiplied(self.plan, stage) if self.plan.tokens == 1 else None
+        return wide or stage.matrix
 
     def _alignment(self, read: Read) -> int:
         """Bytes of one load of attention's partial outputs."""
@@ -202,6 +212,8 @@ class Gathers:
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self.splits(stage, read))
+            if stage.kind in BY_INPUT["ffn"] and self.wide_ffn:
+                rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
             rounds = cost.span_rounds(words, polled=polled(self.plan))
         return rounds - 1

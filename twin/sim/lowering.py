@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import accumulate, islice, takewhile
 
 from twin.hardware.types import BlockCosts, Device
+from twin.kernel.experts import multiplied
 from twin.plan.catalogue import ROWS, Spent
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
-from twin.sim import cost
+from twin.sim import consume, cost
 from twin.sim.causes import CAUSES
 from twin.sim.clock import cost_in_time
 from twin.sim.forms import reset_words
@@ -192,17 +193,33 @@ class _Lowering:
             and plan.options.sampling is Sampling.GREEDY
         ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
-        key = (resets, vector, published, normed)
+        numbers = self._whole_numbers(stage)
+        key = (resets, vector, published, normed, numbers)
         if key not in self.fixed:
-            self.fixed[key] = cost.stage_cost(
-                self.device, resets=resets, vector=vector, published=published, normed=normed
-            ).ps
+            self.fixed[key] = (
+                cost.stage_cost(
+                    self.device, resets=resets, vector=vector, published=published, normed=normed
+                ).ps
+                + numbers
+            )
         turns = (
             stage.kind is StageKind.ATTENTION
             and plan.spec is not None
             and any(read.spans[block] for read in stage.reads)
         )
         return self.fixed[key] + (self._heads(stage, block) if turns else 0)
+
+    def _whole_numbers(self, stage: Stage) -> int:
+        """In which a block of warps makes them of its input, where threads multiply such."""
+        if self.device.warps is None or self.plan.tokens > 1 or self.plan.without_code():
+            return 0
+        wide = multiplied(self.plan, stage)
+        if wide is None or not consume.as_whole_numbers(wide, wide_ffn=self._wide_ffn(stage)):
+            return 0
+        return picoseconds(cost.vector_portions(wide) * consume.WHOLE_S)
+
+    def _wide_ffn(self, stage: Stage) -> bool:
+        return stage.kind is StageKind.ROUTED_DOWN and self.gathers.wide_ffn
 
     def _heads(self, stage: Stage, block: int) -> int:
         """New tokens' heads on their way to the scans of a block's items; one round of them where a

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from twin.hardware.types import Device
-from twin.kernel.teams import Ahead, taken_ahead
+from twin.kernel.coded import tensor_products
+from twin.kernel.experts import has_experts, multiplied
+from twin.kernel.teams import Ahead, taken_ahead, wide_ffn
 from twin.plan.types import Execution, HandOffKind, Matrix, Plan, Stage, StageKind, tiles_of
 from twin.sim import consume, cost
 from twin.sim.gathers import shares
@@ -36,6 +38,9 @@ class Streams:
     def __init__(self, plan: Plan, device: Device) -> None:
         self.plan, self.device = plan, device
         self.known: dict[object, Weights] = {}
+        self.by_kernel = has_experts(plan) and plan.tokens == 1
+        self.wide_ffn = self.by_kernel and device.warps is not None and wide_ffn(plan)
+        self.wide: dict[int, Matrix | None] = {}
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
 
     @cached_property
@@ -45,6 +50,15 @@ class Streams:
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
         if not stage.matrices:
             return self._cached(stage, block)
+        if wide := self._one_matrix(stage, experts):
+            key: object = (self._share(wide, block, experts), wide.beside)
+            if key not in self.known:
+                kept = stage.kind is StageKind.ROUTED_DOWN and self.wide_ffn
+                tiles = tuple(self._tiles(wide, *wide.owned[block], 1, whole_tiles=kept))
+                self.known[key] = (
+                    Weights(*map(tuple, zip(*tiles, strict=True))) if tiles else NOTHING
+                )
+            return self.known[key]
         shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
         key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)
         if key not in self.known:
@@ -57,6 +71,18 @@ class Streams:
                 tuple(ps for ps, _ in slots), tuple(size for _, size in slots)
             )
         return self.known[key]
+
+    def _one_matrix(self, stage: Stage, experts: Chosen) -> Matrix | None:
+        """Of experts that our kernel's warps multiply for one token: the chosen ones' rows or
+        columns are one matrix to them.
+        """
+        if self.device.warps is None or stage.routed is None or not self.by_kernel:
+            return None
+        if experts != (1,) * stage.routed.top_k:
+            return None
+        if stage.index not in self.wide:
+            self.wide[stage.index] = multiplied(self.plan, stage)
+        return self.wide[stage.index]
 
     def _cached(self, stage: Stage, block: int) -> Weights:
         """Keys and values that a block of warps gets through its ring, between the weights of the
@@ -110,7 +136,14 @@ class Streams:
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(
-        self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = True
+        self,
+        matrix: Matrix,
+        first: int,
+        last: int,
+        tokens: int,
+        *,
+        joined: bool = True,
+        whole_tiles: bool = False,
     ) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
@@ -121,7 +154,8 @@ class Streams:
             together = min(at_once, groups - number // at_once * at_once)
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
             if tile not in known:
-                known[tile] = self._tile(matrix, *tile, tokens, joined=joined)
+                step_s = 0.0 if whole_tiles else self._step_s(matrix)
+                known[tile] = self._tile(matrix, *tile, tokens, joined=joined, step_s=step_s)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
             yield (
@@ -133,6 +167,11 @@ class Streams:
                 size,
             )
 
+    def _step_s(self, matrix: Matrix) -> float:
+        """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
+        coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
+        return consume.STEP_S if coded and self.by_kernel else 0.0
+
     def _tile(
         self,
         matrix: Matrix,
@@ -143,11 +182,19 @@ class Streams:
         tokens: int,
         *,
         joined: bool,
+        step_s: float,
     ) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
         team = cost.team_work(
-            device.warps, matrix, rows=rows, cols=cols, groups=groups, dtype=dtype, joined=joined
+            device.warps,
+            matrix,
+            rows=rows,
+            cols=cols,
+            groups=groups,
+            dtype=dtype,
+            joined=joined,
+            step_s=step_s,
         )
         tile = consume.Tile(
             matrix.format,
