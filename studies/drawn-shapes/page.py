@@ -1,12 +1,10 @@
-"""Sets what was predicted of shapes that a seed drew beside what ran, and stages and variants of
-some of them beside a fresh simulation: `python studies/drawn-shapes/page.py`.
+"""Sets what was predicted of shapes that a seed drew beside what ran, and stages of another seed's
+beside a fresh simulation: `python studies/drawn-shapes/page.py`.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import runpy
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +19,14 @@ from twin.plan.types import StageKind
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
 from twin.sim.cost import vector_chunks
-from twin.sim.run import simulate
 from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 SHAPES, SEED = 24, 95029
-MEASURED = runpy.run_path(str(HERE / "variants.py"))
-VARIANTS, variants = MEASURED["FILE"], MEASURED["variants"]
 NODES = ("1xh200", "1xh100")
 CARRIED = HERE / "predictions-h100-by-h200.json"
-TRACED = "2026-11-23T212632-shapes-traced"  # of an H200
+TRACED = "2026-11-24T031851-shapes-traced"  # seed 77031's, on an H200
 KINDS = {"short": "short", "long": "long", "counter": "short, counters", "grid": "short, grid"}
 STAGES = ("qkv", "attention", "o_proj", "gate_up", "down")
 
@@ -72,9 +67,7 @@ def stamp() -> Stamp:
     folders.append(_traced())
     return Stamp(
         fits_on_file(*NODES),
-        files_digest(
-            [CARRIED, VARIANTS, *(file for one in folders for file in sorted(one.iterdir()))]
-        ),
+        files_digest([CARRIED, *(file for one in folders for file in sorted(one.iterdir()))]),
     )
 
 
@@ -95,7 +88,6 @@ def main() -> None:
         "errors": errors_table(found),
         "shapes": shapes_table(found),
         "stages": stages_table(),
-        "variants": variants_table(),
     }
     write_page(HERE, stamp(), bodies, chart)
     print(bodies["errors"])
@@ -159,21 +151,6 @@ def stages_table() -> str:
         rows.append((run.spec.name.partition("-")[2], chunks(run, node.device.name), *cells))
     head = ("shape", "slices of a thread", *STAGES)
     return f"{markdown_table(head, rows)}\n\nFit: {found.fit}; runs: {TRACED}."
-
-
-def variants_table() -> str:
-    """A shape a row, a variant a column: time, error of the speed, spilled bytes."""
-    node = calibrated_node(NODES[0])
-    with VARIANTS.open(newline="", encoding="utf-8") as table:
-        ran = {(row["shape"], row["family"], row["dtype"]): row for row in csv.DictReader(table)}
-    cells: dict[str, list[str]] = {}
-    for (shape, *kind), run in variants(node).items():
-        row = ran[shape, *kind]
-        took = statistics.median((float(row["first_s"]), float(row["second_s"])))
-        error = took / simulate(run.plan(node.device.name), node).step_s - 1
-        cells.setdefault(shape, []).append(f"{took * 1e6:.0f}, {error:+.1%}, {row['spill_bytes']}")
-    kinds = dict.fromkeys(f"{family} {dtype}" for _, family, dtype in variants(node))
-    return markdown_table(("shape", *kinds), [(shape, *line) for shape, line in cells.items()])
 
 
 def chunks(run: HeldOut, device: str) -> int:
