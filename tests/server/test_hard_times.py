@@ -103,6 +103,38 @@ def test_a_full_queue_says_when_to_come_again(
         assert b"200 OK" in second.recv(4096)  # it was its turn
 
 
+def test_a_server_without_a_queue_serves_who_comes_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(checkpoint, limits=Limits(waiting=0)) as server, server.client() as client:
+        for _ in range(3):
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
+            server.wait_idle()
+        with monkeypatch.context() as patch:
+            held_back(server, patch)
+            first = sent(server, LONG, stream=True)
+            assert first.recv(10)
+            assert client.post("/v1/completions", json=SHORT).status_code == 429
+            first.close()
+
+
+def test_an_engine_that_stalls_is_told_by_health_until_it_moves(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(checkpoint, limits=Limits(stall_s=0.2)) as server, server.client() as client:
+        assert client.get("/health").status_code == 200
+        with monkeypatch.context() as patch:
+            held_back(server, patch, 1.0)
+            first = sent(server, SHORT, stream=True)
+            assert first.recv(10)
+            until(lambda: client.get("/health").status_code == 503)
+            error = client.get("/health").json()["error"]
+            assert error["type"] == "server_error"
+            assert "made nothing" in error["message"]
+            server.wait_idle()
+        assert client.get("/health").status_code == 200
+
+
 def test_two_at_once_get_each_its_own(live: Running) -> None:
     prompts = [f"prompt {n}" for n in range(8)]
 

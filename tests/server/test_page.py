@@ -31,7 +31,6 @@ def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.C
     assert f'{name}: number("{name}")' in text
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize(("width", "height", "dark"), [(1366, 768, False), (390, 844, True)])
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
