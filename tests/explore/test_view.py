@@ -11,7 +11,9 @@ from tests.refusals import refused
 from twin.cli import build_parser
 from twin.commands.whatif import point_of
 from twin.errors import TwinError
-from twin.explore.view import Asked, read_view
+from twin.explore.view import Asked, View, read_view
+from twin.sim.routing import DRAWN_STEPS, STEPS
+from twin.study.whatif import sweep
 
 
 def view(*pairs: tuple[str, str]) -> str:
@@ -33,6 +35,16 @@ def test_what_simulate_has_no_option_for_is_a_what_if() -> None:
     point = asked.point()
     assert dict(point.options) == {"context": 1024, "layers": 4}
     assert [name for name, _ in point.settings] == ["link.hop_s"]
+
+
+def test_steps_that_differ_by_their_routing_are_as_many_as_simulate_takes() -> None:
+    dealt = Asked("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", "routing=zipf:1.5"))
+    assert dealt.point().steps == DRAWN_STEPS
+    assert Asked("qwen3-30b-a3b", "8xh200").point().steps == STEPS
+    assert Asked("llama-3.2-1b", "1xh200", ("batch=4",)).point().steps == STEPS
+    swept = View((Asked("qwen3-30b-a3b", "8xh200"),), ("expert_ranks=1,8",))
+    cells = sweep(swept.cases[0].point(), swept.axes()).cells()
+    assert {cell.point.steps for cell in cells} == {DRAWN_STEPS}
 
 
 def test_an_address_gives_cases_axes_and_a_price() -> None:

@@ -17,7 +17,7 @@ from twin.models import load
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.sim.prompt import prompt_time
-from twin.sim.routing import read_routing, steps_differ
+from twin.sim.routing import STEPS, read_routing, usual_steps
 from twin.sim.run import Result
 from twin.sim.run import simulate as simulate_plan
 from twin.study.case import Case
@@ -25,8 +25,6 @@ from twin.study.hardware import GPUS, setting_path, with_settings
 from twin.study.options import option_name, option_value
 from twin.text import shown
 
-STEPS = 2
-STEPS_DRAWN = 9  # where steps differ by which experts they use
 Model = str | Path | ModelSpec
 Where = str | Node
 
@@ -120,7 +118,7 @@ def simulate(
     case = _case(model, node, options)
     plan = case.plan()
     told = prompt_time(plan, case.node, prompt) if prompt is not None else None
-    count = steps if steps is not None else STEPS_DRAWN if steps_differ(plan) else STEPS
+    count = steps if steps is not None else usual_steps(plan)
     if count < STEPS:
         raise ConfigError(f"steps={shown(steps)}: at least {STEPS}, because the first is cold")
     result = simulate_plan(plan, case.node, steps=count, routing=read_routing(routing, seed))

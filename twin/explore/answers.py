@@ -23,7 +23,6 @@ from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import SETTLED
 from twin.plan.types import Options, Plan
 from twin.sim.prompt import prompt_time
-from twin.sim.run import simulate
 from twin.study import interval
 from twin.study.beside import beside, checked
 from twin.study.depth import Depths, repeating
@@ -31,7 +30,7 @@ from twin.study.fit_for import DEPTHS, SEED
 from twin.study.interval import Draws
 from twin.study.ladder import rungs
 from twin.study.point import Point, Row
-from twin.study.whatif import sweep
+from twin.study.whatif import simulated, sweep
 from twin.units import format_quantity, unit_of
 
 Part = dict[str, Any]
@@ -129,8 +128,7 @@ def stages(view: View) -> Answer:
     yield Progress("stages", 0, len(view.cases[:2]))
     told = []
     for asked in view.cases[:2]:
-        case = asked.point().case()
-        result = simulate(case.plan(), case.node)
+        result = simulated(asked.point())
         told.append(
             {stage.name: (stage.kind, stage.seconds, stage.dominant) for stage in result.stages}
         )

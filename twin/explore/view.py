@@ -15,7 +15,7 @@ from twin.plan.types import Options
 from twin.study.grid import Axis
 from twin.study.options import CONDITIONS, Plain, plain_option
 from twin.study.point import Point
-from twin.study.whatif import changed, parse_axes, parse_changes
+from twin.study.whatif import changed, parse_axes, parse_changes, with_steps
 from twin.text import shown
 
 MOST_CASES = 4
@@ -39,7 +39,7 @@ class Asked:
     def point(self) -> Point:
         """Raises TwinError for whatever it names that does not exist."""
         base = Point(self.model, self.node)
-        return changed(base, parse_changes(self.sets, base.on_node(), read_option))
+        return with_steps(changed(base, parse_changes(self.sets, base.on_node(), read_option)))
 
     def __str__(self) -> str:
         return " ".join((self.model, self.node, *self.sets))
@@ -70,8 +70,6 @@ class View:
 
     def axes(self) -> list[Axis]:
         axes = parse_axes(self.sweeps, self.cases[0].point().on_node(), read_option)
-        if len({axis.name for axis in axes}) < len(axes):
-            raise ConfigError(f"{SWEEP}: {axes[0].name} is swept twice; remove one")
         size = 1
         for axis in axes:
             size *= len(axis.values)
