@@ -221,6 +221,41 @@ def test_bodies_too_large_or_too_slow_are_refused(checkpoint: Path) -> None:
         assert client.get("/health").status_code == 200
 
 
+def test_a_head_too_large_is_refused_in_whatever_pieces_it_comes(live: Running) -> None:
+    for before in (b"GET /version?" + b"x" * 40_000, b"GET /version"):
+        head = before + b" HTTP/1.1\r\nHost: localhost\r\nX-Long: "
+        asked = socket.create_connection(("127.0.0.1", live.port), timeout=5)
+        asked.sendall(head + b"y" * 40_000 + b"\r\n\r\n")
+        said = b""
+        while got := asked.recv(4096):
+            said += got
+        assert said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+
+
+def test_what_is_packed_is_not_guessed(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json=SHORT, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "Content-Encoding 'gzip'" in answer.json()["error"]["message"]
+    plain = http.post("/v1/completions", json=SHORT, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+def test_a_head_alone_may_be_asked_for(http: httpx.Client) -> None:
+    for path in ("/health", "/", "/v1/models"):
+        answer = http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) == len(http.get(path).content)
+    assert http.head("/v1/completions").status_code == 405
+
+
+def test_no_more_tokens_are_spelt_than_others_can_wait_for(checkpoint: Path) -> None:
+    with running(checkpoint, limits=Limits(tokens=3)) as server, server.client() as client:
+        assert client.post("/detokenize", json={"tokens": [1] * 3}).status_code == 200
+        answer = client.post("/detokenize", json={"tokens": [1] * 4})
+        assert answer.status_code == 400
+        assert "at most 3" in answer.json()["error"]["message"]
+
+
 def test_a_key_is_asked_for_everywhere_but_on_the_page_and_health(checkpoint: Path) -> None:
     key = "0123456789abcdef"
     with (
