@@ -293,12 +293,48 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         assert "access-control-allow-credentials" not in before.headers
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*",
+        "null",
+        "https://a.example/path",
+        "https://",
+        "https://[::1",
+        "https://a.example:99999",
+        "https://me@a.example",
+        "https://ä.example",
+        "ftp://a.example",
+        "a.example",
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="--cors-origin"):
+        make_guard("127.0.0.1", None, [origin], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a.example:80", "https://a.example", "a/b", "*", "a\n"]
+)
+def test_a_name_that_no_request_carries_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--allow-host"):
+        make_guard("127.0.0.1", None, [], [name])
+
+
+def test_names_and_origins_are_compared_as_they_are_sent() -> None:
+    made = make_guard("127.0.0.1", None, ["HTTPS://Chat.Example.org:8443"], ["Chat.Example.ORG"])
+    assert made.origins == {"https://chat.example.org:8443"}
+    assert made.names is not None
+    assert {"chat.example.org", "localhost", "::1"} <= made.names
+    both = make_guard("127.0.0.1", None, [], ["0:0:0:0:0:0:0:5"]).names
+    assert both is not None
+    assert "::5" in both
+
+
 def test_what_everybody_could_use_is_not_started_without_a_key() -> None:
     for wrong in (
         ("0.0.0.0", None, []),
         ("0.0.0.0", "short", []),
-        ("127.0.0.1", None, ["*"]),
-        ("127.0.0.1", None, ["https://a.example/path"]),
     ):
         with pytest.raises(ConfigError):
             make_guard(wrong[0], wrong[1], wrong[2], [])
