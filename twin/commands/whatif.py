@@ -186,9 +186,10 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
 
 def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     """Baseline and change side by side, cause by cause."""
-    before = simulated(with_steps(base))
+    base, other = with_steps(base), with_steps(other)
+    before = simulated(base)
     case = other.case()
-    after = simulated(with_steps(other)) if args.changes else before
+    after = simulated(other) if args.changes else before
     effects: list[Effect] = []
     if args.sensitivity:
         with running(args, progress()) as runner:
