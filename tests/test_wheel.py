@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tarfile
@@ -17,6 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
+NAMED = re.compile(r"(?:monotwin|pip install '\.)\[(\w+)\]")
 SECONDS = 400  # for what an index on a slow network takes
 
 
@@ -124,7 +126,12 @@ def test_its_extras_are_those_that_the_documents_name(installed: Installed) -> N
         "print(*metadata('monotwin').get_all('Provides-Extra'))"
     )
     extras = installed("python", "-c", code).stdout.split()
-    assert {"serve", "cuda", "gguf", "hip"} <= set(extras)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").iterdir()]
+    sources = [*pages, *(ROOT / "twin").rglob("*.py")]
+    texts = [file.read_text(encoding="utf-8") for file in sources]
+    named = {extra for text in texts for extra in NAMED.findall(text)}
+    assert named >= {"amd", "cuda", "gguf", "serve"}
+    assert named <= set(extras)
 
 
 def test_its_cuda_extra_compiles_the_kernel_without_a_toolkit(installed: Installed) -> None:

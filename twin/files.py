@@ -48,6 +48,22 @@ def check_folder(path: Path) -> Path:
     return _writable(path, _standing(path))
 
 
+def expanded(path: Path) -> Path:
+    """With the home folder of a leading ~; as it is where there is none, which reading refuses."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def resolved(path: Path) -> Path:
+    """The path without links; as it is where they lead in a circle, which reading refuses."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: Python before 3.13
+        return path.absolute()
+
+
 def _standing(path: Path) -> Path:
     """`path` itself, or the nearest of its parents that is there. Raises OutputError for names that
     cannot be.

@@ -409,7 +409,7 @@ __device__ TWIN_APART bool gather_logits(Block& b, int index, const Read& read,
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const int rows = b.plan.values_at(read.value).elements;
-  float* const logits = const_cast<float*>(drawing.logits(0)) + shelf_rows(b.plan);
+  float* const logits = const_cast<float*>(drawing.logits(0)) + b.plan.shelf_rows;
   if (!gather(b, index, read, source, 0, rows, logits)) return false;
   const Pack<SUMMARY> said = summarize(b, logits, rows, 0);
   if (b.core.thread() == 0) drawing.put(0, said);

@@ -37,6 +37,7 @@ constexpr int TENSOR_HEADS = 4;  // query heads of one
 constexpr int SAMPLE_BUCKETS = 256;  // of logits, the full sampler's
 constexpr int SAMPLE_LISTED = 256;  // logits that it compares one by one
 constexpr int SAMPLE_HELD = 1280;  // of a bucket, on the chip
+constexpr int SHELF_FIRST = 4;  // words of a block's shelf before its logits
 constexpr int SUMMARY_FLOATS = 4;  // that a block publishes of its logits
 constexpr int LEVEL_FLOATS = 4;  // that it keeps of a bucket
 constexpr int MEETING_FLOATS = 64;  // of the sampler's scratch: a number of each warp

@@ -6,8 +6,10 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -84,8 +86,43 @@ def test_what_cannot_be_is_refused(
         twin.what_if(TINY, NODE, changes, **SMALL, **options)
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: twin.load_model(None),
+        lambda: twin.load_node(5),
+        lambda: twin.load_node([]),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", steps=10**9),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", steps="x"),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", prompt="x"),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", prompt=0),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", routing=5),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", seed=-1),
+        lambda: twin.simulate("llama-3.2-1b", "1xh200", seed=True),
+        lambda: twin.what_if("llama-3.2-1b", "1xh200", 5),
+        lambda: twin.what_if("llama-3.2-1b", "1xh200", {5: 6}),
+        lambda: twin.sweep("llama-3.2-1b", "1xh200", 5),
+        lambda: twin.sweep([5], "1xh200"),
+        lambda: twin.sweep("llama-3.2-1b", "1xh200", {"context": [64]}, workers=1.5),
+        lambda: twin.open_engine("llama-3.2-1b", random="x"),
+        lambda: twin.open_engine(5),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(act: Callable[[], object]) -> None:
+    with pytest.raises(twin.TwinError, match="must be"):
+        act()
+
+
+def test_numbers_and_paths_may_come_from_elsewhere(tmp_path: Path) -> None:
+    assert twin.load_node(Path("1xh200")) == twin.load_node("1xh200")
+    one, other = (
+        twin.simulate("llama-3.2-1b", "1xh200", blocks=8, steps=steps) for steps in (3, np.int64(3))
+    )
+    assert one.step_s == other.step_s
+
+
 def test_a_cold_step_alone_is_no_prediction() -> None:
-    with pytest.raises(twin.TwinError, match="steps=1: at least 2"):
+    with pytest.raises(twin.TwinError, match="steps=1: must be a whole number, at least 2"):
         twin.simulate(TINY, NODE, steps=1, **SMALL)
 
 

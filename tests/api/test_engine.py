@@ -69,7 +69,11 @@ def test_one_text_at_a_time(engine: twin.Engine) -> None:
     ("prompt", "how", "needle"),
     [
         ([], {}, "prompt is empty"),
+        (None, {}, "a text, or a list of token ids"),
+        (b"hi", {}, "a text, or a list of token ids"),
         ("hi", {"max_tokens": 0}, "max_tokens=0"),
+        ("hi", {"max_tokens": "5"}, "max_tokens='5'"),
+        ("hi", {"max_tokens": True}, "max_tokens=True"),
         ("hi", {"max_tokens": 10_000}, "max_tokens=10000"),
         ("hi", {"temperature": -1}, "temperature=-1"),
         ("hi", {"stop": ["x", ""]}, "stop=''"),

@@ -59,6 +59,48 @@ def test_what_is_no_result_is_refused(twin: Twin, tmp_path: Path, content: str, 
     refused_command(twin, "diff", good, wrong, says=("wrong.json", says))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("tokens_per_s", "NaN", "'tokens_per_s' is nan"),
+        ("tokens_per_s", "1" + "0" * 400, "is <integer of"),
+        ("step_s", "Infinity", "expected a number from 0"),
+        ("step_s", "-1", "is -1"),
+        ("step_s", "true", "is True"),
+        ("step_s", '"0.1"', "is '0.1'"),
+        ("model", "[1]", "expected a name"),
+        ("attribution", "[]", "attribution is []"),
+        ("attribution", '{"streaming": null}', "attribution.'streaming' is None"),
+        ("stages", "{}", "expected a list"),
+        ("stages", "[1]", "stages[0] is 1"),
+        ("stages", '[{"name": "a"}]', "stages[0].'kind' is missing"),
+        ("stages", "[" * 3000 + "]" * 3000, "nested too deeply"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_its_place(
+    twin: Twin, tmp_path: Path, field: str, value: str, says: str
+) -> None:
+    good, wrong = result(tmp_path / "a.json", slow=1), tmp_path / "wrong.json"
+    whole = json.loads(good.read_text()) | {field: "@"}
+    wrong.write_text(json.dumps(whole).replace('"@"', value))
+    refused_command(twin, "diff", wrong, good, says=("wrong.json", says, "twin simulate"))
+
+
+def test_a_stage_that_stands_twice_is_refused(twin: Twin, tmp_path: Path) -> None:
+    good = result(tmp_path / "a.json", slow=1)
+    whole = json.loads(good.read_text())
+    whole["stages"] *= 2
+    good.write_text(json.dumps(whole))
+    refused_command(twin, "diff", good, good, says=("'qkv[0]' stands there twice",))
+
+
+def test_names_of_a_result_break_no_line(twin: Twin, tmp_path: Path) -> None:
+    good = result(tmp_path / "a.json", slow=1)
+    whole = json.loads(good.read_text()) | {"model": "a\nb\x1b[31m"}
+    good.write_text(json.dumps(whole))
+    assert "A: a b\\x1b[31m on n" in twin("diff", good, good).out
+
+
 GRID = Grid(
     (Model("llama-3.2-1b", "llama-3.2-1b"),),
     ("1xh200",),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import math
 import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.explore.serving import SHORT, Running, running
+from twin.explore import answers
+from twin.explore.answers import Answer
 from twin.explore.aside import Aside
-from twin.explore.desk import Work
+from twin.explore.desk import Desk, Work
 from twin.explore.tables import TABLES
+from twin.study.point import Point, Row
 
 LONG = "llama-3.1-70b 8xmi300x"
 
@@ -45,6 +51,26 @@ def test_a_case_is_answered_part_by_part_and_the_second_time_from_memory(live: R
         part for part in parts if part["part"] != "progress"
     ]
     assert live.app.rows.computed == computed
+
+
+def test_a_deep_model_s_speed_is_told_about_before_all_of_it_is_simulated(
+    live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = {"case": "qwen2.5-coder-1.5b 1xh200 blocks=8"}
+    monkeypatch.setattr(answers, "LONG_S", -math.inf)
+    parts = [part for part in live.parts("answer", **case) if part["part"] != "progress"]
+    about, speed = parts[:2]
+    assert (about["part"], speed["part"]) == ("about", "speed")
+    assert about["layers"] == [1, 2, 28]
+    assert about["title"] == speed["title"]
+    for name in ("tokens_per_s", "step_s"):
+        assert about[name] == pytest.approx(speed[name], rel=0.02)
+    assert about["floor_tokens_per_s"] == pytest.approx(speed["floor_tokens_per_s"], rel=1e-6)
+    assert about["interval"] == pytest.approx(speed["interval"], rel=0.02)
+    again = live.parts("answer", **case)
+    assert "about" not in {part["part"] for part in again}, "it is known"
+    wrong = live.parts("answer", case="llama-3.1-405b 1xh200")
+    assert [part["part"] for part in wrong if part["part"] != "progress"] == ["problem"]
 
 
 def test_a_sweep_and_stages_side_by_side(live: Running) -> None:
@@ -154,6 +180,38 @@ def test_one_client_may_ask_for_so_much_and_no_more(tmp_path: Path) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     with running(tmp_path, Work(seconds=0)) as server:
         assert "not done after 0 s" in server.get("answer", case=SHORT).text
+
+
+def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Never(Aside):
+        def submit(self, point: Point) -> Future[Row]:
+            return Future()
+
+    turn, held = threading.Event(), threading.Event()
+
+    def holds() -> Answer:
+        held.set()
+        turn.wait(20)
+        yield {"part": "held"}
+
+    async def leaves(desk: Desk) -> None:
+        desk.ask("me", holds)
+        await asyncio.to_thread(held.wait, 20)
+        for _ in range(5):
+            desk.leave(desk.ask("me", holds))
+        turn.set()
+
+    with running(tmp_path, Work(at_once=2), aside=Never()) as server:
+        asyncio.run(leaves(server.app.worker))
+        query = {"case": SHORT, "sweep": "clock=x0.5,x1"}
+        with httpx.stream("GET", f"{server.url}/sweep", params=query, verify=False) as answer:
+            lines = answer.iter_lines()
+            assert any("progress" in line for line in lines)
+            server.app.worker.close()
+            assert any("the server is ending" in line for line in lines)
+    assert caplog.text == ""
 
 
 @pytest.mark.slow

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.explore.serving import SHORT, Running, running
+from tests.server import axe
 from tests.server.browser import CHROMIUM, Page, browser
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here"),
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+# One of them each time, all where there is time.
+SLOW = pytest.mark.slow
+SCREENS = [
+    (1440, 900, False),
+    pytest.param(1440, 900, True, marks=SLOW),
+    pytest.param(390, 844, False, marks=SLOW),
+    (390, 844, True),
 ]
 SHORTER = SHORT.replace(" ", "+")
 QUIET = "state.choices !== null && state.data.size > 0 && state.running.size === 0"
@@ -57,10 +63,7 @@ def healthy(page: Page, width: int) -> None:
     assert page.faults == []
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "dark"),
-    [(1440, 900, False), (1440, 900, True), (390, 844, False), (390, 844, True)],
-)
+@pytest.mark.parametrize(("width", "height", "dark"), SCREENS)
 def test_an_exploration_is_made_and_its_address_shows_it_again(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
@@ -119,6 +122,28 @@ def test_an_exploration_is_made_and_its_address_shows_it_again(
         page.until("!at('sweep-section').hidden && at('axis-1').value === 'clock'")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844), (320, 568)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(
+    width: int, height: int, dark: bool, live: Running, tmp_path: Path
+) -> None:
+    """Two cases with a sweep, everything unfolded, and a case that cannot be."""
+    cases = f"case={SHORTER}&case={SHORTER}+handoff%3Dgrid&case={SHORTER}+blocks%3D500"
+    with browser(tmp_path / "profile") as page:
+        page.show(f"{live.url}/?{cases}&sweep=clock%3Dx0.5%2Cx1", width, height, dark=dark)
+        page.until(QUIET)
+        page.until("state.sweep && !!state.sweep.found")
+        page.run("at('stages-button').click()")
+        page.until("state.stages && !!state.stages.found")
+        page.run("document.querySelectorAll('details').forEach(one => (one.open = true))")
+        assert axe.serious(page) == []
+        page.run("document.body.append(document.createElement('img'))")
+        assert [one["id"] for one in axe.serious(page)] == ["image-alt"], "axe looks"
+
+
+@pytest.mark.slow
 def test_a_wrong_address_and_a_wrong_choice_get_one_error_each(
     live: Running, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -11,7 +12,9 @@ from tests.refusals import refused
 from twin.cli import build_parser
 from twin.commands.whatif import point_of
 from twin.errors import TwinError
-from twin.explore.view import Asked, read_view
+from twin.explore.view import Asked, View, read_view
+from twin.sim.routing import DRAWN_STEPS, STEPS
+from twin.study.whatif import sweep
 
 
 def view(*pairs: tuple[str, str]) -> str:
@@ -33,6 +36,16 @@ def test_what_simulate_has_no_option_for_is_a_what_if() -> None:
     point = asked.point()
     assert dict(point.options) == {"context": 1024, "layers": 4}
     assert [name for name, _ in point.settings] == ["link.hop_s"]
+
+
+def test_steps_that_differ_by_their_routing_are_as_many_as_simulate_takes() -> None:
+    dealt = Asked("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", "routing=zipf:1.5"))
+    assert dealt.point().steps == DRAWN_STEPS
+    assert Asked("qwen3-30b-a3b", "8xh200").point().steps == STEPS
+    assert Asked("llama-3.2-1b", "1xh200", ("batch=4",)).point().steps == STEPS
+    swept = View((Asked("qwen3-30b-a3b", "8xh200"),), ("expert_ranks=1,8",))
+    cells = sweep(swept.cases[0].point(), swept.axes()).cells()
+    assert {cell.point.steps for cell in cells} == {DRAWN_STEPS}
 
 
 def test_an_address_gives_cases_axes_and_a_price() -> None:
@@ -62,6 +75,11 @@ def test_an_address_gives_cases_axes_and_a_price() -> None:
         (view(("case", "llama-3.1-8b")), "write a model, a node"),
         (view(("case", "llama-3.1-8b 1xh200 context")), "write name=value"),
         (view(("case", "/etc/passwd 1xh200")), "by name, no files"),
+        (view(("case", ". 1xh200")), "by name, no files"),
+        (view(("case", "docs 1xh200")), "by name, no files"),
+        (view(("case", "llama-9 1xh200")), "did you mean"),
+        (view(("case", "llama-3.1-8b 1xh200"), ("usd", "1"), ("usd", "2")), "given twice"),
+        (view(("case", "llama-3.1-8b 1xh200 routing=uniform/../x")), "uniform or zipf"),
         (view(("case", "llama-3.1-8b ./mine.yaml")), "--node when the server starts"),
         (view(("case", "llama-3.1-8b 1xh200 routing=/etc/passwd")), "uniform or zipf"),
         (view(("case", "llama-3.1-8b 1xh200"), ("usd", "-1")), "above 0"),
@@ -88,6 +106,17 @@ def test_a_wrong_address_is_refused_in_a_line(query: str, says: str) -> None:
 )
 def test_a_wrong_case_says_what_is_meant(asked: Asked, says: str) -> None:
     refused(TwinError, lambda: asked.point().case(), says)
+
+
+@pytest.mark.parametrize("name", ["routing", " routing "])
+def test_no_address_reads_a_file(name: str, tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text("[1, 2]")
+    case = ("case", "qwen3-30b-a3b 8xh200 expert_ranks=8")
+    found = read_view(view(case, ("sweep", f"{name}=uniform,{counts}")).encode())
+    refused(TwinError, found.axes, "")
+    asked = Asked("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", f"{name}={counts}"))
+    refused(TwinError, asked.point, "")
 
 
 def test_a_sweep_of_too_many_points_is_refused() -> None:

@@ -168,6 +168,18 @@ def test_openais_client_chats_completes_and_lists(client: openai.OpenAI) -> None
     assert done.usage.completion_tokens == 24
 
 
+def test_openais_client_stops_and_leaves(client: openai.OpenAI, live: Running) -> None:
+    whole = client.completions.create(model="tiny", **GREEDY).choices[0]
+    stop = whole.text[3:5]
+    cut = client.completions.create(model="tiny", stop=[stop], **GREEDY).choices[0]
+    assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
+    asked = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    stream = client.completions.create(model="tiny", stream=True, **asked)
+    next(iter(stream))
+    stream.close()
+    live.wait_idle(2)
+
+
 def test_openais_client_knows_the_errors(client: openai.OpenAI) -> None:
     import openai
 

@@ -95,6 +95,18 @@ def test_the_command_answers_lines_and_obeys(
     assert "a new conversation" in outcome.err
 
 
+def test_a_misspelt_command_is_not_sent_to_the_model(
+    checkpoint: Path, template_file: Path, twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "/rest\n/reset all\n/etc/passwd is a file\n/x y\n/quit\n"
+    words = (checkpoint, "--chat-template", template_file, "--max-tokens", 2, "--json")
+    outcome = chat(twin, lines, monkeypatch, *words)
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == 2, "these two are meant for the model"
+    assert "/rest is no command; /reset forgets" in outcome.err
+    assert "/reset takes nothing behind it" in outcome.err
+
+
 def test_without_a_template_it_says_how_to_give_one(
     checkpoint: Path, twin: Twin, template_file: Path
 ) -> None:

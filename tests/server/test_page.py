@@ -23,7 +23,14 @@ def test_the_page_names_no_foreign_host_and_is_told_to_load_none(http: httpx.Cli
     assert all("aria-label" in one or "id=" in one for one in controls)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "seed"])
+def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.Client) -> None:
+    text = http.get("/").text
+    (control,) = re.findall(rf'<input id="{name}"[^>]*>', text)
+    assert 'type="number"' in control
+    assert f'{name}: number("{name}")' in text
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize(("width", "height", "dark"), [(1366, 768, False), (390, 844, True)])
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
@@ -52,6 +59,33 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
             assert page.faults == []
     finally:
         beside.expected = None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> None:
+    def answer(**chosen: object) -> str:
+        page.run("at('fresh').click()")
+        for name, value in chosen.items():
+            page.run(f"at('{name}').value = '{value}'")
+        page.type("hello")
+        page.key("Enter")
+        page.until("state.stop === null && document.querySelectorAll('.turn').length >= 2")
+        return str(page.run("[...document.querySelectorAll('.turn')].at(-1).textContent"))
+
+    with browser(tmp_path / "profile") as page:
+        page.show(live.url, 1366, 768)
+        page.until("state.facts !== null")
+        best = answer(most=20, temperature=0)
+        drawn = answer(temperature=1.5, seed=3)
+        assert best != drawn
+        assert answer(min_p=1) == best, "only the most probable token is left"
+        assert answer(min_p="0.0", top_k=1) == best
+        assert answer(top_k="") == drawn
+        assert "min_p=1.5" in answer(min_p="1.5")
+        assert page.run("document.querySelectorAll('.wrong').length") == 1
+        assert page.run("at('text').value") == "hello", "to be sent again"
+        assert page.run("state.history.length") == 0
 
 
 @pytest.mark.slow

@@ -94,6 +94,9 @@ WRONG: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "no key": (("--api-key-file", "gone.txt"), ("gone.txt",)),
     "short key": (("--api-key-file", "SHORT"), ("at least 16",)),
     "origin": (("--cors-origin", "*"), ("https://",)),
+    "name of the host": (("--allow-host", "a.example:80"), ("without scheme and port",)),
+    "name that breaks lines": (("--served-name", "a\nb"), ("--served-name", "printed")),
+    "name without end": (("--served-name", "n" * 201), ("at most 200",)),
     "template": (("--chat-template", "gone.jinja"), ("gone.jinja",)),
     "model": ((), ("nowhere",)),
 }

@@ -8,8 +8,8 @@ import pytest
 
 from twin.errors import ConfigError
 from twin.models.load import load_model
-from twin.study.depth import Depths, times
-from twin.study.point import Point, first_layers
+from twin.study.depth import Depths, repeating, times
+from twin.study.point import Point, compute, first_layers
 from twin.study.runner import Runner
 
 # Few blocks make it cheap; Qwen3-30B-A3B routes experts, Qwen2.5 is dense.
@@ -42,6 +42,30 @@ def test_a_model_that_is_no_deeper_is_simulated_whole() -> None:
     point = Point("laneformer-2b", "8xh200")
     assert Depths(4, 15).short(point) == (point,)
     assert len(Depths(4, 8).short(point)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "depths"),
+    [
+        ("llama-3.1-70b", Depths(1, 2)),
+        ("gpt-oss-120b", Depths(2, 4)),  # every other layer has a window
+        ("gemma-3-1b", Depths(6, 12)),  # one layer in six has none
+        ("deepseek-v3", Depths(4, 5)),  # its first three layers are dense
+        ("qwen3-coder-next", Depths(4, 8)),
+        ("laneformer-2b", None),
+    ],
+)
+def test_what_repeats_is_found(name: str, depths: Depths | None) -> None:
+    assert repeating(load_model(name)) == depths
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "gpt-oss-20b", "gemma-3-1b"])
+def test_two_depths_tell_the_speed_of_all_layers(name: str) -> None:
+    point = Point(name, "1xh200").with_options(blocks=8)
+    depths = repeating(point.spec())
+    assert depths
+    whole, *short = compute([point, *depths.short(point)])
+    assert depths.extended(point, tuple(short)) == pytest.approx(whole.step_s, rel=0.01)
 
 
 def test_first_layers_keep_what_each_layer_is() -> None:

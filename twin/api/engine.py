@@ -13,10 +13,11 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.api import given
 from twin.api.predict import Prediction, Where, chosen_options, load_node, simulate
 from twin.engine import choose
 from twin.engine.generate import Completion, OnPiece, Piece, Request, Stop, complete
-from twin.engine.opening import Source, check_runs_here, open_source, plan_served
+from twin.engine.opening import MOST_SEED, Source, check_runs_here, open_source, plan_served
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
@@ -106,7 +107,7 @@ class Engine:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """[tokens, vocabulary] after each of the given tokens. Raises EngineError."""
-        return self._session.logits(tokens)
+        return self._session.logits(_listed(tokens))
 
     def predict(self, context: int = 1) -> Prediction:
         """What the twin says of this very plan, with `context` positions in the KV cache."""
@@ -138,7 +139,7 @@ class Engine:
     # ---- one text ------------------------------------------------------------------------------
 
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self._source.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self._source.encode(prompt) if isinstance(prompt, str) else _listed(prompt)
         if not tokens:
             raise ConfigError("the prompt is empty: give a text, or at least one token id")
         return tokens
@@ -172,7 +173,8 @@ class Engine:
                 "without, or use 0"
             )
         room = self.plan.options.max_context + 1  # the last token is never read
-        if not 1 <= max_tokens <= room - len(tokens):
+        max_tokens = given.whole("max_tokens", max_tokens, 1, given.MOST)
+        if max_tokens > room - len(tokens):
             raise ConfigError(
                 f"max_tokens={shown(max_tokens)} after a prompt of {len(tokens)} tokens: at least "
                 f"1, together at most {room}; shorten one of them, or open the engine with a "
@@ -249,6 +251,12 @@ class Stream(Iterator[str]):
             self._pieces.put(piece.text)
 
 
+def _listed(tokens: Any) -> list[int]:
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence | np.ndarray):
+        raise ConfigError(f"{shown(tokens)}: must be a text, or a list of token ids")
+    return list(tokens)
+
+
 def generated(prompt: Sequence[int], ended: Completion) -> Generated:
     made = ended.made
     return Generated(
@@ -282,7 +290,10 @@ def open_engine(
     where = node if isinstance(node, Node) else load_node(node)
     check_runs_here(where)
     chosen = chosen_options(options)
-    source = open_source(str(model), random, chosen.get("weight_dtype"), text=random is None)
+    if random is not None:
+        random = given.whole("random", random, 0, MOST_SEED)
+    name = given.text("model", model)
+    source = open_source(name, random, chosen.get("weight_dtype"), text=random is None)
     plan = plan_served(source, where, chosen, greedy=greedy)
     return Engine(_session(where, plan, source), source, where)
 

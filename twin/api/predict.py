@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twin.api import given
 from twin.calibrate.known_error import KnownError, known_error
 from twin.calibrate.node import calibrated_node
 from twin.data import did_you_mean
@@ -17,18 +18,17 @@ from twin.models import load
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.sim.prompt import prompt_time
-from twin.sim.routing import read_routing, steps_differ
+from twin.sim.routing import STEPS, read_routing, usual_steps
 from twin.sim.run import Result
 from twin.sim.run import simulate as simulate_plan
 from twin.study.case import Case
+from twin.study.grid import MOST_STEPS
 from twin.study.hardware import GPUS, setting_path, with_settings
 from twin.study.options import option_name, option_value
 from twin.text import shown
 
-STEPS = 2
-STEPS_DRAWN = 9  # where steps differ by which experts they use
 Model = str | Path | ModelSpec
-Where = str | Node
+Where = str | Path | Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,17 @@ def load_model(name: str | Path) -> ModelSpec:
     `name`: one of `twin models`, a folder or file with a Hugging Face config.json, or a GGUF file;
     `NAME@FORMAT` stores the weights otherwise ("llama-3.1-8b@fp8"). Raises ConfigError.
     """
-    return load.load_model(str(name))
+    return load.load_model(given.text("model", name))
 
 
-def load_node(name: str) -> Node:
-    """Devices and how many of them, with the fits that are on file: "8xh200", "1xhost".
+def load_node(name: str | Path) -> Node:
+    """Devices and how many of them, with the fits that are on file: "8xh200", "1xhost"; or a file
+    of your own, "my-gpu.yaml", "4xmy-gpu.yaml".
 
     `twin hardware` lists the devices; where each number is from, `twin hardware NODE`. Raises
     ConfigError or HardwareError.
     """
-    return calibrated_node(name)
+    return calibrated_node(given.text("node", name))
 
 
 def make_plan(model: Model, node: Where, **options: Any) -> Plan:
@@ -114,16 +115,18 @@ def simulate(
 
     `prompt`: also predict how long a prompt of so many tokens takes. `routing`, `seed`: how tokens
     choose experts ("uniform", "zipf:1.2", or a JSON file of counts). `steps`: simulated ones, 2 at
-    least because the first is cold. `options` as in `make_plan`. Raises ConfigError, PlanError or
-    InvalidPlan.
+    least because the first is cold, 1,000 at most. `options` as in `make_plan`. Raises ConfigError,
+    PlanError or InvalidPlan.
     """
     case = _case(model, node, options)
     plan = case.plan()
-    told = prompt_time(plan, case.node, prompt) if prompt is not None else None
-    count = steps if steps is not None else STEPS_DRAWN if steps_differ(plan) else STEPS
-    if count < STEPS:
-        raise ConfigError(f"steps={shown(steps)}: at least {STEPS}, because the first is cold")
-    result = simulate_plan(plan, case.node, steps=count, routing=read_routing(routing, seed))
+    told = None
+    if prompt is not None:
+        told = prompt_time(plan, case.node, given.whole("prompt", prompt, 1, given.MOST))
+    count = usual_steps(plan) if steps is None else given.whole("steps", steps, STEPS, MOST_STEPS)
+    drawn = given.whole("seed", seed, 0, given.MOST_SEED)
+    chosen = read_routing(given.text("routing", routing), drawn)
+    result = simulate_plan(plan, case.node, steps=count, routing=chosen)
     found = known_error(case.node, case.spec)
     return _prediction(case.spec, plan, result, found, told.seconds if told else None)
 
@@ -138,7 +141,7 @@ def what_if(
     "link.hop": "x0.5", "clock": "-10%"}`); a bare number is in base units (s, B, B/s). A number
     that was set counts as assumed. Raises ConfigError, HardwareError, PlanError or InvalidPlan.
     """
-    if not changes:
+    if not given.named("changes", changes):
         raise ConfigError("changes is empty: name an option or a hardware number and its new value")
     case = _case(model, node, options)
     chosen, settings = dict(case.chosen), []

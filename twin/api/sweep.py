@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twin.api import given
 from twin.calibrate.known_error import known_error
 from twin.errors import ConfigError
+from twin.files import resolved
+from twin.models.files import is_there
 from twin.study.fields import Fields
 from twin.study.grid import Cell, Grid, read_grid
 from twin.study.point import Row
@@ -50,7 +53,7 @@ def sweep(
     """
     import pandas as pd
 
-    grid = _grid(models, nodes, axes or {}, options)
+    grid = _grid(models, nodes, given.named("axes", {} if axes is None else axes), options)
     cells = list(grid.cells())
     rows = _runner(workers, keep).rows([cell.point for cell in cells])
     return pd.DataFrame([_record(cell, row) for cell, row in zip(cells, rows, strict=True)])
@@ -87,13 +90,13 @@ def _listed(given: Any) -> list[Any]:
 
 def _place(name: str | Path) -> str:
     """A path whole: the cases may be computed by other processes."""
-    return str(Path(name).resolve()) if Path(name).exists() else str(name)
+    place = given.text("models", name)
+    return str(resolved(Path(place))) if is_there(Path(place), Path.exists) else place
 
 
 def _runner(workers: int, keep: bool) -> Runner:
-    if not 1 <= workers <= MOST_WORKERS:
-        raise ConfigError(f"workers={shown(workers)}: at least 1, at most {MOST_WORKERS}")
-    return Runner.local(Store(default_folder()) if keep else None, lambda _: None, workers)
+    count = given.whole("workers", workers, 1, MOST_WORKERS)
+    return Runner.local(Store(default_folder()) if keep else None, lambda _: None, count)
 
 
 def _record(cell: Cell, row: Row) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from twin.server.talk import Talk
 
 PROMPT = "> "
+COMMANDS = ("/reset", "/stats", "/help", "/quit", "/exit")
+COMMAND = re.compile("/[a-z]+")
 HELP = "/reset forgets the conversation, /stats shows the last answer's speed, /quit ends"
 EXAMPLES = """\
   twin chat ./my-checkpoint
@@ -140,9 +143,19 @@ def _turn(talk: Talk, *, as_json: bool) -> bool:
             say(talk.stats())
         case "/help":
             say(HELP)
+        case text if wrong := _misspelt(text):
+            say(f"{wrong}; {HELP}")
         case text:
             _answer(talk, text, as_json=as_json)
     return True
+
+
+def _misspelt(text: str) -> str:
+    """What is wrong with a command; empty for words that are meant for the model."""
+    word = text.split()[0]
+    if not COMMAND.fullmatch(word) or (word != text and word not in COMMANDS):
+        return ""
+    return f"{word} takes nothing behind it" if word in COMMANDS else f"{word} is no command"
 
 
 def _answer(talk: Talk, text: str, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
@@ -14,9 +15,10 @@ from twin.errors import ConfigError
 from twin.files import read_text
 from twin.report.figures import spoken
 from twin.report.tables import percent, table
-from twin.text import shown
+from twin.text import said, shown
 
 MOST_BYTES = 64 << 20  # of a result; the longest model's has 2 MB
+LARGEST = 1e18  # of a number: a step of 11 days in picoseconds
 MOST_SHOWN = 20  # stages, where nobody asks for all
 PS_PER_US = 1e6
 # name, mostly A, mostly B, microseconds of A, of B
@@ -85,22 +87,70 @@ def read(path: Path) -> Kept:
         data = json.loads(read_text(path, MOST_BYTES))
     except ValueError as error:
         raise ConfigError(f"{shown(path)}: no JSON ({shown(str(error), 100)}); {ASK}") from error
-    try:
-        stages = {
-            str(one["name"]): (str(one["kind"]), str(one["dominant"]), one["ps"] / PS_PER_US)
-            for one in data["stages"]
-        }
-        return Kept(
-            f"{data['model']} on {data['node']}",
-            float(data["tokens_per_s"]),
-            1e6 * float(data["step_s"]),
-            {str(cause): 1e6 * float(s) for cause, s in data["attribution"].items()},
-            stages,
+    except RecursionError as error:
+        raise ConfigError(f"{shown(path)}: nested too deeply; {ASK}") from error
+    told = Told(path, "", data)
+    stages = {}
+    for one in told.items("stages"):
+        name = one.word("name")
+        if name in stages:
+            raise ConfigError(f"{shown(path)}: the stage {shown(name)} stands there twice; {ASK}")
+        stages[name] = (one.word("kind"), one.word("dominant"), one.number("ps") / PS_PER_US)
+    causes = told.at("attribution")
+    return Kept(
+        f"{told.word('model')} on {told.word('node')}",
+        told.number("tokens_per_s"),
+        1e6 * told.number("step_s"),
+        {said(cause): 1e6 * causes.number(cause) for cause in causes.fields()},
+        stages,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A part of somebody's JSON. Methods raise ConfigError with the place of what is wrong."""
+
+    path: Path
+    where: str
+    value: Any
+
+    def _wrong(self, name: str, expected: str) -> ConfigError:
+        there = f"is {shown(self.value[name], 60)}" if name in self.fields() else "is missing"
+        return ConfigError(
+            f"{shown(self.path)}: {self.where}{shown(name)} {there}; expected {expected}; {ASK}"
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{shown(path)}: {shown(str(error), 100)} is missing or wrong; {ASK}"
-        ) from error
+
+    def fields(self) -> list[str]:
+        if not isinstance(self.value, dict):
+            what = f"{self.where.rstrip('.')} is {shown(self.value, 60)}".strip()
+            raise ConfigError(f"{shown(self.path)}: {what}; expected fields by name; {ASK}")
+        return list(self.value)
+
+    def at(self, name: str) -> Told:
+        if name not in self.fields():
+            raise self._wrong(name, "fields by name")
+        return Told(self.path, f"{self.where}{name}.", self.value[name])
+
+    def items(self, name: str) -> Iterator[Told]:
+        if not isinstance(found := self.at(name).value, list):
+            raise self._wrong(name, "a list")
+        for number, one in enumerate(found):
+            yield Told(self.path, f"{self.where}{name}[{number}].", one)
+
+    def word(self, name: str) -> str:
+        if not isinstance(found := self.at(name).value, str) or not found:
+            raise self._wrong(name, "a name")
+        return said(found)
+
+    def number(self, name: str) -> float:
+        found = self.at(name).value
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not 0 <= found <= LARGEST
+        ):
+            raise self._wrong(name, f"a number from 0 to {LARGEST:g}")
+        return float(found)
 
 
 ASK = "give what `twin simulate MODEL NODE --json` printed"
@@ -141,11 +191,11 @@ def _pairs(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, list[flo
 
 
 def _lines(
-    a: Mapping[str, float], b: Mapping[str, float], said: Callable[[str], str]
+    a: Mapping[str, float], b: Mapping[str, float], spell: Callable[[str], str]
 ) -> Iterator[tuple[str, ...]]:
     for name, (one, other) in _pairs(a, b).items():
         if one or other:
-            yield (said(name), *_change(one, other))
+            yield (spell(name), *_change(one, other))
 
 
 def _change(a: float | None, b: float | None) -> tuple[str, str, str, str]:

@@ -18,6 +18,7 @@ from twin.text import shown
 KEY = "MONOTWIN_API_KEY"
 MOST_KEY_BYTES = 4096
 MOST_PORT, MOST_WAITING = 65535, 10_000
+MOST_NAME = 200  # characters
 NEEDED = ("h11", "jinja2", "msgspec", "uvicorn")
 EXAMPLES = """\
   twin serve ./my-checkpoint
@@ -180,6 +181,12 @@ def source_of(args: argparse.Namespace) -> Source:
 def _check(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= MOST_PORT:
         raise ConfigError(f"--port {shown(args.port)}: must lie between 0 (any) and {MOST_PORT}")
+    name = args.served_name
+    if len(name) > MOST_NAME or not name.isprintable() or name != name.strip():
+        raise ConfigError(
+            f"--served-name {shown(name)}: at most {MOST_NAME} characters that can be printed, "
+            "without spaces around them"
+        )
     if not 0 <= args.queue <= MOST_WAITING:
         raise ConfigError(f"--queue {shown(args.queue)}: must lie between 0 and {MOST_WAITING}")
 

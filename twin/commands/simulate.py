@@ -36,7 +36,7 @@ from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.executor import Executor
 from twin.sim.prompt import PromptTime, prompt_time
-from twin.sim.routing import read_routing, steps_differ
+from twin.sim.routing import DRAWN_STEPS, STEPS, read_routing, usual_steps
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines
@@ -46,8 +46,6 @@ from twin.study.options import check_range
 from twin.text import shown
 from twin.units import format_quantity, parse_quantity
 
-STEPS = 2
-DRAWN_STEPS = 9  # where steps differ by their routing
 SLOWEST = 6
 ASK = "twin whatif MODEL NODE --draws 16"
 # said where no runs of the model's kind are on file
@@ -136,7 +134,7 @@ def add(commands: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     case = as_if_delayed(case_of(args))
     plan = case.plan()
-    steps = args.steps if args.steps is not None else DRAWN_STEPS if steps_differ(plan) else STEPS
+    steps = args.steps if args.steps is not None else usual_steps(plan)
     if not STEPS <= steps <= MOST_STEPS:
         raise ConfigError(
             f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, "

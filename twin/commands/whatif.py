@@ -22,6 +22,7 @@ from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
+from twin.files import resolved
 from twin.hardware.load import FILES
 from twin.report import outcome as report
 from twin.report import pages
@@ -36,7 +37,14 @@ from twin.study.options import Plain
 from twin.study.point import Point
 from twin.study.projection import REFUSE, Projection
 from twin.study.sensitivity import STEP, Effect, sensitivity
-from twin.study.whatif import changed, parse_axes, parse_changes, sweep
+from twin.study.whatif import (
+    changed,
+    parse_axes,
+    parse_changes,
+    simulated,
+    sweep,
+    with_steps,
+)
 from twin.units import format_quantity, unit_of
 
 SHOWN = 20
@@ -124,7 +132,7 @@ def point_of(args: argparse.Namespace) -> Point:
 def model_of(args: argparse.Namespace) -> str:
     """A name, or the whole path of a folder or file: points travel between processes."""
     path = Path(args.model)
-    return str(path.resolve()) if path.exists() else str(args.model)
+    return str(resolved(path)) if path.exists() else str(args.model)
 
 
 def place_of_node(name: str) -> str:
@@ -133,8 +141,8 @@ def place_of_node(name: str) -> str:
         return name
     count, times, rest = name.partition("x")
     if count.isdigit() and times and not Path(name).exists():
-        return f"{count}x{Path(rest).resolve()}"
-    return str(Path(name).resolve())
+        return f"{count}x{resolved(Path(rest))}"
+    return str(resolved(Path(name)))
 
 
 def options_of(args: argparse.Namespace) -> tuple[tuple[str, Plain], ...]:
@@ -178,9 +186,10 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
 
 def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     """Baseline and change side by side, cause by cause."""
-    before = base.case().simulate()
+    base, other = with_steps(base), with_steps(other)
+    before = simulated(base)
     case = other.case()
-    after = case.simulate() if args.changes else before
+    after = simulated(other) if args.changes else before
     effects: list[Effect] = []
     if args.sensitivity:
         with running(args, progress()) as runner:

@@ -5,13 +5,14 @@ is read.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from numpy import quantile
 
 from twin.batching.prices import Rates, rates_of
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import KnownError, known_error
 from twin.errors import TwinError
 from twin.explore.aside import Waiting
 from twin.explore.rows import Progress, Rows, Steps
@@ -22,20 +23,20 @@ from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import SETTLED
 from twin.plan.types import Options, Plan
 from twin.sim.prompt import prompt_time
-from twin.sim.run import simulate
 from twin.study import interval
 from twin.study.beside import beside, checked
-from twin.study.depth import Depths
+from twin.study.depth import Depths, repeating
 from twin.study.fit_for import DEPTHS, SEED
 from twin.study.interval import Draws
 from twin.study.ladder import rungs
 from twin.study.point import Point, Row
-from twin.study.whatif import sweep
+from twin.study.whatif import simulated, sweep
 from twin.units import format_quantity, unit_of
 
 Part = dict[str, Any]
 Answer = Generator[Part | Progress | Waiting, None, None]
 DRAWS = 8
+LONG_S = 0.4  # of a simulation: before it, a few layers say what comes about
 PROMPT = 512  # tokens
 US = 1e6
 
@@ -44,12 +45,15 @@ def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
     """Speed and its causes; other engines and cost; what it rests on; the ladder; an interval."""
     point = asked.point()
     node = point.on_node()
-    row = (yield from rows.of([point], "the step", aside=False))[0]
+    known = known_error(node, point.spec())
+    soon = yield from _about(point, node, known, rows)
+    if soon is not None:
+        yield soon
+    row = (yield from rows.of([point], "the step", aside=soon is not None))[0]
     if row.problem:
         yield {"part": "problem", "message": row.problem}
         return
     rates = rates_of(node, usd)
-    known = known_error(node, point.spec())
     ends = known.interval(row.tokens_per_s) if known else None
     yield _speed(asked, node, row, rates, ends)
     yield {"part": "beside"} | _beside(point, node, row, rates, ends)
@@ -62,6 +66,40 @@ def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
     if speeds:
         low, high = (float(end) for end in quantile(speeds, (0.1, 0.9)))
         yield _interval(low, high, f"{len(speeds)} draws of its numbers")
+
+
+def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> Steps[Part | None]:
+    """The speed of a deep model from two of its depths; None where all of it takes no longer."""
+    spec = point.spec()
+    depths = None if rows.known(point) else repeating(spec)
+    if depths is None:
+        return None
+    found = []
+    # The deeper one first: what the first simulation of all has to load makes it seem slower, and
+    # then an estimate is given where none was needed, but never the other way round.
+    for one in reversed(depths.short(point)):
+        found += yield from rows.of([one], "a few layers", aside=False)
+        # it has all the work that does not grow with the layers, so this is too much
+        if found[-1].problem or found[-1].wall_s * spec.layers < LONG_S:
+            return None
+    more, few = found
+    if depths.line(spec.layers, few.wall_s, more.wall_s) < LONG_S:
+        return None
+    (whole,) = yield from rows.of([replace(point, steps=0)], "the plan", aside=False)
+    if whole.problem:
+        return None
+    step_s = depths.line(spec.layers, few.step_s, more.step_s)
+    floor_s = depths.line(spec.layers, few.floor_s, more.floor_s)
+    tokens_per_s = more.tokens_per_step / (step_s + more.draft_s)
+    return {
+        "part": "about",
+        "title": _title(point, node),
+        "tokens_per_s": tokens_per_s,
+        "step_s": step_s,
+        "floor_tokens_per_s": 1 / floor_s,
+        "interval": known.interval(tokens_per_s) if known else None,
+        "layers": [depths.shallow, depths.deep, spec.layers],
+    }
 
 
 def swept(view: View, rows: Rows) -> Answer:
@@ -90,8 +128,7 @@ def stages(view: View) -> Answer:
     yield Progress("stages", 0, len(view.cases[:2]))
     told = []
     for asked in view.cases[:2]:
-        case = asked.point().case()
-        result = simulate(case.plan(), case.node)
+        result = simulated(asked.point())
         told.append(
             {stage.name: (stage.kind, stage.seconds, stage.dominant) for stage in result.stages}
         )
@@ -116,11 +153,9 @@ def stages(view: View) -> Answer:
 def _speed(
     asked: Asked, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
 ) -> Part:
-    point = asked.point()
-    spec = point.spec()
     return {
         "part": "speed",
-        "title": f"{spec.name} on {node.gpus} x {node.device.title}",
+        "title": _title(asked.point(), node),
         "tokens_per_s": row.tokens_per_s,
         "total_tokens_per_s": row.total_tokens_per_s,
         "step_s": row.step_s,
@@ -136,6 +171,10 @@ def _speed(
         },
         "step_times_us": [s * US for s in row.step_times_s] if len(row.step_times_s) > 1 else [],
     }
+
+
+def _title(point: Point, node: Node) -> str:
+    return f"{point.spec().name} on {node.gpus} x {node.device.title}"
 
 
 def _beside(

@@ -54,6 +54,7 @@ class Desk:
         self._work = work
         self._new: deque[Job] = deque()
         self._begun: deque[Job] = deque()
+        self._all: set[Job] = set()  # also those that wait for a process
         self._clients: Counter[str] = Counter()
         self._change = threading.Condition()
         self._closed = False
@@ -75,17 +76,26 @@ class Desk:
             if sum(self._clients.values()) >= self._work.waiting:
                 raise Problem("too many questions are waiting; try again", status=429, retry_s=5)
             self._clients[client] += 1
+            self._all.add(job)
             self._new.append(job)
             self._change.notify()
         return job
 
     def leave(self, job: Job) -> None:
-        """Nobody listens any more: the question ends after the point that is being simulated."""
-        job.gone = True
+        """Nobody listens any more: the question ends after the point that is being simulated, and
+        at once if it was not begun.
+        """
+        with self._change:
+            job.gone = True
+            if job in self._new:
+                self._new.remove(job)
+                self._forget(job)
 
     def close(self) -> None:
         with self._change:
             self._closed = True
+            for job in self._all:
+                job.tell(Problem("the server is ending", status=503))
             self._change.notify()
         self._thread.join(5)
         self.rows.close()
@@ -102,8 +112,12 @@ class Desk:
                 if job.answer is not None:
                     job.answer.close()
                 with self._change:
-                    self._clients[job.client] -= 1
-                    self._clients += Counter()  # without zeros
+                    self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._all.discard(job)
+        self._clients[job.client] -= 1
+        self._clients += Counter()  # without zeros
 
     def _again(self, job: Job) -> None:
         with self._change:
@@ -115,8 +129,6 @@ class Desk:
             while not self._new and not self._begun and not self._closed:
                 self._change.wait()
             if self._closed:
-                for job in (*self._new, *self._begun):
-                    job.tell(None)
                 return None
             return (self._new or self._begun).popleft()
 

@@ -44,6 +44,15 @@ class Rows:
         if self._aside is not None:
             self._aside.close()
 
+    def known(self, point: Point) -> bool:
+        """Has it been simulated before, by whomever?"""
+        key = key_of(point)
+        if key not in self._kept and self._store:
+            for row in self._store.find({key: point}).values():
+                self._keep(row)
+                self.found += 1
+        return key in self._kept
+
     def of(self, points: Sequence[Point], what: str, *, aside: bool = True) -> Steps[list[Row]]:
         """In order. What is computed is kept in the store, also by a question that is given up.
         Not `aside`: here and now, for what somebody waits to see.

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.hardware.load import FILES
+from twin.models.load import model_names
 from twin.plan.types import Options
 from twin.study.grid import Axis
 from twin.study.options import CONDITIONS, Plain, plain_option
 from twin.study.point import Point
-from twin.study.whatif import changed, parse_axes, parse_changes
+from twin.study.whatif import changed, parse_axes, parse_changes, with_steps
 from twin.text import shown
 
 MOST_CASES = 4
@@ -39,7 +41,10 @@ class Asked:
     def point(self) -> Point:
         """Raises TwinError for whatever it names that does not exist."""
         base = Point(self.model, self.node)
-        return changed(base, parse_changes(self.sets, base.on_node(), read_option))
+        changes = parse_changes(self.sets, base.on_node(), read_option)
+        for change in changes:
+            _no_file(CASE, change.name, change.value)
+        return with_steps(changed(base, changes))
 
     def __str__(self) -> str:
         return " ".join((self.model, self.node, *self.sets))
@@ -70,11 +75,11 @@ class View:
 
     def axes(self) -> list[Axis]:
         axes = parse_axes(self.sweeps, self.cases[0].point().on_node(), read_option)
-        if len({axis.name for axis in axes}) < len(axes):
-            raise ConfigError(f"{SWEEP}: {axes[0].name} is swept twice; remove one")
         size = 1
         for axis in axes:
             size *= len(axis.values)
+            for value in axis.values:
+                _no_file(SWEEP, axis.name, value)
         if size > MOST_CELLS:
             raise ConfigError(f"{SWEEP}: {size} points; at most {MOST_CELLS}: leave values out")
         return axes
@@ -109,6 +114,8 @@ def read_view(query: bytes, own: Mapping[str, str] | None = None) -> View:
         elif name == SWEEP:
             if value.strip():
                 sweeps.append(value.strip())
+        elif name == USD and usd is not None:
+            raise ConfigError(f"{USD} is given twice; remove one")
         elif name == USD:
             usd = _usd(value)
         else:
@@ -128,8 +135,12 @@ def _case(text: str, own: Mapping[str, str]) -> Asked:
             "1xh200 context=1024"
         )
     model, node, *sets = words
-    if "/" in model or "\\" in model or model.endswith((".json", ".gguf")):
-        raise ConfigError(f"{CASE}: {shown(model)}: the page takes models by name, no files")
+    name = model.rpartition("@")[0] or model
+    if name not in model_names():
+        raise ConfigError(
+            f"{CASE}: {shown(name)}: the page takes models by name, no files; "
+            f"{did_you_mean(name, model_names())}"
+        )
     node = own.get(node, node)
     if node not in own.values() and ("/" in node or node.endswith(FILES)):
         raise ConfigError(f"{CASE}: {shown(node)}: name it with --node when the server starts")
@@ -137,9 +148,17 @@ def _case(text: str, own: Mapping[str, str]) -> Asked:
         name, equals, value = one.partition("=")
         if not equals or not value:
             raise ConfigError(f"{CASE}: {shown(one)}: write name=value, such as context=1024")
-        if name == ROUTING and not value.startswith(("uniform", "zipf:")):
-            raise ConfigError(f"{CASE}: {shown(one)}: the page takes uniform or zipf:EXPONENT")
+        _no_file(CASE, name, value)
     return Asked(model, node, tuple(sets))
+
+
+def _no_file(where: str, name: str, value: Plain) -> None:
+    """Raises ConfigError for a routing that is read from a file."""
+    text = str(value)
+    if name == ROUTING and text != "uniform" and not text.startswith("zipf:"):
+        raise ConfigError(
+            f"{where}: {name}={shown(text)}: the page takes uniform or zipf:EXPONENT, no files"
+        )
 
 
 def _usd(text: str) -> float | None:

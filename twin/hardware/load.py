@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
+from twin.files import expanded, resolved
 from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
 from twin.hardware.override import IDLE, numbers
@@ -96,7 +97,7 @@ def own_device(path: Path) -> tuple[Device, Family]:
 
     Its name must be new: a fit of a part on file says nothing about another. Raises HardwareError.
     """
-    path = path.expanduser().resolve()
+    path = resolved(expanded(path))
     data = _yaml(path)
     if "device" in data and "name" not in data:
         return _own_nodes(path, data)
@@ -124,7 +125,7 @@ def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
     data = check_keys(data, path, "", required=keys[:2], allowed=keys)
     named = text(data["device"], path, "device")
     device = load_device(
-        str(path.parent / Path(named).expanduser()) if named.endswith(FILES) else named
+        str(path.parent / expanded(Path(named))) if named.endswith(FILES) else named
     )
     return device, Family(device.name, (), _links(data, path))
 
@@ -132,7 +133,7 @@ def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
 def _own_node(name: str, count: int | None, known: Path | None) -> Node:
     """`path`, `4xpath`, or `4xname` of a file that this process has read."""
     path = known or Path(name)
-    if known is None and count is not None and not path.expanduser().exists():
+    if known is None and count is not None and not expanded(path).exists():
         path = Path(name.partition("x")[2])
     elif known is None:
         count = None  # a file whose name begins like a count

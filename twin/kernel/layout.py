@@ -36,9 +36,10 @@ SIGNAL_BYTES = 32 * 16 + 48
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 # exchange rows and counters never share a 128-byte line, the widest of the targets
 LINE_FLOATS = 32
-# The full sampler (sampling.cuh). Buckets of logits, a temperature's sixteenth wide; words of what
-# lies in one, and of what a block publishes
+# The full sampler (shelf.cuh, sampling.cuh). Buckets of logits, a temperature's sixteenth wide;
+# words of what lies in one, and of what a block publishes
 SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
+SHELF_FIRST = 4  # words of a block's shelf before its logits
 SAMPLE_LISTED = 256  # logits that are compared one by one
 SAMPLE_HELD = 1280  # of a bucket, on the chip
 # in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
@@ -108,6 +109,8 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "input_floats": _input_floats(plan),
             "scratch_floats": _scratch_floats(plan),
             "half_floats": _half_floats(plan),
+            "shelf_rows": shelf_rows(plan),
+            "shelf_floats": _shelf_floats(plan),
         }
         | _team_sizes(plan)
         | _prompt_sizes(plan)
@@ -260,7 +263,7 @@ def _sampler_floats(plan: Plan) -> tuple[int, int]:
 
 
 def shelf_rows(plan: Plan) -> int:
-    """Logits of a block, at most: `shelf_rows` in sampling.cuh."""
+    """Logits of a block, at most."""
     return up(-(-plan.shard.vocab // plan.blocks), 4)
 
 
@@ -268,7 +271,12 @@ def shelves_floats(plan: Plan) -> int:
     """What the blocks of a rank make of their logits for the full sampler, in two steps."""
     if plan.options.sampling is not Sampling.FULL:
         return 0
-    return 2 * plan.blocks * (4 + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan))
+    return 2 * plan.blocks * _shelf_floats(plan)
+
+
+def _shelf_floats(plan: Plan) -> int:
+    """What one block makes of its logits (shelf.cuh)."""
+    return SHELF_FIRST + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan)
 
 
 def choice_floats(plan: Plan) -> int:

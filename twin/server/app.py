@@ -151,6 +151,11 @@ class App(Application):
     async def _detokenize(self, exchange: Exchange) -> None:
         asked = read(await exchange.body(), Detokenize)
         self.served.check_name(asked.model)
+        if len(asked.tokens) > self.limits.tokens:
+            raise Problem(
+                f"tokens: {len(asked.tokens)} of them; at most {self.limits.tokens} at once",
+                param="tokens",
+            )
         tokens = self.served.check_tokens("tokens", asked.tokens)
         text = await asyncio.to_thread(self.served.tokenizer.decode, tokens)
         await exchange.json({"prompt": text})

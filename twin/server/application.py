@@ -59,6 +59,7 @@ class Application:
     async def _http(self, exchange: Exchange) -> None:
         try:
             try:
+                exchange.check_head()
                 self.guard.allow(exchange)
                 await self._route(exchange)(exchange)
             except Problem as problem:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from twin.server.limits import Limits
 from twin.server.problem import Problem
 from twin.server.replies import encoded
+from twin.text import shown
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,11 +26,14 @@ class Exchange:
     """A request's head, its body within limits, and one answer."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send, limits: Limits) -> None:
-        self.method: str = scope["method"]
+        # its answer is that of GET without the body, which uvicorn leaves out
+        self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        self._head_bytes = len(scope.get("raw_path") or b"") + len(self.query)
+        self._head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
         self.extra: list[tuple[bytes, bytes]] = []  # headers of the answer
         self.begun = False
         self._receive, self._send, self._limits = receive, send, limits
@@ -42,12 +46,28 @@ class Exchange:
         except ValueError:
             return ""
 
+    def check_head(self) -> None:
+        """Raises Problem where it is too large. What came in one piece was read whole."""
+        if self._head_bytes > self._limits.head_bytes:
+            self._close_after()
+            raise Problem(
+                f"address and headers have {self._head_bytes} bytes; at most "
+                f"{self._limits.head_bytes}: send less",
+                status=431,
+            )
+
     async def body(self) -> bytes:
         """All of it. Raises Problem where it is too large, too slow, or no JSON by its type."""
         limits, kind = self._limits, self.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             # Also what keeps a foreign page in a browser from posting here without being asked.
             raise Problem("send the header Content-Type: application/json", status=415)
+        packed = self.headers.get("content-encoding", "identity")
+        if packed.strip().lower() != "identity":
+            raise Problem(
+                f"Content-Encoding {shown(packed)} is not read here; send the body as it is",
+                status=415,
+            )
         late = asyncio.timeout(limits.body_s)
         parts, size = [], 0
         try:

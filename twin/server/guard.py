@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from twin.text import shown
 
 LEAST_KEY = 16  # characters
 OPEN_PATHS = frozenset({"/", "/health"})  # without the key: they tell nothing of anybody
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -91,15 +93,42 @@ def make_guard(host: str, key: str | None, origins: list[str], names: list[str])
             f"--host {shown(host)} is reachable from outside: give a key with --api-key-file FILE "
             "or in MONOTWIN_API_KEY, or keep the default 127.0.0.1"
         )
-    for origin in origins:
-        parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
-            raise ConfigError(
-                f"--cors-origin {shown(origin)}: write scheme and host such as "
-                "https://chat.example.org, without a path"
-            )
+    allowed = frozenset(_origin(origin) for origin in origins)
+    called = frozenset(_name(name) for name in names)
     closed = loopback(host) or bool(names)
-    return Guard(key, frozenset(origins), frozenset({*_LOOPBACK, host, *names}) if closed else None)
+    return Guard(key, allowed, _LOOPBACK | {host.lower()} | called if closed else None)
+
+
+def _origin(text: str) -> str:
+    """As browsers write it."""
+    try:
+        parts = urlsplit(text.lower())
+        plain = parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:  # of a port or an address
+        parts, plain = urlsplit(""), False
+    whole = f"{parts.scheme}://{parts.netloc}"
+    if not plain or not text.isascii() or parts.scheme not in ("http", "https"):
+        whole = ""
+    if not whole or whole != text.lower():
+        raise ConfigError(
+            f"--cors-origin {shown(text)}: write scheme and host such as "
+            "https://chat.example.org, without a path"
+        )
+    return whole
+
+
+def _name(text: str) -> str:
+    """A host's name or address as requests carry it."""
+    name = text.lower()
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if _HOST.fullmatch(name):
+            return name
+        raise ConfigError(
+            f"--allow-host {shown(text)}: write a name such as chat.example.org, without scheme "
+            "and port"
+        ) from None
 
 
 def _same(origin: str, host: str) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Limits:
     body_bytes: int = 4 * 2**20
     body_s: float = 10.0  # for all of a request's body to arrive
-    head_s: float = 10.0  # for a request's first line and headers
+    head_bytes: int = 32 * 1024  # of a request's first line and headers
+    head_s: float = 10.0  # for these to arrive
     write_s: float = 30.0  # for a client to take what was sent
     connections: int = 256
     waiting: int = 32  # requests in the queue, besides the one that runs
@@ -19,6 +20,7 @@ class Limits:
     logprobs: int = 20  # of the most probable tokens at each place, as OpenAI's API allows
     messages: int = 1024
     text_per_token: int = 128  # characters: longer prompts are refused before they are tokenized
+    tokens: int = 2**18  # to be detokenized: more would hold up other answers
     gap_s: float = (
         0.005  # between two pieces of a stream, so that text costs little at 2,000 tokens/s
     )

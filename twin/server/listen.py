@@ -16,7 +16,6 @@ from twin.text import shown
 
 GRACE_S = 3  # for answers under way when the server is told to end
 KEEP_S = 30  # a connection without a request stays
-MOST_HEAD = 32 * 1024  # bytes
 
 
 class Worker(Protocol):
@@ -117,6 +116,6 @@ def server(app: Application) -> uvicorn.Server:
         limit_concurrency=limits.connections,
         timeout_keep_alive=KEEP_S,
         timeout_graceful_shutdown=GRACE_S,
-        h11_max_incomplete_event_size=MOST_HEAD,
+        h11_max_incomplete_event_size=limits.head_bytes,
     )
     return _Server(config, app)

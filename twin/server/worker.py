@@ -57,7 +57,8 @@ class Worker:
         with self._changed:
             if self._closing:
                 raise Problem("the server is going down; send it to another", status=503)
-            if len(self._queue) >= self._most:
+            # the one that runs is besides those that wait, also before the thread has taken it
+            if len(self._queue) + self.running > self._most:
                 wait_s = max(1, round(self._mean_s * (len(self._queue) + 1)))
                 raise Problem(
                     f"{self._most} requests wait already; try again in about {wait_s} s",

@@ -16,6 +16,8 @@ from twin.files import read_text
 from twin.plan.types import Plan, StageKind
 from twin.text import said, shown
 
+STEPS = 2  # simulated at least: the first one starts with cold caches
+DRAWN_STEPS = 9  # where steps differ by their routing
 MOST_EXPONENT = 100.0  # one expert takes all long before
 MOST_COUNT = 1e18
 MOST_HISTOGRAM_BYTES = 16 << 20  # 256 layers of 512 experts take 2 MB
@@ -116,6 +118,11 @@ def steps_differ(plan: Plan) -> bool:
     """
     routed = any(stage.routed for stage in plan.stages)
     return routed and (plan.tokens > 1 or plan.options.expert_ranks > 1)
+
+
+def usual_steps(plan: Plan) -> int:
+    """How many are simulated where nobody says: a second one, or enough for a median."""
+    return DRAWN_STEPS if steps_differ(plan) else STEPS
 
 
 @dataclass(frozen=True)

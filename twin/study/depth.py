@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from twin.models.spec import ModelSpec
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
 
@@ -33,9 +34,29 @@ class Depths:
         """Seconds of a step of all layers, from the rows of `short`."""
         if len(rows) == 1:
             return rows[0].step_s
-        layers = point.spec().layers
-        slope = (rows[1].step_s - rows[0].step_s) / (self.deep - self.shallow)
-        return rows[1].step_s + (layers - self.deep) * slope
+        return self.line(point.spec().layers, rows[0].step_s, rows[1].step_s)
+
+    def line(self, layers: int, shallow: float, deep: float) -> float:
+        """What is the same in every layer, from its values at both depths."""
+        return deep + (layers - self.deep) * (deep - shallow) / (self.deep - self.shallow)
+
+
+def repeating(spec: ModelSpec) -> Depths | None:
+    """The least depths between which lies what all layers below repeat; None where nothing does.
+
+    DeepSeek-V3 begins with dense layers, Gemma 3 has a layer of full attention in six.
+    """
+    if spec.lanes is not None:
+        return None  # what a layer waits for was sent some layers before
+    seen = [(spec.layer(at), spec.rotation(at)) for at in range(spec.layers)]
+    found = None
+    for period in range(1, spec.layers // 2):
+        begin = spec.layers - period
+        while begin and seen[begin - 1] == seen[begin - 1 + period]:
+            begin -= 1
+        if found is None or begin + 2 * period < found.deep:
+            found = Depths(begin + period, begin + 2 * period)
+    return found if found and found.deep < spec.layers else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from twin.errors import ConfigError
 from twin.hardware.types import Node
+from twin.models.feeds import ExpertFeed
+from twin.sim.routing import DRAWN_STEPS
+from twin.sim.run import Result, simulate
 from twin.study.grid import Axis, Grid, Model
 from twin.study.hardware import GPUS, Setting, setting_path, with_setting
 from twin.study.options import CONDITIONS, Plain, option_name, text_value
 from twin.study.point import Point
 from twin.text import shown
 
+# Options that make several tokens of a step choose experts, or their ranks wait for each other.
+SEVERAL = {"batch": 1, "draft": 0, "expert_ranks": 1}
 # (field of Options, text) -> its value; raises ConfigError
 ReadOption = Callable[[str, str], object]
 
@@ -44,6 +50,30 @@ def sweep(point: Point, axes: Sequence[Axis]) -> Grid:
         tuple(axes),
         point.options,
         point.settings,
+        with_steps(point, [axis.name for axis in axes]).steps,
+    )
+
+
+def with_steps(point: Point, swept: Collection[str] = ()) -> Point:
+    """The point with as many simulated steps as `twin simulate` takes: more where which experts are
+    chosen makes steps differ, also by an option that is `swept`.
+    """
+    options = dict(point.options)
+    several = any(options.get(name, usual) != usual for name, usual in SEVERAL.items())
+    routed = any(isinstance(layer.feed, ExpertFeed) for layer in point.spec().layout)
+    drawn = routed and (several or SEVERAL.keys() & {*swept})
+    return replace(point, steps=DRAWN_STEPS) if drawn else point
+
+
+def simulated(point: Point) -> Result:
+    """Everything about a point, under its conditions. Raises TwinError."""
+    case = point.case()
+    return simulate(
+        case.plan(),
+        case.node,
+        steps=point.steps,
+        routing=point.routing(),
+        speculation=point.speculation(),
     )
 
 
@@ -55,13 +85,19 @@ def parse_changes(texts: Sequence[str], node: Node, read_option: ReadOption) -> 
         change = _change(name, value, node, read_option)
         if change.name == GPUS:  # the numbers that can be set after it are those of another node
             node = with_setting(node, GPUS, value)
+        if change.option and change.name in [other.name for other in read]:
+            raise ConfigError(f"--set: {change.name} is set twice; remove one")
         read.append(change)
     return read
 
 
 def parse_axes(texts: Sequence[str], node: Node, read_option: ReadOption) -> list[Axis]:
     """`name=value,value,...` texts, each an axis. Raises ConfigError or HardwareError."""
-    return [_axis(text, node, read_option) for text in texts]
+    axes = [_axis(text, node, read_option) for text in texts]
+    for name, times in Counter(axis.name for axis in axes).items():
+        if times > 1:
+            raise ConfigError(f"--sweep: {name} is swept twice; remove one")
+    return axes
 
 
 def _axis(text: str, node: Node, read_option: ReadOption) -> Axis:

@@ -26,7 +26,7 @@ function render() {
 }
 
 function card(c) {
-  const s = c.speed,
+  const s = c.speed || c.about,
     i = c.interval || (s && s.interval && {low: s.interval[0], high: s.interval[1]}),
     ours = c.beside && c.beside.engines[0];
   const head =
@@ -50,21 +50,29 @@ function card(c) {
     ["p10 – p90", i ? `${number(i.low)} – ${number(i.high)}` : c.progress ? "drawing…" : "–"],
     ["a token", time(s.step_s)],
     ["floor", `${number(s.floor_tokens_per_s)} tokens/s`],
-    ["stream fraction", percent(s.stream_fraction)],
+    ...(c.speed ? [["stream fraction", percent(s.stream_fraction)]] : []),
     ...(s.total_tokens_per_s > s.tokens_per_s * 1.001
       ? [["all sequences", `${number(s.total_tokens_per_s)} tokens/s`]]
       : []),
     ...(ours && ours.prompt_s ? [[`prompt of ${c.beside.prompt}`, time(ours.prompt_s)]] : []),
-    [
-      "a million tokens",
-      ours && ours.usd_per_million !== null ? `${number(ours.usd_per_million)} USD` : "no price",
-    ],
+    ...(c.speed
+      ? [
+          [
+            "a million tokens",
+            ours && ours.usd_per_million !== null
+              ? `${number(ours.usd_per_million)} USD`
+              : "no price",
+          ],
+        ]
+      : []),
     ["energy", ours && ours.kwh_per_million !== null ? `${number(ours.kwh_per_million)} kWh` : ""],
   ];
   return (
     `<div class="card" style="--mine:${COLOURS[c.n]}">${head}` +
     `<div class="big">${number(s.tokens_per_s)} ` +
-    `<small>tokens/s, predicted</small></div><dl>` +
+    `<small>tokens/s, predicted</small></div>` +
+    (c.speed ? "" : `<p class="note">${extended(s)}</p>`) +
+    `<dl>` +
     lines
       .filter(l => l[1])
       .map(([a, b]) => `<dt>${escape(a)}</dt><dd>${escape(b)}</dd>`)
@@ -78,19 +86,24 @@ function card(c) {
   );
 }
 
+function extended(about) {
+  const [few, more, all] = about.layers;
+  return `about, from ${few} and ${more} of ${all} layers; all of them are being simulated`;
+}
+
 function renderSpeed(all) {
   const rows = [],
     before = new Set();
   for (const c of all) {
-    if (!c.speed) continue;
-    const i =
-      c.interval || (c.speed.interval && {low: c.speed.interval[0], high: c.speed.interval[1]});
+    const s = c.speed || c.about;
+    if (!s) continue;
+    const i = c.interval || (s.interval && {low: s.interval[0], high: s.interval[1]});
     rows.push({
       name: all.length > 1 ? `${LETTERS[c.n]}: MonoTwin` : "MonoTwin",
-      value: c.speed.tokens_per_s,
+      value: s.tokens_per_s,
       low: i && i.low,
       high: i && i.high,
-      floor: c.speed.floor_tokens_per_s,
+      floor: s.floor_tokens_per_s,
       colour: COLOURS[c.n],
     });
     const others = c.beside ? c.beside.engines.slice(1) : [],

@@ -2,7 +2,7 @@
 const at = id => document.getElementById(id);
 const state = {facts: null, history: [], stop: null, steps: [], from: 0};
 const number = (x, digits = 3) =>
-  x >= 100 ? Math.round(x).toLocaleString("en") : x.toPrecision(digits);
+  x >= 100 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(digits)));
 const time = ms => (ms < 1000 ? `${number(ms)} ms` : `${number(ms / 1000)} s`);
 at("key").value = sessionStorage.getItem("key") || "";
 
@@ -28,7 +28,7 @@ async function look() {
       f.running + f.waiting ? `${f.running} running, ${f.waiting} waiting` : "";
     if (f.greedy) {
       at("temperature").value = 0;
-      at("temperature").disabled = true;
+      for (const id of ["temperature", "top_p", "top_k", "min_p"]) at(id).disabled = true;
     }
     const e = f.twin.expected;
     at("predicted-key").hidden = !e;
@@ -155,6 +155,8 @@ function body(text) {
     step_times: true,
     temperature: number("temperature"),
     top_p: number("top_p"),
+    top_k: number("top_k"),
+    min_p: number("min_p"),
     seed: number("seed"),
   };
   const most = number("most");
@@ -164,6 +166,11 @@ function body(text) {
         "v1/chat/completions",
         {...shared, messages: state.history, ...(most ? {max_tokens: most} : {})},
       ];
+}
+
+function refused(error) {
+  const full = error.code === "context_length_exceeded" && state.history.length > 1;
+  return new Error(error.message + (full ? "; the button New forgets the conversation" : ""));
 }
 
 async function ask(text) {
@@ -218,7 +225,7 @@ async function ask(text) {
       body: JSON.stringify(asked),
       signal: control.signal,
     });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    if (!answer.ok) throw refused((await answer.json()).error);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
@@ -231,9 +238,14 @@ async function ask(text) {
       }
     }
   } catch (error) {
+    if (!said) {
+      // nothing is kept of the turn; its text may be changed and sent again
+      state.history.pop();
+      node.parentElement.remove();
+      at("text").value ||= text;
+    }
     if (error.name === "AbortError") turn("", "stopped", "note");
     else turn("", error.message, "note wrong");
-    if (!said) state.history.pop();
   }
   if (said) state.history.push({role: "assistant", content: said});
   state.stop = null;
