@@ -2,6 +2,7 @@
 #pragma once
 
 #include "handoff.cuh"
+#include "portions.cuh"
 
 namespace twin {
 
@@ -67,20 +68,6 @@ __device__ __forceinline__ float weight_of(const float* logits, const Choice& ch
 template <class Plan>
 __device__ __forceinline__ constexpr int choice_word(const Plan&, int at) {
   return Plan::choice + at;
-}
-
-// Where a tile of few-bit weights of experts lies, in units from its expert's first
-// (twin/kernel/experts.py). `first`: of the block's rows in each expert, where it has rows of its
-// own.
-template <class Stage>
-__device__ __forceinline__ u32 coded_place(const Stage& stage, int block, int first, int row,
-                                           int rows, int slice) {
-  const bool shared = stage.kind == int(StageKind::ROUTED_UP);  // blocks share the row groups
-  const u32 group = u32(stage.expert_group), high = u32(stage.tile_rows),
-            from = shared ? 0u : u32(first);
-  const u32 home = (from * group + high - 1u) / high + u32(block) * u32(stage.expert_apart);
-  return home + (u32(row) - from) / high * group +
-         u32(slice) * u32(coded_bytes(stage, rows, true) / UNIT_BYTES);
 }
 
 // Before the first.

@@ -475,7 +475,7 @@ struct Chunk {
     return reinterpret_cast<int*>(entries() + PASS_TOKENS * Experts::TOP_K);
   }
   template <class Block>
-  __device__ __forceinline__ int entries_of(Block&, int expert) const {
+  __device__ __forceinline__ int entries_of(const Block&, int expert) const {
     return begins()[expert + 1] - begins()[expert];
   }
 

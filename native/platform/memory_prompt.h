@@ -79,7 +79,7 @@ struct Chunk {
 
   // Where each expert's entries begin among all, sorted; the entries follow.
   template <class Block>
-  __device__ static int* begins(Block& b) {
+  __device__ static int* begins(const Block& b) {
     return reinterpret_cast<int*>(b.scratch + b.plan.prompt_order);
   }
   template <class Block>

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.small_engine import LIMITS, LLAMA, SEED, engine, expected, planned, sanitized
+from tests.engine.small_engine import SEED, engine, planned, sanitized
 from tests.engine.test_coded_experts import coded
 from tests.engine.test_experts import FEED, Tied, routed
 from tests.engine.test_gpt_oss import model as gpt_oss

@@ -115,7 +115,7 @@ def experts_used(routed: Routed, tokens: int) -> float:
 @lru_cache(maxsize=64)
 def prompt_of(plan: Plan) -> Prompt:
     """Sizes and offsets of a plan."""
-    options, chunk = plan.options, plan.options.prompt_chunk
+    chunk = plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
@@ -399,7 +399,7 @@ def fitting_chunk(
 def possible_chunks(
     spec: ModelSpec, own: Attention, dtype: DType, kv_bytes: int
 ) -> tuple[int, ...]:
-    """Tokens of a pass that an NVIDIA GPU can make; experts are multiplied by tensor cores alone."""
+    """Tokens of a pass that an NVIDIA GPU can make: experts are for tensor cores alone."""
     if spec.experts and dtype is DType.FP32:
         return ()
     return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
