@@ -616,23 +616,22 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     // parts are read where they lie
     if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE)
       continue;
+    bool router = false;
     if constexpr (Experts::ANY) {
       if (kind == StageKind::ROUTE) continue;  // the router's stage chose
-      if (kind == StageKind::ROUTER || kind == StageKind::ROUTED_UP ||
-          kind == StageKind::ROUTED_DOWN) {
-        if (kind == StageKind::ROUTER)
-          chunk.put_rows(
-              b, stage, pass_router(b, b.memory, b.plan.owned_of(stage.owned, b.block).lo));
+      if (kind == StageKind::ROUTED_UP || kind == StageKind::ROUTED_DOWN) {
         if (!ready()) return false;
-        if (kind == StageKind::ROUTER) {
-          norm_chunk(b, stage, pass, chunk.memory(b));
-        } else if (kind == StageKind::ROUTED_UP) {
+        if (kind == StageKind::ROUTED_UP) {
           routed_up_chunk(b, chunk, stage, pass);
         } else if (!routed_down_chunk(b, chunk, stage, pass, ready)) {
           return false;
         }
         continue;
       }
+      router = kind == StageKind::ROUTER;
+      if (router)
+        chunk.put_rows(b, stage,
+                       pass_router(b, b.memory, b.plan.owned_of(stage.owned, b.block).lo));
     }
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
@@ -640,11 +639,14 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
       if (!pass_attention(b, chunk, stage, pass, last, ready)) return false;
       continue;
     }
-    if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {
-      chunk.prefetch(b, stage);
-      chunk.decode(b, stage);
+    if (kind == StageKind::QKV || kind == StageKind::GATE_UP || router) {
+      if (!router) {
+        chunk.prefetch(b, stage);
+        chunk.decode(b, stage);
+      }
       if (!ready()) return false;
       norm_chunk(b, stage, pass, chunk.memory(b));
+      if (router) continue;
     }
     if (kind == StageKind::O_PROJ || kind == StageKind::DOWN) chunk.decode(b, stage);
     if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;

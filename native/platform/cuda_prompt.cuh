@@ -159,12 +159,11 @@ struct Feeder {
   __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
       : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)),
         from(rows.from),
-        policy(rows.members > 1 || (Experts::ANY && rows.entries) ? read_again() : read_once()),
+        policy(read_later() ? read_again() : read_once()),
         x(nullptr),
         me(me),
         slot(slots),
         begin(reinterpret_cast<u32*>(chip + ChunkShared::begins) + me) {
-    // neighbours read the weights as well
     const int begin = block - rows.first, of = rows.of * rows.members;
     const int tiles =
         rows.tokens > begin * rows.of ? (rows.tokens - begin * rows.of + of - 1) / of : 0;
@@ -172,6 +171,12 @@ struct Feeder {
     const int column = (unit() ^ first() % 8) * PIECE_COLUMNS;
     full = rows.cols > column ? (rows.cols - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 0;
     open(begin, 0);
+  }
+  // Are weights read once more, by a neighbour or for other tokens? A block's place for decoded rows
+  // is written again: what left the cache would go to memory in vain.
+  __device__ __forceinline__ bool read_later() const {
+    if (Experts::ANY && rows.entries && (CODED || rows.tokens > rows.of)) return true;
+    return rows.members > 1;
   }
   __device__ __forceinline__ int unit() const { return me % (STEP_BYTES / 16); }
   __device__ __forceinline__ int first() const { return me / (STEP_BYTES / 16); }
