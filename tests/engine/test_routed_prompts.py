@@ -13,17 +13,36 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine import test_cuda_engine as on_gpu
 from tests.engine.small_engine import SEED, engine, planned, sanitized
-from tests.engine.test_coded_experts import coded
+from tests.engine.test_coded_experts import coded, model
+from tests.engine.test_coded_prompts import GPU_LENGTHS, gpu_plan, long_prompt_error
 from tests.engine.test_experts import FEED, Tied, routed
 from tests.engine.test_gpt_oss import model as gpt_oss
-from tests.engine.test_prompt_chunks import CHUNK, LENGTHS, PROMPT, error, error_after
+from tests.engine.test_prompt_chunks import (
+    CHUNK,
+    LENGTHS,
+    PROMPT,
+    error,
+    error_after,
+    needs_gpu,
+)
 from tests.models.codes.names import coded_names
 from tests.native.test_warps import build_warps
 from twin.engine import host
+from twin.engine.cuda import CudaEngine
 from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
+from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
+from twin.kernel.prompt import chip_bytes, pass_weight_bytes, portion_of, routed_bytes
+from twin.kernel.room import check_room
+from twin.kernel.tables import layout
+from twin.models.codes import CODES
 from twin.models.feeds import Scoring
+from twin.models.formats import format_named
+from twin.models.load import load_model
+from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -32,9 +51,11 @@ from twin.plan.types import (
     HandOffKind,
     Plan,
     Sampling,
+    StageKind,
 )
-from twin.proof.prove import prove
+from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
+from twin.sim.prompt import prompt_time
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 
@@ -202,3 +223,158 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
         "print('clean')\n"
     )
     sanitized(script, sanitize, timeout_s=300)
+
+
+# ---- the plan and the prediction -----------------------------------------------------------------
+
+SERVED = ("gpt-oss-20b", "qwen3-30b-a3b", "qwen3-30b-a3b@fp8-128x128", "mixtral-8x7b@fp8")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_models_with_experts_read_1024_tokens_a_pass_on_an_h200(name: str) -> None:
+    node = load_node("1xh200")
+    plan = plan_for(load_model(name), node)
+    assert plan.options.prompt_chunk == 1024
+    assert not list(violations(plan))
+    assert chip_bytes(plan) <= plan.limits.on_chip_bytes
+    # what entries keep: a gate's and a down projection's output each
+    feed = plan.spec.experts if plan.spec else None
+    assert feed is not None
+    least = 4 * 1024 * feed.top_k * (plan.shard.hidden + feed.width)
+    assert least <= routed_bytes(plan) < 1.1 * least + 4 * 1024 * 1024
+    full = plan.memory_bytes() + routed_bytes(plan)
+    with pytest.raises(Exception, match="too few"):
+        check_room(plan, node, free_bytes=full - 1)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_portions_have_every_row_of_an_expert_once(name: str) -> None:
+    plan = plan_for(load_model(name), load_node("1xh200"))
+    sizes = layout(plan).sizes
+    for kind in (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN):
+        stage = next(stage for stage in plan.stages if stage.kind is kind)
+        assert stage.matrix is not None
+        rows, count = portion_of(plan, stage)
+        assert rows <= 256
+        assert rows * count >= stage.matrix.rows > rows * (count - 1) * 0.9
+        if plan.coded:
+            assert rows * stage.matrix.cols // 2 <= sizes["prompt_normed_floats"]
+
+
+def test_fp32_experts_and_none_in_a_pass_are_read_by_steps_on_nvidia() -> None:
+    spec, node = load_model("gpt-oss-20b@bf16"), load_node("1xh200")
+    chosen = {"weight_dtype": DType.FP32, "kv_dtype": DType.FP32}
+    assert plan_for(spec, node, **chosen).options.prompt_chunk == 1
+    plan = plan_for(spec, node, prompt_chunk=64, **chosen)
+    assert any("experts of 16 bits or fewer" in str(found) for found in violations(plan))
+    assert routed_bytes(plan_for(spec, node, prompt_chunk=1)) == 0
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_longer_prompts_take_longer_and_less_than_steps(name: str) -> None:
+    node = load_node("1xh200")
+    plan = plan_for(load_model(name), node, max_context=4096)
+    times = [prompt_time(plan, node, n) for n in (1, 2, 17, 128, 512, 1024, 1026, 4096)]
+    seconds = [one.seconds for one in times]
+    assert seconds == sorted(seconds)
+    assert all(one.seconds >= one.floor_s for one in times)
+    # a step of each token, at the least what it reads of one token's experts
+    rate = node.device.memory.peak_bytes_per_s.value
+    assert seconds[4] < 511 * pass_weight_bytes(plan, 1) / rate
+
+
+def test_a_pass_streams_the_experts_that_its_tokens_choose() -> None:
+    plan = chunked(routed())
+    every = pass_weight_bytes(plan, 10_000)
+    layers = plan.spec.layers - 1 if plan.spec else 0
+    expert = 4 * 3 * 64 * FEED.width
+    assert every - pass_weight_bytes(plan, 1) == layers * (FEED.experts - FEED.top_k) * expert
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+# A rounding may decide a choice otherwise, whose key and value then differ for one token
+GPU_BOUND = {DType.FP16: 1e-2, DType.BF16: 5e-2}
+
+
+def wide(spec: ModelSpec, head_dim: int) -> ModelSpec:
+    """Of heads that tensor cores compare."""
+    layout = [replace(one, mixer=replace(one.mixer, head_dim=head_dim)) for one in spec.layout]
+    return replace(spec, head_dim=head_dim, layout=tuple(layout))
+
+
+ON_GPU: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "qwen3": (wide(routed(), 16), {}),
+    "qwen3, narrow heads": (routed(), {"blocks": 5}),  # without tensor cores
+    "mixtral": (wide(mixtral(), 32), {"prompt_chunk": 16}),
+    "gpt-oss": (wide(gpt_oss(), 64), {}),
+    "gpt-oss, narrow heads": (gpt_oss(), {"blocks": 3}),
+    "many experts": (
+        wide(routed(replace(FEED, experts=64, top_k=8, width=136)), 16),
+        {"blocks": 40},
+    ),
+    "gates of whole slices": (wide(routed(replace(FEED, width=384)), 16), {"slot_bytes": 2048}),
+    "sigmoids": (wide(routed(replace(FEED, scoring=Scoring.SIGMOID, scaling=2.5)), 16), {}),
+    "sampling": (wide(gpt_oss(), 16), {"sampling": Sampling.FULL}),
+    "counters": (wide(routed(), 16), {"handoff": HandOffKind.COUNTER}),
+}
+
+
+def agree(plan: Plan) -> None:
+    """Logits of the reference after prompts of several passes, and the same bits every time."""
+    wanted = on_gpu.expected(plan, PROMPT[:42])
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        found = error_after(running, wanted, GPU_LENGTHS, PROMPT)
+        made = [running.generate(PROMPT[:40], max_tokens=12) for _ in range(3)]
+        logits = [running.logits(PROMPT[40:42], after=PROMPT[:40]) for _ in range(3)]
+    assert len(made[0].pass_ns) == -(-39 // plan.options.prompt_chunk)
+    assert found < GPU_BOUND[plan.options.weight_dtype]
+    assert [one.tokens for one in made[1:]] == [made[0].tokens] * 2
+    assert all(np.array_equal(logits[0], one) for one in logits)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_gpu_experts_are_read_in_passes(name: str, dtype: DType) -> None:
+    spec, chosen = ON_GPU[name]
+    agree(gpu_plan(spec, dtype, **chosen))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("width", [64, 384])
+@pytest.mark.parametrize("name", CODES)
+def test_gpu_experts_of_every_format_are_read_in_passes(name: str, width: int) -> None:
+    agree(gpu_plan(model(name, width=width), blocks=5))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", ["mxfp4", "fp8", "int4-g32"])
+def test_gpu_gpt_oss_in_few_bits_is_read_in_passes(name: str) -> None:
+    spec = wide(gpt_oss(replace(gpt_oss().experts or FEED, width=64)), 16)
+    agree(gpu_plan(requantized(spec, format_named(name)), blocks=5))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gpu_what_an_earlier_request_left_is_kept() -> None:
+    plan = gpu_plan(wide(gpt_oss(), 64), DType.FP16, prompt_chunk=16)
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        first = running.generate(PROMPT[:20], max_tokens=4, reuse=True)
+        second = [*PROMPT[:20], *first.tokens, *PROMPT[20:38]]
+        again = running.generate(second, max_tokens=1, reuse=True)
+        assert again.kept == 20 + len(first.tokens) - 1
+        assert len(again.pass_ns) == 2
+        assert len(running.generate(second, max_tokens=1).pass_ns) == 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    "name", ["gpt-oss-20b", "gpt-oss-20b@bf16", "qwen3-30b-a3b", "qwen3-30b-a3b@fp8-128x128"]
+)
+def test_gpu_long_prompts_with_experts_are_those_read_by_steps(name: str) -> None:
+    assert long_prompt_error(name) < GPU_BOUND[DType.BF16]
