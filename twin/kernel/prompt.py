@@ -229,6 +229,8 @@ def _portion(plan: Plan) -> int:
 
 
 def _owners(plan: Plan) -> int:
+    if not plan.coded:
+        return 1
     shares = [largest_share(stage) for stage in _of_kind(plan, StageKind.ROUTED_DOWN)]
     return max(1, min(_portion(plan) // max([1, *shares]), plan.blocks))
 
