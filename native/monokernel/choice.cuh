@@ -2,7 +2,7 @@
 #pragma once
 
 #include "handoff.cuh"
-#include "portions.cuh"
+#include "lots.cuh"
 
 namespace twin {
 

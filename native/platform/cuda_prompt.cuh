@@ -553,43 +553,43 @@ struct Chunk {
 
   // Where a block decodes its rows of an expert, which no other block reads.
   template <class Block>
-  __device__ static u8* decoded_portion(const Block& b) {
+  __device__ static u8* decoded_lot(const Block& b) {
     return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_decoded +
                                  long(b.block) * b.plan.prompt_normed_floats);
   }
 
-  // A portion's few-bit weights on their way to the second-level cache.
-  template <class Block, class Stage, class Portion>
-  __device__ __forceinline__ void prefetch_portion(Block& b, const Stage& stage,
-                                                   const Portion& portion,
+  // A lot's few-bit weights on their way to the second-level cache.
+  template <class Block, class Stage, class Lot>
+  __device__ __forceinline__ void prefetch_lot(Block& b, const Stage& stage,
+                                                   const Lot& lot,
                                                    const u8* weights) const {
     if constexpr (CODED)
       if (me == 0)
-        each_group(b, stage, portion, [&](int, int rows, auto lies) {
+        each_group(b, stage, lot, [&](int, int rows, auto lies) {
           prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
                            u32(stage.expert_group * rows / stage.tile_rows) * UNIT_BYTES);
         });
   }
 
-  // A portion's few-bit weights as rows of the weight type, one after the other. Two warps take a
+  // A lot's few-bit weights as rows of the weight type, one after the other. Two warps take a
   // tile: loads of several tiles are under way together.
-  template <class Block, class Stage, class Portion>
-  __device__ __forceinline__ void decode_portion(Block& b, const Stage& stage,
-                                                 const Portion& portion, const u8* weights) const {
+  template <class Block, class Stage, class Lot>
+  __device__ __forceinline__ void decode_lot(Block& b, const Stage& stage,
+                                                 const Lot& lot, const u8* weights) const {
     constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
     if constexpr (CODED) {
       const int cols = stage.expert_cols;
-      u8* const to = decoded_portion(b);
+      u8* const to = decoded_lot(b);
       with_decoder(stage, [&](auto decoder) {
         int number = 0;
-        each_group(b, stage, portion, [&](int row, int rows, auto lies) {
+        each_group(b, stage, lot, [&](int row, int rows, auto lies) {
 #pragma unroll 1
           for (int col = 0, slice = 0; col < cols; col += stage.tile_cols, ++slice)
             if (number++ % TEAMS == me / TEAM)
               decltype(decoder)::tile(
                   weights + u64(lies(slice)) * UNIT_BYTES, rows,
                   cols - col < stage.tile_cols ? cols - col : stage.tile_cols,
-                  to + (long(row - portion.lo) * cols + col) * type_bytes(WEIGHT), cols, me % TEAM,
+                  to + (long(row - lot.lo) * cols + col) * type_bytes(WEIGHT), cols, me % TEAM,
                   TEAM);
         });
       });
@@ -597,11 +597,11 @@ struct Chunk {
   }
 
   // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
-  // each element of a portion of its rows. An entry's input is its token's, or with one row to an
+  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
   // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class Portion, class Emit>
+  template <int UNIT, class Block, class Stage, class Lot, class Emit>
   __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
-                                                   int expert, const Portion& portion,
+                                                   int expert, const Lot& lot,
                                                    const u8* weights, const float* biases,
                                                    Emit emit) {
     if constexpr (WEIGHT != Type::FP32) {
@@ -610,9 +610,9 @@ struct Chunk {
       b.core.barrier();  // the rows are there, and who used the memory before has left it
       if (me == 0) {
         SharedRows& all = rows();
-        all.first = b.block, all.members = 1, all.lo = portion.lo;
-        for (int m = 0; m < MEMBERS; ++m) all.end[m] = portion.hi, all.start[m] = 0;
-        all.from = CODED ? decoded_portion(b) : weights, all.cols = stage.expert_cols;
+        all.first = b.block, all.members = 1, all.lo = lot.lo;
+        for (int m = 0; m < MEMBERS; ++m) all.end[m] = lot.hi, all.start[m] = 0;
+        all.from = CODED ? decoded_lot(b) : weights, all.cols = stage.expert_cols;
         all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
         all.expert_rows = CODED ? 0 : stage.expert_rows;
         all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
@@ -620,7 +620,7 @@ struct Chunk {
         all.biases = biases;
         all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
                                                                           : TILE_TOKENS;
-        all.wide = width_of<MOST>(portion.hi - portion.lo,
+        all.wide = width_of<MOST>(lot.hi - lot.lo,
                                   all.tokens < all.of ? all.tokens : all.of);
       }
       b.core.barrier();

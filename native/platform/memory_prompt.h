@@ -109,24 +109,24 @@ struct Chunk {
     b.core.barrier();
   }
 
-  template <class Block, class Stage, class Portion>
-  __device__ void prefetch_portion(Block&, const Stage&, const Portion&, const u8*) const {}
-  template <class Block, class Stage, class Portion>
-  __device__ void decode_portion(Block&, const Stage&, const Portion&, const u8*) const {}
+  template <class Block, class Stage, class Lot>
+  __device__ void prefetch_lot(Block&, const Stage&, const Lot&, const u8*) const {}
+  template <class Block, class Stage, class Lot>
+  __device__ void decode_lot(Block&, const Stage&, const Lot&, const u8*) const {}
 
   // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
-  // each element of a portion of its rows. An entry's input is its token's, or with one row to an
+  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
   // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class Portion, class Emit>
+  template <int UNIT, class Block, class Stage, class Lot, class Emit>
   __device__ void multiply_entries(Block& b, const Stage& stage, const float* x, int expert,
-                                   const Portion& portion, const u8* weights, const float* biases,
+                                   const Lot& lot, const u8* weights, const float* biases,
                                    Emit emit) {
     const int* const begin = begins(b);
     const int* const order = begin + Experts::COUNT + 1;
     const int cols = stage.expert_cols, end = begin[expert + 1];
     float* const mine = b.scratch + b.core.warp() * 2 * stage.tile_rows;
     float* const tile = mine + stage.tile_rows;
-    each_group(b, stage, portion, [&](int row, int rows, auto place) {
+    each_group(b, stage, lot, [&](int row, int rows, auto place) {
       for (int at = begin[expert] + b.core.warp(); at < end; at += b.core.warps()) {
         const int entry = order[at];
         const float* from = x + long(UNIT == 1 ? entry : entry / Experts::TOP_K) * cols;

@@ -35,7 +35,7 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
-from twin.kernel.prompt import chip_bytes, pass_weight_bytes, portion_of, routed_bytes
+from twin.kernel.prompt import chip_bytes, lot_of, pass_weight_bytes, routed_bytes
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
 from twin.models.codes import CODES
@@ -248,13 +248,13 @@ def test_models_with_experts_read_1024_tokens_a_pass_on_an_h200(name: str) -> No
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_portions_have_every_row_of_an_expert_once(name: str) -> None:
+def test_lots_have_every_row_of_an_expert_once(name: str) -> None:
     plan = plan_for(load_model(name), load_node("1xh200"))
     sizes = layout(plan).sizes
     for kind in (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN):
         stage = next(stage for stage in plan.stages if stage.kind is kind)
         assert stage.matrix is not None
-        rows, count = portion_of(plan, stage)
+        rows, count = lot_of(plan, stage)
         assert rows <= 256
         assert rows * count >= stage.matrix.rows > rows * (count - 1) * 0.9
         if plan.coded:

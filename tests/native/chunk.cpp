@@ -258,7 +258,7 @@ void four_e4m3(u32 word, float (&out)[4]) {
 #include "../../native/platform/cuda_decode.cuh"
 #include "../../native/platform/cuda_prompt.cuh"
 
-#include "../../native/monokernel/portions.cuh"
+#include "../../native/monokernel/lots.cuh"
 
 namespace {
 
@@ -299,7 +299,7 @@ struct Spans {
   int blocks;
   const Span* own;
   const Start* starts;
-  int prompt_portion, prompt_owners, hidden;
+  int prompt_lot, prompt_owners, hidden;
   const Span& owned_of(int, int block) const { return own[block]; }
   const Start& streams_at(int block) const { return starts[block]; }
 };
@@ -405,7 +405,7 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 template <int UNIT>
 void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
                       int blocks, const int* spans, const int* shape, const int* coding,
-                      int portion, int owners, const float* biases, float* first, float* last) {
+                      int lot, int owners, const float* biases, float* first, float* last) {
   const int rows = shape[0], cols = shape[1], inputs = UNIT == 2 ? tokens : tokens * CHOICES,
             elements = rows / UNIT;
   std::vector<float> rounded(size_t(cols + 64) * CHUNK * CHOICES / 2 + 64, 0.0f);
@@ -427,7 +427,7 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
     run_block([&](Machine& made) {
       Block b = {{},
                  {weights, reinterpret_cast<float*>(memory.data()), biases},
-                 {floats, 0, blocks, reinterpret_cast<const Span*>(spans), starts.data(), portion,
+                 {floats, 0, blocks, reinterpret_cast<const Span*>(spans), starts.data(), lot,
                   owners, cols},
                  block,
                  reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
@@ -444,10 +444,10 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
 
 extern "C" void chunk_experts(const u8* weights, const float* x, const float* choices, int tokens,
                               int blocks, const int* spans, int unit, const int* shape,
-                              const int* coding, int portion, int owners, const float* biases,
+                              const int* coding, int lot, int owners, const float* biases,
                               float* first, float* last) {
   (unit == 2 ? multiply_entries<2> : multiply_entries<1>)(weights, x, choices, tokens, blocks,
-                                                          spans, shape, coding, portion, owners,
+                                                          spans, shape, coding, lot, owners,
                                                           biases, first, last);
 }
 

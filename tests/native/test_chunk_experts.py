@@ -1,5 +1,5 @@
 """Experts of a prompt pass as an NVIDIA block makes them, thread by thread on the CPU: entries
-sorted by expert, portions of rows decoded and multiplied, a router's logits.
+sorted by expert, lots of rows decoded and multiplied, a router's logits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check(
     coding: Sequence[int],
     tokens: int,
     spread: Sequence[float],
-    portion: tuple[int, int],
+    lot: tuple[int, int],
 ) -> float:
     """The largest difference from FP64, of the largest sum. `rows`: [experts][rows][cols]."""
     unit, rng = matrix.unit, np.random.default_rng(7)
@@ -81,7 +81,7 @@ def check(
         *pointers(spans),
         unit,
         *pointers(np.array(shape, np.int32), np.array(coding, np.int32)),
-        *portion,
+        *lot,
         *pointers(biases, *sums),
     )
     own = x[np.arange(len(entries)) // CHOSEN] if unit == 2 else x
@@ -99,18 +99,18 @@ def check(
 
 
 # tokens of a pass; tokens; how often each expert is chosen; rows and columns of an expert, columns
-# and rows of a tile, rows of an element, of a portion
+# and rows of a tile, rows of an element, of a lot
 SHAPES = {
     "gates, two slices": (1024, 150, (1, 1, 1, 1, 1), 96, 160, 96, 8, 2, 64),
     "an expert of all tokens, one of none": (1024, 140, (90, 1, 0, 1, 1), 40, 64, 64, 8, 1, 256),
-    "few tokens, more rows than a portion": (1024, 3, (1, 1, 1, 1, 1), 264, 128, 128, 8, 1, 128),
+    "few tokens, more rows than a lot": (1024, 3, (1, 1, 1, 1, 1), 264, 128, 128, 8, 1, 128),
     "short passes": (32, 32, (1, 2, 3, 4, 5), 48, 72, 72, 8, 2, 32),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
-    chunk, tokens, spread, rows, cols, tile_cols, high, unit, portion = SHAPES[shape]
+    chunk, tokens, spread, rows, cols, tile_cols, high, unit, lot = SHAPES[shape]
     dtype = DType.BF16 if unit == 2 else DType.FP16
     rng = np.random.default_rng(rows)
     made = rng.standard_normal((EXPERTS, rows, cols)).astype(np.float32).astype(STORED[dtype])
@@ -127,13 +127,13 @@ def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
         (0,) * 5,
         tokens,
         spread,
-        (portion, 1),
+        (lot, 1),
     )
     assert found < 1e-4
 
 
 # rows of each block in an expert (none: they share row groups), columns, tile columns, tile rows,
-# rows of an element, of a portion, blocks of one
+# rows of an element, of a lot, blocks of one
 CODED_SHAPES = {
     "gates": ((), 256, 256, 16, 2, 64, 1),
     "down, several blocks' rows": ((22, 21, 0, 21, 22), 384, 128, 16, 1, 64, 2),
@@ -144,7 +144,7 @@ CODED_SHAPES = {
 @pytest.mark.parametrize("name", coded_names(("int4-g32", "mxfp4", "nvfp4")))
 def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -> None:
     dtype, tokens = DType.BF16, 70
-    counts, cols, tile_cols, high, unit, portion, owners = CODED_SHAPES[shape]
+    counts, cols, tile_cols, high, unit, lot, owners = CODED_SHAPES[shape]
     plan = planned(name)
     plan = replace(plan, options=replace(plan.options, weight_dtype=dtype))
     spans = tuple(spans_of(counts)) if counts else ()
@@ -171,7 +171,7 @@ def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -
         list(coding.values()),
         tokens,
         (1, 2, 0, 2, 1),
-        (portion, owners),
+        (lot, owners),
     )
     assert found < 1e-4
 

@@ -161,7 +161,7 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
         "prompt_router": prompt.router,
         "prompt_entries": prompt.entries,
         "prompt_order": prompt.order,
-        "prompt_portion": prompt.portion,
+        "prompt_lot": prompt.lot,
         "prompt_owners": prompt.owners,
         "tensor_pass": int(tensor_pass(plan)),
     }

@@ -76,7 +76,7 @@ class Prompt:
     order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
     # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
     # of a down projection it multiplies together
-    portion: int = 0
+    lot: int = 0
     owners: int = 1
 
 
@@ -153,7 +153,7 @@ def prompt_of(plan: Plan) -> Prompt:
         router,
         offsets.get("entries", 0),
         order,
-        _portion(plan),
+        _lot(plan),
         _owners(plan),
     )
 
@@ -222,7 +222,7 @@ def _of_kind(plan: Plan, kind: StageKind) -> list[Stage]:
     return [stage for stage in plan.stages if stage.kind is kind and has_experts(plan)]
 
 
-def _portion(plan: Plan) -> int:
+def _lot(plan: Plan) -> int:
     if not plan.limits.teams or not has_experts(plan):
         return 0
     return DECODED_ROWS if plan.coded else ROUTED_ROWS
@@ -232,19 +232,19 @@ def _owners(plan: Plan) -> int:
     if not plan.coded:
         return 1
     shares = [largest_share(stage) for stage in _of_kind(plan, StageKind.ROUTED_DOWN)]
-    return max(1, min(_portion(plan) // max([1, *shares]), plan.blocks))
+    return max(1, min(_lot(plan) // max([1, *shares]), plan.blocks))
 
 
-def portion_of(plan: Plan, stage: Stage) -> tuple[int, int]:
-    """(rows of an expert that a block multiplies together, at most; portions of an expert);
-    `portion` in native/monokernel/prompt_experts.cuh.
+def lot_of(plan: Plan, stage: Stage) -> tuple[int, int]:
+    """(rows of an expert that a block multiplies together, at most; lots of an expert);
+    `lot` in native/monokernel/lots.cuh.
     """
     assert stage.matrix is not None
     if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
         owners = _owners(plan)
         return owners * largest_share(stage), -(-plan.blocks // owners)
     high = stage.matrix.tile_rows
-    rows = max(1, _portion(plan) // high) * high
+    rows = max(1, _lot(plan) // high) * high
     return min(rows, stage.matrix.rows), -(-stage.matrix.rows // rows)
 
 
@@ -256,7 +256,7 @@ def decoded_floats(plan: Plan) -> tuple[int, int]:
     residual, and of those whose output is added to it. Both are zero where nothing is decoded
     before it is multiplied: on a CPU, and of a plan whose weights are not coded.
 
-    A block's portion of an expert lies where rows of the first kind do: no neighbour reads it.
+    A block's lot of an expert lies where rows of the first kind do: no neighbour reads it.
     """
     if not plan.coded or not plan.limits.teams or plan.options.prompt_chunk == 1:
         return 0, 0
@@ -264,7 +264,7 @@ def decoded_floats(plan: Plan) -> tuple[int, int]:
     widest = [0, 0]
     for stage in pass_stages(plan):
         if stage.matrix and stage.kind is not StageKind.ROUTER:
-            rows = portion_of(plan, stage)[0] if stage.routed else largest_share(stage)
+            rows = lot_of(plan, stage)[0] if stage.routed else largest_share(stage)
             kind = int(ROWS[stage.kind].summed and not stage.routed)
             widest[kind] = max(widest[kind], up(rows * stage.matrix.cols * size // 4, LINE_FLOATS))
     return widest[0], widest[1]

@@ -30,10 +30,10 @@ from twin.kernel.prompt import (
     batch_of,
     experts_used,
     largest_share,
+    lot_of,
     pass_stages,
     pass_weight_bytes,
     passes,
-    portion_of,
     sharing,
     tensor_pass,
 )
@@ -172,12 +172,12 @@ class _Passes:
         return now
 
     def _routed_s(self, stage: Stage, matrix: Matrix, routed: Routed, tokens: int) -> float:
-        """Seconds for a block's portions of all experts that some token chooses, one after the
+        """Seconds for a block's lots of all experts that some token chooses, one after the
         other. Tokens choose all experts alike.
         """
         used = experts_used(routed, tokens)
         entries = tokens * routed.top_k / used  # of an expert
-        rows, portions = portion_of(self.plan, stage)
+        rows, lots = lot_of(self.plan, stage)
         if not self.tensor_cores:  # entry by entry
             share = used * matrix.rows / self.plan.blocks
             size, weights = self._stored(matrix, share), share * matrix.cols
@@ -188,13 +188,13 @@ class _Passes:
             return max(
                 size / self.stream, entries * unpacking_s(self.costs, matrix.format, round(weights))
             )
-        own = max(1, round(used * portions / self.plan.blocks + 0.5))  # of a block, at most
+        own = max(1, round(used * lots / self.plan.blocks + 0.5))  # of a block, at most
         start = START_CYCLES / self.costs.clock_hz.value + self.latency
-        return own * (start + self._portion_s(matrix, rows, entries))
+        return own * (start + self._lot_s(matrix, rows, entries))
 
-    def _portion_s(self, matrix: Matrix, rows: int, entries: float) -> float:
+    def _lot_s(self, matrix: Matrix, rows: int, entries: float) -> float:
         """Seconds for so many rows of an expert. Few-bit weights come towards the block while it
-        multiplies the portion before, and are decoded within the second-level cache.
+        multiplies the lot before, and are decoded within the second-level cache.
         """
         resident = self.plan.blocks * self.plan.ranks_per_gpu
         streamed, decoded = self._stored(matrix, rows) / self.stream, 0.0

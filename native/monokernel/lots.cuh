@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 coded_place(const Stage& stage, int block, int fi
 }
 
 // Rows of an expert that a block multiplies together.
-struct Portion {
+struct Lot {
   int owner, owners;  // blocks whose rows they are, in few-bit weights; 0: they share row groups
   int lo, hi;
 };
@@ -31,23 +31,23 @@ __device__ __forceinline__ constexpr bool owned_tiles(const Stage& stage) {
 }
 
 template <class Block, class Stage>
-__device__ __forceinline__ int portion_rows(const Block& b, const Stage& stage) {
-  const int groups = b.plan.prompt_portion / stage.tile_rows;
+__device__ __forceinline__ int lot_rows(const Block& b, const Stage& stage) {
+  const int groups = b.plan.prompt_lot / stage.tile_rows;
   return (groups ? groups : 1) * stage.tile_rows;
 }
 
-// Portions of an expert.
+// Lots of an expert.
 template <class Block, class Stage>
-__device__ __forceinline__ int portions(const Block& b, const Stage& stage) {
-  const int most = portion_rows(b, stage);
+__device__ __forceinline__ int lots(const Block& b, const Stage& stage) {
+  const int most = lot_rows(b, stage);
   return owned_tiles(stage) ? (b.plan.blocks + b.plan.prompt_owners - 1) / b.plan.prompt_owners
                             : (stage.expert_rows + most - 1) / most;
 }
 
 template <class Block, class Stage>
-__device__ __forceinline__ Portion portion(const Block& b, const Stage& stage, int number) {
+__device__ __forceinline__ Lot lot(const Block& b, const Stage& stage, int number) {
   if (!owned_tiles(stage)) {
-    const int most = portion_rows(b, stage), lo = number * most;
+    const int most = lot_rows(b, stage), lo = number * most;
     return {0, 0, lo, stage.expert_rows - lo < most ? stage.expert_rows : lo + most};
   }
   const int first = number * b.plan.prompt_owners, left = b.plan.blocks - first,
@@ -60,15 +60,15 @@ __device__ __forceinline__ Portion portion(const Block& b, const Stage& stage, i
 // lies, in units from the expert's first.
 template <class Block, class Stage, class Use>
 __device__ __forceinline__ void each_group(const Block& b, const Stage& stage,
-                                           const Portion& portion, Use use) {
-  const int high = stage.tile_rows, owners = portion.owners ? portion.owners : 1;
+                                           const Lot& lot, Use use) {
+  const int high = stage.tile_rows, owners = lot.owners ? lot.owners : 1;
   TWIN_ONCE
   for (int o = 0; o < owners; ++o) {
-    const int owner = portion.owner + o;
-    const Span own = portion.owners ? b.plan.owned_of(stage.owned, owner)
-                                    : Span{portion.lo, portion.hi};
+    const int owner = lot.owner + o;
+    const Span own = lot.owners ? b.plan.owned_of(stage.owned, owner)
+                                    : Span{lot.lo, lot.hi};
     // of an expert that blocks share the first group begins with its first row
-    const int from = portion.owners ? own.lo : 0;
+    const int from = lot.owners ? own.lo : 0;
     TWIN_ONCE
     for (int row = own.lo; row < own.hi; row += high) {
       const int rows = own.hi - row < high ? own.hi - row : high;
@@ -80,22 +80,22 @@ __device__ __forceinline__ void each_group(const Block& b, const Stage& stage,
   }
 }
 
-// The portions of all experts that some token chose; blocks take them in turn.
+// The lots of all experts that some token chose; blocks take them in turn.
 template <class Stage>
-struct Portions {
+struct Lots {
   const Stage& stage;
   int count;   // of an expert
   int expert;  // COUNT: there are no more
   int number;  // from the expert's first on
 
   template <class Block, class Chunk>
-  __device__ Portions(const Block& b, const Chunk& chunk, const Stage& stage)
-      : stage(stage), count(portions(b, stage)), expert(0), number(b.block) {
+  __device__ Lots(const Block& b, const Chunk& chunk, const Stage& stage)
+      : stage(stage), count(lots(b, stage)), expert(0), number(b.block) {
     find(b, chunk);
   }
   __device__ bool more() const { return expert < Experts::COUNT; }
   template <class Block>
-  __device__ Portion rows(const Block& b) const { return portion(b, stage, number); }
+  __device__ Lot rows(const Block& b) const { return lot(b, stage, number); }
   template <class Block>
   __device__ const u8* weights(const Block& b) const {
     return b.memory.stream + u64(stage.expert_page) * PAGE_BYTES +
@@ -118,25 +118,25 @@ struct Portions {
 };
 
 // emit(entry, element, sum of its first row, sum of its last row) for each entry and each element of
-// its expert's rows, whose biases are [experts][rows]. Weights of the next portion come towards the
+// its expert's rows, whose biases are [experts][rows]. Weights of the next lot come towards the
 // block while it multiplies one.
 template <int UNIT, class Block, class Chunk, class Stage, class Emit>
 __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const Stage& stage,
                                                  const float* x, Emit emit) {
   const bool biased = Additions::EXPERT_BIAS && stage.bias >= 0;
-  Portions<Stage> at(b, chunk, stage);
-  if (at.more()) chunk.prefetch_portion(b, stage, at.rows(b), at.weights(b));
+  Lots<Stage> at(b, chunk, stage);
+  if (at.more()) chunk.prefetch_lot(b, stage, at.rows(b), at.weights(b));
   TWIN_ONCE
   while (at.more()) {
     const int expert = at.expert;
-    const Portion rows = at.rows(b);
+    const Lot rows = at.rows(b);
     const u8* const weights = at.weights(b);
     const float* const biases =
         biased ? b.memory.constants + stage.bias + long(expert) * stage.expert_rows : nullptr;
     at.next(b, chunk);
     if (rows.lo == rows.hi) continue;
-    chunk.decode_portion(b, stage, rows, weights);
-    if (at.more()) chunk.prefetch_portion(b, stage, at.rows(b), at.weights(b));
+    chunk.decode_lot(b, stage, rows, weights);
+    if (at.more()) chunk.prefetch_lot(b, stage, at.rows(b), at.weights(b));
     chunk.template multiply_entries<UNIT>(b, stage, x, expert, rows, weights, biases, emit);
   }
 }
