@@ -117,8 +117,8 @@ struct Lots {
   }
 };
 
-// emit(entry, element, sum of its first row, sum of its last row) for each entry and each element of
-// its expert's rows, whose biases are [experts][rows]. Weights of the next lot come towards the
+// emit(entry, element, sum of its first row, sum of its last row) for each entry, and each element
+// of its expert's rows, whose biases are [experts][rows]. Weights of the next lot come towards the
 // block while it multiplies one.
 template <int UNIT, class Block, class Chunk, class Stage, class Emit>
 __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const Stage& stage,

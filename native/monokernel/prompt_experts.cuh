@@ -1,8 +1,8 @@
 // Experts in a prompt pass. The block that norms a token sums its router logits in FP32 and chooses
 // its experts. Then each block takes some rows of an expert at a time, one expert after the other,
 // for the tokens that chose it: entries (token, place of the choice), sorted by expert. What each
-// entry's down projection makes is added up for its token at the end, in the order of the choice, so
-// that a prompt gives the same bits every time.
+// entry's down projection makes is added up for its token at the end, in the order of the choice,
+// so that a prompt gives the same bits every time.
 #pragma once
 
 #include "biases.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ u8* pass_router(const Block& b, const RankMemory& of,
          long(row) * b.plan.hidden * type_bytes(WEIGHT);
 }
 
-// Whose rows an expert's are, and their number there: ranks that push their logits have a part each.
+// Whose row an expert's is, and its number there: ranks that push their logits have a part each.
 struct Scored {
   const RankMemory& of;
   int row;

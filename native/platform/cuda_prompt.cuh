@@ -69,8 +69,8 @@ struct SharedRows {
   int of;       // that a block takes at a time
   int wide;     // rows that it takes together
   // Experts: the entries that are multiplied, null where all tokens are; whether each has an input
-  // of its own; rows of an expert whose column slices lie one behind the other, 0: decoded rows; its
-  // biases, if any. The blocks that share other stages' rows.
+  // of its own; rows of an expert whose column slices lie one behind the other, 0: decoded rows;
+  // its biases, if any. The blocks that share other stages' rows.
   const u16* entries;
   bool own_input;
   int expert_rows;
@@ -172,8 +172,8 @@ struct Feeder {
     full = rows.cols > column ? (rows.cols - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 0;
     open(begin, 0);
   }
-  // Are weights read once more, by a neighbour or for other tokens? A block's place for decoded rows
-  // is written again: what left the cache would go to memory in vain.
+  // Are weights read once more, by a neighbour or for other tokens? A block's place for decoded
+  // rows is written again: what left the cache would go to memory in vain.
   __device__ __forceinline__ bool read_later() const {
     if (Experts::ANY && rows.entries && (CODED || rows.tokens > rows.of)) return true;
     return rows.members > 1;
@@ -943,7 +943,7 @@ struct Chunk {
     }
   }
 
-  // The biases of a product's rows, before there are sums: their loads are under way with the copies.
+  // The biases of a product's rows, before there are sums: their loads are under way with copies.
   template <int N>
   __device__ __forceinline__ void add_biases(const SharedRows& rows, int row,
                                              float (&sum)[N]) const {

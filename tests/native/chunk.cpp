@@ -398,9 +398,9 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 #ifdef HELD
 
 // A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
-// each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an expert,
-// columns and rows of a tile, units of an expert, of a whole row group, and between blocks; `spans`
-// as above, of each block's rows in an expert. `first`, `last`: sums of each element's rows,
+// each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an
+// expert, columns and rows of a tile, units of an expert, of a whole row group, and between blocks;
+// `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's rows,
 // [entries][elements], added to what is there: each is made once.
 template <int UNIT>
 void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
@@ -480,7 +480,7 @@ extern "C" void chunk_scores(const u8* router, const float* x, int tokens, int h
     Block b = {{}, {}, {0, 0, 1, own, nullptr, 0, 1, hidden}, 0, nullptr};
     b.core.barrier();
     Chunk::score(b, chip, tokens, logits,
-                 [&](int expert) { return static_cast<const u8*>(at + long(expert) * hidden * 2); });
+                 [&](int expert) -> const u8* { return at + long(expert) * hidden * 2; });
   });
 }
 

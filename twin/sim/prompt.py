@@ -157,6 +157,7 @@ class _Passes:
             node.device.memory.stream_bytes_per_s.value / resident,
             self.costs.load_bytes_per_s.value,
         )
+        self.held = node.device.l2.capacity_bytes.value * node.device.structure.dies.value
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
@@ -206,7 +207,10 @@ class _Passes:
         if self.plan.coded:
             weights = rows * matrix.cols
             decoded = weights * DECODE_CYCLES / self.costs.clock_hz.value + self.latency
-            fetched += weights * self.plan.options.weight_dtype.bytes
+            made = weights * self.plan.options.weight_dtype.bytes
+            fetched += made
+            if made * resident > self.held:  # to memory and back
+                streamed += 2 * made / self.stream
         turns = steps / at_once * TURN_CYCLES / self.costs.clock_hz.value
         return max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), decoded + turns)
 
