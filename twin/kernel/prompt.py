@@ -19,6 +19,7 @@ from twin.kernel.fields import up
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ROWS
+from twin.plan.partition import TEAM_WARPS
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Routed, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
@@ -41,7 +42,6 @@ SCAN_POSITIONS = 64  # of a tile of cached keys and values
 SCAN_TILES = 4  # on the chip: one in use, the others under way
 SCAN_HEAD = 128  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles
-CONSUMER_WARPS = 8
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
@@ -378,7 +378,7 @@ def pass_bytes(
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
     feed = spec.experts
-    routing = 4 * routing_floats(feed, spec.hidden, CONSUMER_WARPS) if feed else 0
+    routing = 4 * routing_floats(feed, spec.hidden, TEAM_WARPS) if feed else 0
     most = max(products, up(attention, 256), up(routing, 256))
     return most + ROWS_BYTES + routed_chip_bytes(feed, chunk)
 

@@ -21,7 +21,6 @@ from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
 from twin.kernel.coded import stored_bytes
 from twin.kernel.prompt import (
-    CONSUMER_WARPS,
     DECODED_ROWS,
     ROUTED_ROWS,
     SCAN_POSITIONS,
@@ -309,9 +308,9 @@ class _Passes:
         if not self.tensor_cores:
             return tokens * experts * hidden * costs.element_s.value
         together = min(tokens, self.warps)
-        rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * CONSUMER_WARPS))
+        rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * self.warps))
         loads = rounds * -(-hidden // SCORED_COLUMNS) * self.latency
-        cycles = rounds * SCORED_EXPERTS * CONSUMER_WARPS * hidden * together / BLOCK_MULTIPLY_ADDS
+        cycles = rounds * SCORED_EXPERTS * self.warps * hidden * together / BLOCK_MULTIPLY_ADDS
         size = -(-tokens // together) * experts * hidden * self.plan.options.weight_dtype.bytes
         return max(loads + cycles / costs.clock_hz.value, size / self.cache)
 
