@@ -6,44 +6,6 @@
 
 namespace twin {
 
-// NaN has no order. It comes first and makes all weights NaN, which the end of the step reports: a
-// wrong token without a sign would be worse.
-__device__ __forceinline__ float orderly(float logit) {
-  return logit == logit ? logit : infinity();
-}
-
-// How many experts come before one: those of higher logits, and of equal ones the lower numbers.
-__device__ __forceinline__ int place_of(const float* logits, int expert) {
-  const float mine = orderly(logits[expert]);
-  int place = 0;
-#pragma unroll 16  // loads that wait for each other took 0.05 us each
-  for (int other = 0; other < Experts::COUNT; ++other) {
-    const float logit = orderly(logits[other]);
-    place += logit > mine || (logit == mine && other < expert);
-  }
-  return place;
-}
-
-__device__ __forceinline__ float score_of(float logit, float most) {
-  return Experts::SIGMOID ? 1.0f / (1.0f + exp32(-logit)) : exp32(logit - most);
-}
-
-// Weights of the chosen, in their order. Softmax over all experts, then over the chosen alone, is
-// softmax over the chosen: only weights that are not normalised need all logits.
-__device__ __forceinline__ float weight_of(const float* logits, const Choice& choice, int place) {
-  const float most = logits[choice.expert[0]];
-  float total = 0.0f;
-  if (Experts::NORMALISED) {
-#pragma unroll 4
-    for (int i = 0; i < Experts::TOP_K; ++i) total += score_of(logits[choice.expert[i]], most);
-  } else if (!Experts::SIGMOID) {
-    TWIN_ONCE
-    for (int i = 0; i < Experts::COUNT; ++i) total += score_of(logits[i], most);
-  }
-  const float score = score_of(logits[choice.expert[place]], most);
-  return (Experts::NORMALISED || !Experts::SIGMOID ? score / total : score) * Experts::SCALING;
-}
-
 // Every block chooses for itself: all have the logits, and the choice is theirs without another
 // hand-off.
 template <class Stage>

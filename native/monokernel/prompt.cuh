@@ -3,7 +3,7 @@
 // every stage, so nothing is polled or reset.
 #pragma once
 
-#include "attention.cuh"
+#include "biases.cuh"
 
 namespace twin {
 
@@ -19,6 +19,12 @@ __device__ __forceinline__ float* pass_row(const RankMemory& memory, const Value
                                            int columns) {
   return memory.prompt + value.prompt + long(token) * columns;
 }
+
+}  // namespace twin
+
+#include "prompt_experts.cuh"
+
+namespace twin {
 
 // A full barrier of all ranks: one counter a GPU, in the memory of its first rank. The arrival
 // releases what all threads wrote before the block barrier, and the last poll acquires it.
@@ -71,7 +77,7 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
 
 // The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
 // The block's warps divide its tokens among them; `sums` on the chip holds a sum of squares of each
-// warp.
+// warp. A router's stage also chooses their experts.
 __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass,
                                            float* sums) {
   const int hidden = b.plan.hidden, warps = b.core.warps(),
@@ -120,9 +126,18 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
       Pack<NORM_PACK> x = load_pack<NORM_PACK, 16>(residual + i);
       TWIN_UNROLL
       for (int j = 0; j < NORM_PACK; ++j) x.at[j] *= scale * weight[i + j];
+      if constexpr (Experts::ANY)
+        if (stage.kind == int(StageKind::ROUTER)) {
+          float* const row = Routing(b.plan, warps, sums).rows + long(team) * hidden + i;
+          TWIN_UNROLL
+          for (int j = 0; j < NORM_PACK; ++j) row[j] = x.at[j];
+        }
       Chunk::store_pack(b.memory.prompt + b.plan.prompt_normed, hidden, token, i, x);
     }
     b.core.barrier();
+    if constexpr (Experts::ANY)
+      if (stage.kind == int(StageKind::ROUTER))
+        choose_experts(b, stage, pass.tokens, done, together, Routing(b.plan, warps, sums));
   }
 }
 
@@ -279,6 +294,12 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partia
   }
 }
 
+// The logit that joins the softmax of a query head. A parameter: without sinks a stage names none.
+template <class S>
+__device__ __forceinline__ float sink_of(const Block& b, const S& stage, int head) {
+  return b.memory.constants[stage.sinks + head];
+}
+
 // Softmax of the tasks' query heads over what each sees. Cached keys and values come onto the chip
 // tiles ahead, once for all warps; each warp takes a token's HEADS query heads, or shares their
 // positions with others.
@@ -343,8 +364,11 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
       const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;
       if (query >= GROUP) continue;
       float top = LOWEST, sum = 0, total = 0;
+      if constexpr (Additions::SINKS) top = sink_of(b, stage, tasks.head * GROUP + query);
       for (int w = 0; w < share; ++w)
         top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
+      if constexpr (Additions::SINKS)
+        total = softmax_weight(sink_of(b, stage, tasks.head * GROUP + query), top);
       for (int w = 0; w < share; ++w) {
         const float weight = softmax_weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
         sum += weight * row[w * HEADS * PARTIAL + d];
@@ -493,6 +517,10 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
       return static_cast<const u8*>(
           pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads));
     });
+    if constexpr (Additions::SINKS)
+      TWIN_UNROLL
+      for (int i = 0; i < 2; ++i)
+        scan.join(i, sink_of(b, stage, head[i] % b.plan.heads));
     // of the warp's first token
     const int near = least(pass.first + first_token + b.core.warp() * 16 / GROUP, end - 1);
     const int far = least(pass.first + first_token + (b.core.warp() * 16 + 15) / GROUP, end - 1);
@@ -552,6 +580,8 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   const Value& value = b.plan.values_at(stage.publishes);
   const StageKind kind = StageKind(stage.kind);
   const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
+  const bool biased =
+      kind == StageKind::QKV || (Additions::OUTPUT_BIAS && kind == StageKind::O_PROJ);
   const float* x =
       b.memory.prompt + (normed ? b.plan.prompt_normed
                                 : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
@@ -565,8 +595,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
                        gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
         });
   }
-  const float* bias =
-      kind == StageKind::QKV && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
+  const float* bias = biased && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
   return chunk.multiply<1>(
       b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
         store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
@@ -587,17 +616,37 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
     // parts are read where they lie
     if (kind == StageKind::EMBED || kind == StageKind::COLLECTIVE || kind == StageKind::REDUCE)
       continue;
+    bool router = false;
+    if constexpr (Experts::ANY) {
+      if (kind == StageKind::ROUTE) continue;  // the router's stage chose
+      if (kind == StageKind::ROUTED_UP || kind == StageKind::ROUTED_DOWN) {
+        if (!ready()) return false;
+        if (kind == StageKind::ROUTED_UP) {
+          routed_up_chunk(b, chunk, stage, pass);
+        } else if (!routed_down_chunk(b, chunk, stage, pass, ready)) {
+          return false;
+        }
+        continue;
+      }
+      router = kind == StageKind::ROUTER;
+      if (router)
+        chunk.put_rows(b, stage,
+                       pass_router(b, b.memory, b.plan.owned_of(stage.owned, b.block).lo));
+    }
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
       if (!ready()) return false;
       if (!pass_attention(b, chunk, stage, pass, last, ready)) return false;
       continue;
     }
-    if (kind == StageKind::QKV || kind == StageKind::GATE_UP) {
-      chunk.prefetch(b, stage);
-      chunk.decode(b, stage);
+    if (kind == StageKind::QKV || kind == StageKind::GATE_UP || router) {
+      if (!router) {
+        chunk.prefetch(b, stage);
+        chunk.decode(b, stage);
+      }
       if (!ready()) return false;
       norm_chunk(b, stage, pass, chunk.memory(b));
+      if (router) continue;
     }
     if (kind == StageKind::O_PROJ || kind == StageKind::DOWN) chunk.decode(b, stage);
     if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;

@@ -52,6 +52,12 @@ struct PassScan {
     total[0] = total[1] = 0.0f;
   }
 
+  // A logit without a value joins the softmax of the thread's row i, one of four threads' sum.
+  __device__ __forceinline__ void join(int i, float logit) {
+    most[i] = 1.44269504f * logit;
+    total[i] = thread % 4 == 0 ? 1.0f : 0.0f;
+  }
+
   // Scores of a tile that lies at `keys`: position 8 * j + 2 * (thread % 4) + i % 2 of row thread /
   // 4 + i / 2 * 8.
   __device__ __forceinline__ void compare(u32 keys, float (&score)[2 * SETS][4]) const {

@@ -121,7 +121,8 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
   } else if constexpr (Plan::resident) {
     if (!has_passes(launch.request)) {
       if (reporter) store_host(&launch.control->started, now_ns());
-    } else if (b.core.any(threadIdx.x == 0 && load_host(launch.request.abort))) {
+    } else if (Experts::ANY ? b.at.stop
+                            : b.core.any(threadIdx.x == 0 && load_host(launch.request.abort))) {
       return;  // the passes ended early
     }
     run_steps(b);
@@ -166,8 +167,11 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   };
   if (threadIdx.x == 0) begin_block(ring_here(), signals, progress);
   if constexpr (Experts::ANY)
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
       no_choice<LOADERS>(launch.plan, reinterpret_cast<float*>(shared + Shared::scratch));
+      // did the passes end early? Asked by consumers, it cost registers: Mixtral's spilled 72 bytes
+      if (!PASSES && has_passes(launch.request)) progress.stop = load_host(launch.request.abort);
+    }
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));

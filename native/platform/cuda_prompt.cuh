@@ -6,6 +6,9 @@
 // attention needs.
 #pragma once
 
+#include "additions.h"
+#include "experts.h"
+
 namespace twin {
 
 constexpr int GROUP_TOKENS = 64;  // of a warp group's product
@@ -34,7 +37,14 @@ static_assert(PASS_TOKENS % TILE_TOKENS == 0 && (TILE_TOKENS & (TILE_TOKENS - 1)
 // attention needs; SharedRows.
 struct ChunkShared {
   static constexpr int bytes = Plan::prompt_bytes;
-  static constexpr int rows = bytes - facts::PASS_ROWS_BYTES;
+  // experts: entries sorted by expert, and where each one's begin; routed_bytes in
+  // twin/kernel/prompt.py
+  static constexpr int routed =
+      Experts::ANY
+          ? (2 * PASS_TOKENS * Experts::TOP_K + 4 * (Experts::COUNT + 1) + 15) / 16 * 16
+          : 0;
+  static constexpr int order = bytes - routed;
+  static constexpr int rows = order - facts::PASS_ROWS_BYTES;
   static constexpr int begins = ALIGNED + facts::PASS_ROOM_BYTES;  // Feeder::begin
   static constexpr int used =
       begins + int(sizeof(u32)) * 256 / (CONSUMERS / (STEP_BYTES / 16)) * CONSUMERS;
@@ -58,12 +68,33 @@ struct SharedRows {
   int tokens;   // of the chunk
   int of;       // that a block takes at a time
   int wide;     // rows that it takes together
+  // Experts: the entries that are multiplied, null where all tokens are; whether each has an input
+  // of its own; rows of an expert whose column slices lie one behind the other, 0: decoded rows;
+  // its biases, if any. The blocks that share other stages' rows.
+  const u16* entries;
+  bool own_input;
+  int expert_rows;
+  const float* biases;
+  int sharing_first, sharing_members;
+
+  // The row of the chunk's activations that a token's, or an entry's, are.
+  __device__ __forceinline__ int input_of(int token) const {
+    const int entry = entries[token];
+    return own_input ? entry : entry / Experts::TOP_K;
+  }
 
   __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
   __device__ __forceinline__ int steps() const { return (cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
   // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's
   // stream.
   __device__ __forceinline__ u32 unit(int row, int column) const {
+    if constexpr (Experts::ANY && !CODED)
+      if (expert_rows) {
+        const int before = column / tile_cols * tile_cols,
+                  width = cols - before < tile_cols ? cols - before : tile_cols;
+        return (u32(before) * u32(expert_rows) + u32(row) * u32(width) + u32(column - before)) /
+               PIECE_COLUMNS;
+      }
     int member = 0;
     while (member + 1 < MEMBERS && row >= end[member]) ++member;
     const int begin = member ? end[member - 1] : lo, of = (row - begin) % height,
@@ -128,12 +159,11 @@ struct Feeder {
   __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
       : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)),
         from(rows.from),
-        policy(rows.members > 1 ? read_again() : read_once()),
+        policy(read_later() ? read_again() : read_once()),
         x(nullptr),
         me(me),
         slot(slots),
         begin(reinterpret_cast<u32*>(chip + ChunkShared::begins) + me) {
-    // neighbours read the weights as well
     const int begin = block - rows.first, of = rows.of * rows.members;
     const int tiles =
         rows.tokens > begin * rows.of ? (rows.tokens - begin * rows.of + of - 1) / of : 0;
@@ -141,6 +171,12 @@ struct Feeder {
     const int column = (unit() ^ first() % 8) * PIECE_COLUMNS;
     full = rows.cols > column ? (rows.cols - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 0;
     open(begin, 0);
+  }
+  // Are weights read once more, by a neighbour or for other tokens? A block's place for decoded
+  // rows is written again: what left the cache would go to memory in vain.
+  __device__ __forceinline__ bool read_later() const {
+    if (Experts::ANY && rows.entries && (CODED || rows.tokens > rows.of)) return true;
+    return rows.members > 1;
   }
   __device__ __forceinline__ int unit() const { return me % (STEP_BYTES / 16); }
   __device__ __forceinline__ int first() const { return me / (STEP_BYTES / 16); }
@@ -156,6 +192,8 @@ struct Feeder {
     here = rows.tokens - before < rows.of ? rows.tokens - before : rows.of;
     x = rows.x + u64(before / TILE_TOKENS) * u64(rows.steps()) * (TILE_TOKENS * STEP_BYTES) +
         (before % TILE_TOKENS + first()) * STEP_BYTES + unit() * 16;
+    if constexpr (Experts::ANY)
+      if (rows.entries) x = rows.x;  // each row is found by itself
     find();
   }
   __device__ __forceinline__ bool more() const { return all > 0; }
@@ -186,6 +224,21 @@ struct Feeder {
   __device__ __forceinline__ void ask_activations() const {
     const bool held = step < full;
     const u32 to = slot + u32((WIDE + first()) * STEP_BYTES + unit() * 16);
+    if constexpr (Experts::ANY)
+      if (rows.entries) {
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+          if (first() + i * APART >= here) continue;
+          const int from = rows.input_of(tile * rows.of + first() + i * APART);
+          copy_activations(to + u32(i * APART * STEP_BYTES),
+                           x + u64(from / TILE_TOKENS) * u64(rows.steps()) *
+                                   (TILE_TOKENS * STEP_BYTES) +
+                               from % TILE_TOKENS * STEP_BYTES +
+                               ((unit() ^ first() % 8 ^ from % 8) << 4),
+                           held);
+        }
+        return;
+      }
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i)
       if (first() + i * APART < here)
@@ -251,6 +304,14 @@ struct Chunk {
     return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
   }
 
+  // Where the streams of the blocks that share a stage's rows begin: `from` is where experts are
+  // while these are multiplied.
+  template <class Block>
+  __device__ const u8* shared_stream(const Block& b) const {
+    if constexpr (!Experts::ANY) return rows().from;
+    return b.memory.stream + u64(b.plan.streams_at(rows().sharing_first).page) * PAGE_BYTES;
+  }
+
   // A pass of so many tokens begins.
   template <class Block>
   __device__ void open(Block& b, int tokens) {
@@ -260,6 +321,8 @@ struct Chunk {
               first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
     all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
+    if constexpr (Experts::ANY)
+      all.sharing_first = all.first, all.sharing_members = all.members;
     if constexpr (CODED) return;
     all.from = b.memory.stream + u64(page) * PAGE_BYTES;
     for (int m = 0; m < all.members; ++m)
@@ -279,7 +342,10 @@ struct Chunk {
       return prefetch_weights(stream, coded < MOST ? coded : MOST);
     }
     const u8* from = stream;
-    if (WEIGHT != Type::FP32) from = rows().from + u64(rows().next[b.block - rows().first]) * 16;
+    if (WEIGHT != Type::FP32) {
+      const int first = Experts::ANY ? rows().sharing_first : rows().first;
+      from = shared_stream(b) + u64(rows().next[b.block - first]) * 16;
+    }
     prefetch_weights(from, bytes < MOST ? bytes : MOST);
   }
 
@@ -306,6 +372,259 @@ struct Chunk {
       const Span own = b.plan.owned_of(stage.owned, b.block);
       decode_rows(stage, stream, own.hi - own.lo, decoded(b, stage, b.block), me, CONSUMERS);
       stream += coded_rows_bytes(stage, own.hi - own.lo);
+    }
+  }
+
+  // ---- experts ----------------------------------------------------------------------------------
+
+  // The block's rows of a router to where all blocks find them, one after the other.
+  template <class Block, class Stage>
+  __device__ __forceinline__ void put_rows(Block& b, const Stage& stage, u8* to) {
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    const int count = own.hi - own.lo;
+    if constexpr (CODED) {
+      decode_rows(stage, stream, count, to, me, CONSUMERS);
+      stream += coded_rows_bytes(stage, count);
+    } else {
+      SharedRows& all = rows();
+      const u8* const from =
+          shared_stream(b) + u64(all.next[b.block - all.sharing_first]) * UNIT_BYTES;
+      const int units = stage.cols / PIECE_COLUMNS;
+#pragma unroll 1
+      for (int i = me; i < count * units; i += CONSUMERS) {
+        const int row = i / units, column = i % units * PIECE_COLUMNS,
+                  group = row / stage.tile_rows * stage.tile_rows,
+                  before = column / stage.tile_cols * stage.tile_cols;
+        const int high = count - group < stage.tile_rows ? count - group : stage.tile_rows,
+                  width = stage.cols - before < stage.tile_cols ? stage.cols - before
+                                                                : stage.tile_cols;
+        const long at = long(group) * stage.cols + long(before) * high +
+                        long(row - group) * width + column - before;
+        *reinterpret_cast<float4*>(to + long(i) * UNIT_BYTES) =
+            load_once(reinterpret_cast<const float*>(from + at * type_bytes(WEIGHT)));
+      }
+      b.core.barrier();  // all have seen where their rows begin
+      if (me == 0)
+        for (int m = 0; m < all.sharing_members; ++m) {
+          const Span its = b.plan.owned_of(stage.owned, all.sharing_first + m);
+          all.next[m] += u32(its.hi - its.lo) * u32(stage.cols / PIECE_COLUMNS);
+        }
+    }
+  }
+
+  // Logits of the tokens whose rows lie on the chip at `x`, [tokens][COUNT]; row(expert): the
+  // router's weights. A warp takes EXPERTS experts and all tokens at once.
+  template <class Block, class Row>
+  __device__ __forceinline__ static void score(Block& b, const float* x, int tokens, float* logits,
+                                               Row row) {
+    if (tokens > 2) score_tokens<CONSUMER_WARPS>(b, x, tokens, logits, row);
+    else score_tokens<2>(b, x, tokens, logits, row);
+  }
+  template <int TOKENS, class Block, class Row>
+  __device__ __forceinline__ static void score_tokens(Block& b, const float* x, int tokens,
+                                                      float* logits, Row row) {
+    // columns of a thread at a time; steps whose loads are under way together
+    constexpr int EXPERTS = 4, COLUMNS = 4, STEP = 32 * COLUMNS, AT_ONCE = 4;
+    const int hidden = b.plan.hidden, thread = b.core.warp_thread();
+#pragma unroll 1
+    for (int first = b.core.warp() * EXPERTS; first < Experts::COUNT;
+         first += CONSUMER_WARPS * EXPERTS) {
+      const u8* from[EXPERTS];
+#pragma unroll
+      for (int e = 0; e < EXPERTS; ++e)
+        from[e] = row(first + e < Experts::COUNT ? first + e : Experts::COUNT - 1);
+      float sum[EXPERTS][TOKENS] = {};
+#pragma unroll 1
+      for (int begin = thread * COLUMNS; begin < hidden; begin += AT_ONCE * STEP) {
+        Pack<COLUMNS / 2> weight[AT_ONCE][EXPERTS];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+#pragma unroll
+          for (int e = 0; e < EXPERTS; ++e)
+            if (begin + k * STEP < hidden)
+              weight[k][e] = load_pack<COLUMNS / 2, 4 * (COLUMNS / 2)>(
+                  reinterpret_cast<const float*>(from[e] + long(begin + k * STEP) * 2), true);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+          if (begin + k * STEP >= hidden) continue;
+#pragma unroll
+          for (int t = 0; t < TOKENS; ++t) {
+            const float4 four = *reinterpret_cast<const float4*>(
+                x + (t < tokens ? t : 0) * hidden + begin + k * STEP);
+#pragma unroll
+            for (int e = 0; e < EXPERTS; ++e) {
+              float w[COLUMNS];
+              unpack<WEIGHT>(bits_as<u32>(weight[k][e].at[0]), w[0], w[1]);
+              unpack<WEIGHT>(bits_as<u32>(weight[k][e].at[1]), w[2], w[3]);
+              sum[e][t] += four.x * w[0] + four.y * w[1] + four.z * w[2] + four.w * w[3];
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < EXPERTS; ++e)
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) {
+          const float all = b.core.warp_sum(sum[e][t]);
+          if (thread == 0 && first + e < Experts::COUNT && t < tokens)
+            logits[t * Experts::COUNT + first + e] = all;
+        }
+    }
+  }
+
+  // Entries, numbered token * TOP_K + place and sorted by expert; where each expert's begin.
+  __device__ u16* entries() const {
+    return reinterpret_cast<u16*>(shared + ChunkShared::order);
+  }
+  __device__ int* begins() const {
+    return reinterpret_cast<int*>(entries() + PASS_TOKENS * Experts::TOP_K);
+  }
+  template <class Block>
+  __device__ __forceinline__ int entries_of(const Block&, int expert) const {
+    return begins()[expert + 1] - begins()[expert];
+  }
+
+  // `choices`: [tokens][experts, weights][TOP_K]. SEGMENTS threads have entries of their own, count
+  // them by expert, and write them behind those of the threads before.
+  template <class Block>
+  __device__ __forceinline__ void sort(Block& b, const float* choices, int tokens) const {
+    constexpr int TOP_K = Experts::TOP_K, COUNT = Experts::COUNT,
+                  SEGMENTS = COUNT <= 128 ? CONSUMERS : COUNT <= 256 ? 128 : 64;
+    constexpr int CHOSEN = (2 * PASS_TOKENS * TOP_K + 15) / 16 * 16;
+    static_assert(Plan::prompt_chunk == 1 ||
+                      CHOSEN + 2 * SEGMENTS * COUNT <= facts::PASS_ROOM_BYTES,
+                  "experts and tokens fit the memory of products");
+    static_assert(Plan::prompt_chunk == 1 || PASS_TOKENS * TOP_K <= 1 << 16,
+                  "an entry has 16 bits");
+    u16* const chosen = reinterpret_cast<u16*>(shared);  // [entries]
+    u16* const counts = chosen + CHOSEN / 2;             // [SEGMENTS][COUNT]
+    const int all = tokens * TOP_K, share = (all + SEGMENTS - 1) / SEGMENTS,
+              from = me * share < all ? me * share : all,
+              to = from + share < all ? from + share : all;
+    b.core.barrier();  // who used the memory before has left it
+    constexpr int AT_ONCE = 8;  // whose loads are under way together
+#pragma unroll 1
+    for (int first = me; first < all; first += AT_ONCE * CONSUMERS) {
+      float got[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int entry = first + i * CONSUMERS < all ? first + i * CONSUMERS : first;
+        got[i] = load_shared(choices + entry / TOP_K * 2 * TOP_K + entry % TOP_K);
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+        if (first + i * CONSUMERS < all) chosen[first + i * CONSUMERS] = u16(bits_as<int>(got[i]));
+    }
+#pragma unroll 1
+    for (int i = me; i < SEGMENTS * COUNT; i += CONSUMERS) counts[i] = 0;
+    b.core.barrier();
+    if (me < SEGMENTS)
+#pragma unroll 1
+      for (int entry = from; entry < to; ++entry) ++counts[me * COUNT + chosen[entry]];
+    b.core.barrier();
+    // of each expert: what the threads before have
+#pragma unroll 1
+    for (int expert = me; expert < COUNT; expert += CONSUMERS) {
+      int sum = 0;
+#pragma unroll 8
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int count = counts[s * COUNT + expert];
+        counts[s * COUNT + expert] = u16(sum);
+        sum += count;
+      }
+      begins()[expert + 1] = sum;
+    }
+    b.core.barrier();
+    if (me == 0) {
+      int sum = 0;
+      begins()[0] = 0;
+#pragma unroll 4
+      for (int expert = 1; expert <= COUNT; ++expert) begins()[expert] = sum += begins()[expert];
+    }
+    b.core.barrier();
+    if (me < SEGMENTS)
+#pragma unroll 1
+      for (int entry = from; entry < to; ++entry) {
+        const int expert = chosen[entry];
+        entries()[begins()[expert] + counts[me * COUNT + expert]++] = u16(entry);
+      }
+    b.core.barrier();
+  }
+
+  // Where a block decodes its rows of an expert, which no other block reads.
+  template <class Block>
+  __device__ static u8* decoded_lot(const Block& b) {
+    return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_decoded +
+                                 long(b.block) * b.plan.prompt_normed_floats);
+  }
+
+  // A lot's few-bit weights on their way to the second-level cache.
+  template <class Block, class Stage, class Lot>
+  __device__ __forceinline__ void prefetch_lot(Block& b, const Stage& stage,
+                                                   const Lot& lot,
+                                                   const u8* weights) const {
+    if constexpr (CODED)
+      if (me == 0)
+        each_group(b, stage, lot, [&](int, int rows, auto lies) {
+          prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
+                           u32(stage.expert_group * rows / stage.tile_rows) * UNIT_BYTES);
+        });
+  }
+
+  // A lot's few-bit weights as rows of the weight type, one after the other. Two warps take a
+  // tile: loads of several tiles are under way together.
+  template <class Block, class Stage, class Lot>
+  __device__ __forceinline__ void decode_lot(Block& b, const Stage& stage,
+                                                 const Lot& lot, const u8* weights) const {
+    constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
+    if constexpr (CODED) {
+      const int cols = stage.expert_cols;
+      u8* const to = decoded_lot(b);
+      with_decoder(stage, [&](auto decoder) {
+        int number = 0;
+        each_group(b, stage, lot, [&](int row, int rows, auto lies) {
+#pragma unroll 1
+          for (int col = 0, slice = 0; col < cols; col += stage.tile_cols, ++slice)
+            if (number++ % TEAMS == me / TEAM)
+              decltype(decoder)::tile(
+                  weights + u64(lies(slice)) * UNIT_BYTES, rows,
+                  cols - col < stage.tile_cols ? cols - col : stage.tile_cols,
+                  to + (long(row - lot.lo) * cols + col) * type_bytes(WEIGHT), cols, me % TEAM,
+                  TEAM);
+        });
+      });
+    }
+  }
+
+  // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
+  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
+  // element its own. Sums begin with the rows' biases, where there are some.
+  template <int UNIT, class Block, class Stage, class Lot, class Emit>
+  __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
+                                                   int expert, const Lot& lot,
+                                                   const u8* weights, const float* biases,
+                                                   Emit emit) {
+    if constexpr (WEIGHT != Type::FP32) {
+      constexpr int MOST = CODED ? 64 : WIDEST;  // rows together; decoded ones are few
+      keep_here(me);
+      b.core.barrier();  // the rows are there, and who used the memory before has left it
+      if (me == 0) {
+        SharedRows& all = rows();
+        all.first = b.block, all.members = 1, all.lo = lot.lo;
+        for (int m = 0; m < MEMBERS; ++m) all.end[m] = lot.hi, all.start[m] = 0;
+        all.from = CODED ? decoded_lot(b) : weights, all.cols = stage.expert_cols;
+        all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
+        all.expert_rows = CODED ? 0 : stage.expert_rows;
+        all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
+        all.entries = entries() + begins()[expert], all.tokens = entries_of(b, expert);
+        all.biases = biases;
+        all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
+                                                                          : TILE_TOKENS;
+        all.wide = width_of<MOST>(lot.hi - lot.lo,
+                                  all.tokens < all.of ? all.tokens : all.of);
+      }
+      b.core.barrier();
+      multiply_16<UNIT, MOST>(b, [] { return true; }, emit);
     }
   }
 
@@ -433,10 +752,19 @@ struct Chunk {
     }
   }
 
+  // The blocks that share a stage's rows, behind experts, which nobody shares.
+  __device__ static void share_among(SharedRows& all) {
+    if constexpr (Experts::ANY)
+      all.first = all.sharing_first, all.members = all.sharing_members, all.entries = nullptr,
+      all.expert_rows = 0, all.biases = nullptr;
+  }
+
   // By one thread: the rows of a stage, where the next one's begin, and how the block takes them.
   template <class Block>
   __device__ void share_rows(const Block& b, const Stage& stage, const u8* x, int tokens) const {
     SharedRows& all = rows();
+    share_among(all);
+    all.from = shared_stream(b);
     all.cols = stage.cols, all.tile_cols = stage.tile_cols,
     all.height = stage.cols > stage.tile_cols ? stage.tile_rows : 8;
     for (int m = 0; m < MEMBERS; ++m) {
@@ -455,6 +783,7 @@ struct Chunk {
   __device__ void share_decoded(const Block& b, const Stage& stage, const u8* x,
                                 int tokens) const {
     SharedRows& all = rows();
+    share_among(all);
     const u8* const from = decoded(b, stage, all.first);
     const u32 apart = u32((decoded(b, stage, all.first + 1) - from) / UNIT_BYTES);
     all.from = from, all.cols = stage.cols, all.tile_cols = stage.cols, all.height = 8;
@@ -473,37 +802,48 @@ struct Chunk {
                        WIDER = WIDEST < 192 ? WIDEST : 192;
 
   // How many rows a block takes together: so that the fewest rows and tokens come onto the chip.
+  template <int MOST = WIDEST>
   __device__ static int width_of(int rows, int tokens) {
     constexpr int WIDTHS[] = {32, 64, 128, 192, 256};
     int best = 0, least = 0;
 #pragma unroll
     for (int width : WIDTHS) {
-      if (width > WIDEST) continue;
+      if (width > MOST) continue;
       const int cost = (rows + width - 1) / width * (width + tokens);
       if (best == 0 || cost < least) best = width, least = cost;
     }
     return best;
   }
 
-  template <int UNIT, class Block, class Ready, class Emit>
+  // At most MOST rows together: 64, or WIDEST.
+  template <int UNIT, int MOST = WIDEST, class Block, class Ready, class Emit>
   __device__ __forceinline__ bool multiply_16(Block& b, Ready ready, Emit emit) {
+    static_assert(MOST == 64 || MOST == WIDEST, "of which there is code");
     const int wide = rows().wide;
     const bool any = rows().count() > 0;
-    if (any) switch (wide) {
-        case 32: begin<32>(b); break;
-        case 64: begin<64>(b); break;
-        case 128: begin<128>(b); break;
-        case 192: begin<WIDER>(b); break;
-        default: begin<WIDEST>(b);
-      }
+    if constexpr (MOST == 64) {
+      if (any) wide == 32 ? begin<32>(b) : begin<64>(b);
+    } else {
+      if (any) switch (wide) {
+          case 32: begin<32>(b); break;
+          case 64: begin<64>(b); break;
+          case 128: begin<128>(b); break;
+          case 192: begin<WIDER>(b); break;
+          default: begin<WIDEST>(b);
+        }
+    }
     if (!ready()) return false;
-    if (any) switch (wide) {
-        case 32: products<UNIT, 32, 1>(b, emit); break;
-        case 64: products<UNIT, 64, 1>(b, emit); break;
-        case 128: products<UNIT, 128, 1>(b, emit); break;
-        case 192: products<UNIT, WIDER / 2, 2>(b, emit); break;
-        default: products<UNIT, WIDEST / 2, 2>(b, emit);
-      }
+    if constexpr (MOST == 64) {
+      if (any) wide == 32 ? products<UNIT, 32, 1>(b, emit) : products<UNIT, 64, 1>(b, emit);
+    } else {
+      if (any) switch (wide) {
+          case 32: products<UNIT, 32, 1>(b, emit); break;
+          case 64: products<UNIT, 64, 1>(b, emit); break;
+          case 128: products<UNIT, 128, 1>(b, emit); break;
+          case 192: products<UNIT, WIDER / 2, 2>(b, emit); break;
+          default: products<UNIT, WIDEST / 2, 2>(b, emit);
+        }
+    }
     return true;
   }
   __device__ __forceinline__ u32 slots() const {
@@ -548,6 +888,10 @@ struct Chunk {
         for (int t = 0; t < TIMES; ++t)
 #pragma unroll
           for (int i = 0; i < WIDE / 2; ++i) sum[t][i] = 0.0f;
+        if constexpr (Additions::EXPERT_BIAS)
+          if (all.biases)
+#pragma unroll
+            for (int t = 0; t < TIMES; ++t) add_biases(all, row + t * WIDE, sum[t]);
 #pragma unroll 1
         for (int steps = feed.steps(); steps > 0; steps -= AT_ONCE) {
           if (small) {
@@ -599,6 +943,20 @@ struct Chunk {
     }
   }
 
+  // The biases of a product's rows, before there are sums: their loads are under way with copies.
+  template <int N>
+  __device__ __forceinline__ void add_biases(const SharedRows& rows, int row,
+                                             float (&sum)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int at = row + 8 * i + me % 4 * 2 + j;
+        const float bias = at < rows.count() ? rows.biases[rows.lo + at] : 0.0f;
+        sum[4 * i + j] = bias, sum[4 * i + 2 + j] = bias;
+      }
+  }
+
   // A thread's sums of a product: tokens 16 * (warp % 4) + thread / 4 and 8 more, pairs of
   // neighbouring rows.
   template <int UNIT, int N, class Emit>
@@ -609,15 +967,18 @@ struct Chunk {
     for (int half = 0; half < 2; ++half) {
       const int token = begin + me / 32 % 4 * 16 + thread / 4 + 8 * half;
       if (token >= rows.tokens) continue;
+      int to = token;
+      if constexpr (Experts::ANY)
+        if (rows.entries) to = rows.entries[token];
 #pragma unroll
       for (int i = 0; i < N / 4; ++i) {
         const int at = row + 8 * i + thread % 4 * 2;
         const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
         if (UNIT == 2) {
-          if (at < count) emit(token, (rows.lo + at) / 2, low, high);
+          if (at < count) emit(to, (rows.lo + at) / 2, low, high);
         } else {
-          if (at < count) emit(token, rows.lo + at, low, low);
-          if (at + 1 < count) emit(token, rows.lo + at + 1, high, high);
+          if (at < count) emit(to, rows.lo + at, low, low);
+          if (at + 1 < count) emit(to, rows.lo + at + 1, high, high);
         }
       }
     }

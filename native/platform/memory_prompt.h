@@ -1,6 +1,8 @@
 // A chunk's activations and products on platforms whose blocks multiply vectors that lie in memory.
 #pragma once
 
+#include "experts.h"
+
 namespace twin {
 
 struct Chunk {
@@ -41,6 +43,118 @@ struct Chunk {
   __device__ static void load(Core& core, Piece& piece, const u8* row) {
     piece.load_near(core, row);
   }
+
+  // ---- experts ----------------------------------------------------------------------------------
+
+  // The block's rows of a router to where all blocks find them, one after the other.
+  template <class Block, class Stage>
+  __device__ void put_rows(Block& b, const Stage& stage, u8* to) {
+    constexpr int SIZE = type_bytes(WEIGHT);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    for (int row = own.lo; row < own.hi; row += stage.tile_rows) {
+      const int rows = own.hi - row < stage.tile_rows ? own.hi - row : stage.tile_rows;
+      for (int col = 0; col < stage.cols; col += stage.tile_cols) {
+        const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
+        if (b.core.ring.mine()) {
+          const u8* from = b.core.ring.acquire();
+          for (int i = b.core.warp_thread(); i < rows * cols * SIZE / 4; i += b.core.warp_threads())
+            reinterpret_cast<u32*>(to + (long(row - own.lo + 4 * i / SIZE / cols) * stage.cols +
+                                         col + 4 * i / SIZE % cols) * SIZE)[0] =
+                reinterpret_cast<const u32*>(from)[i];
+          b.core.ring.release();
+        }
+        b.core.ring.next(tile_bytes(stage, rows, cols));
+      }
+    }
+  }
+
+  // Logits of the tokens whose rows lie at `x`, [tokens][COUNT]; row(expert): the router's weights.
+  template <class Block, class Row>
+  __device__ static void score(Block& b, const float* x, int tokens, float* logits, Row row) {
+    for (int expert = b.core.warp(); expert < Experts::COUNT; expert += b.core.warps())
+      for (int token = 0; token < tokens; ++token)
+        b.core.dot_tile(row(expert), 1, b.plan.hidden, x + long(token) * b.plan.hidden,
+                        logits + token * Experts::COUNT + expert);
+  }
+
+  // Where each expert's entries begin among all, sorted; the entries follow.
+  template <class Block>
+  __device__ static int* begins(const Block& b) {
+    return reinterpret_cast<int*>(b.scratch + b.plan.prompt_order);
+  }
+  template <class Block>
+  __device__ int entries_of(Block& b, int expert) const {
+    return begins(b)[expert + 1] - begins(b)[expert];
+  }
+
+  // Entries, numbered token * TOP_K + place, by expert. `choices`: [tokens][experts,
+  // weights][TOP_K].
+  template <class Block>
+  __device__ void sort(Block& b, const float* choices, int tokens) {
+    constexpr int TOP_K = Experts::TOP_K;
+    b.core.barrier();
+    if (b.core.thread() == 0) {
+      int* const begin = begins(b);
+      int* const order = begin + Experts::COUNT + 1;
+      int next = 0;
+      for (int expert = 0; expert < Experts::COUNT; ++expert) {
+        begin[expert] = next;
+        for (int entry = 0; entry < tokens * TOP_K; ++entry) {
+          const float* at = choices + entry / TOP_K * 2 * TOP_K + entry % TOP_K;
+          if (bits_as<int>(load_shared(at)) == expert) order[next++] = entry;
+        }
+      }
+      begin[Experts::COUNT] = next;
+    }
+    b.core.barrier();
+  }
+
+  template <class Block, class Stage, class Lot>
+  __device__ void prefetch_lot(Block&, const Stage&, const Lot&, const u8*) const {}
+  template <class Block, class Stage, class Lot>
+  __device__ void decode_lot(Block&, const Stage&, const Lot&, const u8*) const {}
+
+  // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
+  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
+  // element its own. Sums begin with the rows' biases, where there are some.
+  template <int UNIT, class Block, class Stage, class Lot, class Emit>
+  __device__ void multiply_entries(Block& b, const Stage& stage, const float* x, int expert,
+                                   const Lot& lot, const u8* weights, const float* biases,
+                                   Emit emit) {
+    const int* const begin = begins(b);
+    const int* const order = begin + Experts::COUNT + 1;
+    const int cols = stage.expert_cols, end = begin[expert + 1];
+    float* const mine = b.scratch + b.core.warp() * 2 * stage.tile_rows;
+    float* const tile = mine + stage.tile_rows;
+    each_group(b, stage, lot, [&](int row, int rows, auto place) {
+      for (int at = begin[expert] + b.core.warp(); at < end; at += b.core.warps()) {
+        const int entry = order[at];
+        const float* from = x + long(UNIT == 1 ? entry : entry / Experts::TOP_K) * cols;
+        for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
+          mine[r] = biases ? biases[row + r] : 0.0f;
+        b.core.warp_sync();
+        for (int col = 0, slice = 0; col < cols; col += stage.tile_cols, ++slice) {
+          const int wide = cols - col < stage.tile_cols ? cols - col : stage.tile_cols;
+          if constexpr (CODED) {
+            b.core.dot_coded(code_of(stage), weights + u64(place(slice)) * UNIT_BYTES, rows, wide,
+                             from + col, tile);
+          } else {
+            const long first = long(stage.expert_rows) * col + long(row) * wide;
+            b.core.dot_tile(weights + first * type_bytes(WEIGHT), rows, wide, from + col, tile);
+          }
+          b.core.warp_sync();
+          for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
+            mine[r] += tile[r];
+          b.core.warp_sync();
+        }
+        for (int i = b.core.warp_thread(); i < rows / UNIT; i += b.core.warp_threads())
+          emit(entry, row / UNIT + i, mine[i * UNIT], mine[i * UNIT + UNIT - 1]);
+        b.core.warp_sync();
+      }
+    });
+  }
+
+  // ---- products ---------------------------------------------------------------------------------
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block.
   // Each warp adds its tiles' sums of a row group in its own part of the scratch,

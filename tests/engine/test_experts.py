@@ -125,10 +125,6 @@ def test_every_run_gives_the_same_bits_and_the_references_tokens() -> None:
     assert np.array_equal(*logits)
 
 
-def test_prompts_are_read_by_steps() -> None:
-    assert planned(routed(), prompt_chunk=16).options.prompt_chunk == 1
-
-
 # ---- the choice ----------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 // The products of a prompt pass as an NVIDIA block makes them (native/platform/cuda_prompt.cuh),
 // with every thread an OS thread. Tensor-core instructions are computed by their definition; a copy
 // is made only when its group is awaited, so that a read that comes too early finds what was there
-// before. Compiled with CHUNK (tokens), STORED (FP16 or BF16) and, for few-bit weights that are
-// decoded first (cuda_decode.cuh), CODED_AS.
+// before. Compiled with CHUNK (tokens), STORED (FP16 or BF16); for few-bit weights that are decoded
+// first (cuda_decode.cuh) with CODED_AS, and for experts with HELD (of a layer) and CHOICES.
 #include <pthread.h>
 
 #include <cstdlib>
@@ -14,6 +14,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define TWIN_ONCE
 #include "../../native/platform/facts.h"
 
 namespace twin {
@@ -26,11 +27,23 @@ enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64, PAGE_BYTES = 4096,
               UNIT_BYTES = facts::UNIT_BYTES;
-enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN };
+enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN, ROUTER, ROUTED_UP, ROUTED_DOWN };
 #ifdef CODED_AS
 #define TWIN_CODED
 constexpr u32 CODES = 1u << CODED_AS;
 constexpr int CODED_PACK = 16;
+#endif
+
+#ifdef HELD
+#define TWIN_EXPERTS
+struct Experts {
+  static constexpr bool ANY = true;
+  static constexpr int COUNT = HELD, TOP_K = CHOICES;
+};
+#define TWIN_ADDITIONS
+struct Additions {
+  static constexpr bool EXPERT_BIAS = true;
+};
 #endif
 
 struct Plan {
@@ -61,6 +74,7 @@ struct Span {
 struct Stage {
   int owned, cols, tile_cols, tile_rows, unit, kind;
   int code, row_bytes, last_bytes, row_scales, last_scales;  // of few-bit weights
+  int bias, expert_page, expert_units, expert_rows, expert_cols, expert_group, expert_apart;
 };
 
 constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
@@ -86,6 +100,13 @@ float load_element(const u8* at) {
   memcpy(&bits, at, T == Type::FP32 ? 4 : 2);
   if (T == Type::FP32) return bits_as<float>(bits);
   return T == Type::BF16 ? bits_as<float>(bits << 16) : half_value(u16(bits));
+}
+template <Type T>
+void unpack(u32 word, float& first, float& second) {
+  const auto one = [](u32 bits) {
+    return T == Type::BF16 ? bits_as<float>(bits << 16) : half_value(u16(bits));
+  };
+  first = one(word & 65535u), second = one(word >> 16);
 }
 template <Type T>
 u32 packed(float first, float second) {
@@ -114,6 +135,9 @@ struct Meeting {
 
 struct Machine {
   Meeting all = Meeting(CONSUMERS);
+  Meeting warps[CONSUMER_WARPS] = {Meeting(32), Meeting(32), Meeting(32), Meeting(32),
+                                   Meeting(32), Meeting(32), Meeting(32), Meeting(32)};
+  float added[CONSUMERS];
   alignas(1024) u8 shared[227 * 1024];
 };
 
@@ -155,6 +179,12 @@ void leave_cache_to_copies() {}
 void barrier_arrive(u64*) {}
 void keep_here(int&) {}
 float load_shared(const float* at) { return *at; }
+template <int N, int ALIGNED>
+Pack<N> load_pack(const float* at, bool) {
+  Pack<N> pack;
+  memcpy(pack.at, at, sizeof pack.at);
+  return pack;
+}
 float4 load_quad(const float*) { return {}; }  // FP32 alone
 float4 load_once(const float* at) {
   if (u64(at) % 16) abort();
@@ -228,6 +258,8 @@ void four_e4m3(u32 word, float (&out)[4]) {
 #include "../../native/platform/cuda_decode.cuh"
 #include "../../native/platform/cuda_prompt.cuh"
 
+#include "../../native/monokernel/lots.cuh"
+
 namespace {
 
 using namespace twin;
@@ -238,11 +270,23 @@ struct Signals {
 struct Core {
   Signals signals;
   int thread() const { return twin::thread; }
+  int warp() const { return twin::thread / 32; }
+  int warp_thread() const { return twin::thread % 32; }
   void barrier() const { machine->all.wait(); }
+  float warp_sum(float v) const {
+    Meeting& mine = machine->warps[warp()];
+    machine->added[twin::thread] = v;
+    mine.wait();
+    float sum = 0;
+    for (int i = 0; i < 32; ++i) sum += machine->added[warp() * 32 + i];
+    mine.wait();
+    return sum;
+  }
 };
 struct Memory {
   const u8* stream;
   float* prompt;
+  const float* constants;
 };
 struct Start {
   int page;
@@ -255,6 +299,7 @@ struct Spans {
   int blocks;
   const Span* own;
   const Start* starts;
+  int prompt_lot, prompt_owners, hidden;
   const Span& owned_of(int, int block) const { return own[block]; }
   const Start& streams_at(int block) const { return starts[block]; }
 };
@@ -265,6 +310,21 @@ struct Block {
   int block;
   float* input;
 };
+
+// walk(machine) by every thread of a block, whose memory on the chip has numbers that are none.
+template <class Walk>
+void run_block(Walk walk) {
+  Machine made;
+  machine = &made;
+  memset(made.shared, 0xFF, sizeof made.shared);
+  std::vector<std::thread> threads;
+  for (int at = 0; at < CONSUMERS; ++at)
+    threads.emplace_back([&, at] {
+      thread = at;
+      walk(made);
+    });
+  for (std::thread& one : threads) one.join();
+}
 
 }  // namespace
 
@@ -296,25 +356,17 @@ void multiply_all(const u8* stream, const float* x, int tokens, int blocks, cons
                  coding[0], coding[1], coding[2], coding[3], coding[4]};
   };
   const auto on_each = [&](auto use) {
-    for (int block = 0; block < blocks; ++block) {
-      Machine made;
-      machine = &made;
-      memset(made.shared, 0xFF, sizeof made.shared);  // numbers that are none
-      auto walk = [&](int at) {
-        thread = at;
+    for (int block = 0; block < blocks; ++block)
+      run_block([&](Machine& made) {
         Block b = {{},
-                   {stream, reinterpret_cast<float*>(memory.data())},
+                   {stream, reinterpret_cast<float*>(memory.data()), nullptr},
                    {floats, floats + 32, blocks, own, reinterpret_cast<const Start*>(starts)},
                    block,
                    reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
         Chunk chunk(b);
         chunk.open(b, tokens);
         for (int time = 0; time < 2; ++time) use(b, chunk, stage_of(time));
-      };
-      std::vector<std::thread> threads;
-      for (int at = 0; at < CONSUMERS; ++at) threads.emplace_back(walk, at);
-      for (std::thread& one : threads) one.join();
-    }
+      });
   };
   if (CODED)
     on_each([](Block& b, Chunk& chunk, const Stage& stage) {
@@ -342,3 +394,94 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
   (unit == 2 ? multiply_all<2> : multiply_all<1>)(stream, x, tokens, blocks, spans, starts, cols,
                                                   tile_cols, tile_rows, coding, first, last);
 }
+
+#ifdef HELD
+
+// A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
+// each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an
+// expert, columns and rows of a tile, units of an expert, of a whole row group, and between blocks;
+// `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's rows,
+// [entries][elements], added to what is there: each is made once.
+template <int UNIT>
+void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
+                      int blocks, const int* spans, const int* shape, const int* coding,
+                      int lot, int owners, const float* biases, float* first, float* last) {
+  const int rows = shape[0], cols = shape[1], inputs = UNIT == 2 ? tokens : tokens * CHOICES,
+            elements = rows / UNIT;
+  std::vector<float> rounded(size_t(cols + 64) * CHUNK * CHOICES / 2 + 64, 0.0f);
+  for (int input = 0; input < inputs; ++input)
+    for (int column = 0; column < cols; column += Chunk::PACK) {
+      Pack<Chunk::PACK> pack;
+      memcpy(pack.at, x + long(input) * cols + column, sizeof pack.at);
+      Chunk::store_pack(rounded.data(), cols, input, column, pack);
+    }
+  const int floats = (rows * cols / 2 + 31) / 32 * 32;
+  std::vector<uint4> memory(size_t(8 + blocks * floats / 4), uint4{~0u, ~0u, ~0u, ~0u});
+  const Stage stage = {0,         cols,      shape[2],  shape[3],  UNIT,
+                       int(UNIT == 2 ? StageKind::ROUTED_UP : StageKind::ROUTED_DOWN),
+                       coding[0], coding[1], coding[2], coding[3], coding[4],
+                       0,         0,         shape[4],  rows,      cols,
+                       shape[5],  shape[6]};
+  const std::vector<Start> starts(size_t(blocks), Start{0});
+  for (int block = 0; block < blocks; ++block)
+    run_block([&](Machine& made) {
+      Block b = {{},
+                 {weights, reinterpret_cast<float*>(memory.data()), biases},
+                 {floats, 0, blocks, reinterpret_cast<const Span*>(spans), starts.data(), lot,
+                  owners, cols},
+                 block,
+                 reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
+      Chunk chunk(b);
+      chunk.open(b, tokens);
+      chunk.sort(b, choices, tokens);
+      multiply_experts<UNIT>(b, chunk, stage, rounded.data(),
+                             [&](int entry, int element, float low, float high) {
+                               first[long(entry) * elements + element] += low;
+                               last[long(entry) * elements + element] += high;
+                             });
+    });
+}
+
+extern "C" void chunk_experts(const u8* weights, const float* x, const float* choices, int tokens,
+                              int blocks, const int* spans, int unit, const int* shape,
+                              const int* coding, int lot, int owners, const float* biases,
+                              float* first, float* last) {
+  (unit == 2 ? multiply_entries<2> : multiply_entries<1>)(weights, x, choices, tokens, blocks,
+                                                          spans, shape, coding, lot, owners,
+                                                          biases, first, last);
+}
+
+// Logits of up to as many tokens as a block has warps, [tokens][HELD]; `router` is
+// [HELD][hidden] of the weight type, as it lies in the blocks' streams: whole rows of each block,
+// `spans`, in column slices of `tile_cols`.
+extern "C" void chunk_scores(const u8* router, const float* x, int tokens, int hidden, int blocks,
+                             const int* spans, const int* pages, int tile_cols, int tile_rows,
+                             const int* coding, float* logits) {
+  std::vector<uint4> rows(size_t(HELD) * size_t(hidden) / 8, uint4{~0u, ~0u, ~0u, ~0u});
+  u8* const at = reinterpret_cast<u8*>(rows.data());
+  const Stage stage = {0, hidden, tile_cols, tile_rows, 1, int(StageKind::ROUTER),
+                       coding[0], coding[1], coding[2], coding[3], coding[4]};
+  const Span* own = reinterpret_cast<const Span*>(spans);
+  for (int block = 0; block < blocks; ++block)
+    run_block([&](Machine& made) {
+      Block b = {{},
+                 {router, nullptr, nullptr},
+                 {0, 0, blocks, own, reinterpret_cast<const Start*>(pages), 0, 1, hidden},
+                 block,
+                 reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
+      Chunk chunk(b);
+      chunk.open(b, CHUNK);
+      b.core.barrier();
+      chunk.put_rows(b, stage, at + long(own[block].lo) * hidden * 2);
+    });
+  run_block([&](Machine& made) {
+    float* const chip = reinterpret_cast<float*>(made.shared + 1024);
+    for (int i = thread; i < tokens * hidden; i += CONSUMERS) chip[i] = x[i];
+    Block b = {{}, {}, {0, 0, 1, own, nullptr, 0, 1, hidden}, 0, nullptr};
+    b.core.barrier();
+    Chunk::score(b, chip, tokens, logits,
+                 [&](int expert) -> const u8* { return at + long(expert) * hidden * 2; });
+  });
+}
+
+#endif

@@ -92,6 +92,7 @@ NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "FP32": {"weight_dtype": DType.FP32, "kv_dtype": DType.FP32},
     "prompts": {"prompt_chunk": 64},
     "short passes": {"prompt_chunk": 16},
+    "long passes": {"prompt_chunk": 1024},
 }
 
 
@@ -125,6 +126,10 @@ BUILDS = [
     *slow("gpt-oss-20b@bf16", "defaults", "FP32"),
     ("gpt-oss-20b", "defaults"),
     *slow("gpt-oss-120b", "defaults"),
+    ("gpt-oss-20b", "long passes"),
+    *slow("qwen3-30b-a3b", "long passes", "short passes"),
+    *slow("qwen3-30b-a3b@fp8-128x128", "long passes"),
+    *slow("mixtral-8x7b@fp8", "long passes"),
     *(case for name in CODES for case in slow(f"qwen3-30b-a3b@{name}", "defaults")),
     *slow("llama-3.1-8b", "counter", "defaults"),
     *(

@@ -253,7 +253,7 @@ def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
     repeats give different tokens.
     """
     took, said = [], []
-    # prompts of other kinds are read step by step: once is enough
+    # only what follows a prompt is timed: reading it once is enough, as other kinds were measured
     reuse = kind_of(run.spec) is not ModelKind.DENSE
     with open_random(node.device, plan, SEED) as engine:
         for _ in range(run.repeats):

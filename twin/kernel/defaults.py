@@ -155,6 +155,7 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
     if not limits.teams:
         return TOKENS
     return fitting_chunk(
+        spec,
         own,
         blocks=blocks,
         room=limits.on_chip_bytes - BESIDE_BYTES,

@@ -160,6 +160,12 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
         "prompt_decoded": prompt.decoded,
         "prompt_normed_floats": prompt.normed_floats,
         "prompt_summed_floats": prompt.summed_floats,
+        "prompt_choices": prompt.choices,
+        "prompt_router": prompt.router,
+        "prompt_entries": prompt.entries,
+        "prompt_order": prompt.order,
+        "prompt_lot": prompt.lot,
+        "prompt_owners": prompt.owners,
         "tensor_pass": int(tensor_pass(plan)),
     }
 

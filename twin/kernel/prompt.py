@@ -14,10 +14,13 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.kernel.coded import stored_bytes
+from twin.kernel.experts import has_experts
 from twin.kernel.fields import up
-from twin.models.spec import DType
+from twin.models.feeds import ExpertFeed
+from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ROWS
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, StageKind
+from twin.plan.partition import TEAM_WARPS
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Routed, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 TOKENS = 16  # of a pass on a CPU
@@ -39,6 +42,9 @@ SCAN_POSITIONS = 64  # of a tile of cached keys and values
 SCAN_TILES = 4  # on the chip: one in use, the others under way
 SCAN_HEAD = 128  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles
+# of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
+# all blocks stay in an H200's second-level cache
+ROUTED_ROWS, DECODED_ROWS = 256, 64
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chip
 
@@ -62,6 +68,16 @@ class Prompt:
     decoded: int = 0
     normed_floats: int = 0
     summed_floats: int = 0
+    # experts: of each token, [experts, weights][top_k]; a layer's router, [rows][hidden] of the
+    # weight type; what each entry's down projection makes, [tokens][top_k][hidden] FP32
+    choices: int = 0
+    router: int = 0
+    entries: int = 0
+    order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
+    # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
+    # of a down projection it multiplies together
+    lot: int = 0
+    owners: int = 1
 
 
 def passes(plan: Plan, tokens: int) -> int:
@@ -76,41 +92,51 @@ def pass_stages(plan: Plan) -> Iterator[Stage]:
     yield from (s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass)
 
 
-def pass_weight_bytes(plan: Plan) -> int:
-    """Weights that one pass streams, all ranks together."""
-    return plan.ranks * sum(
-        stored_bytes(plan, s.matrix, s.matrix.rows, s.matrix.cols)
-        for s in pass_stages(plan)
-        if s.matrix
+def pass_weight_bytes(plan: Plan, tokens: int | None = None) -> int:
+    """Weights that one pass of so many tokens (else of a whole chunk) streams, all ranks together:
+    of experts those that some token chooses.
+    """
+    count = plan.options.prompt_chunk if tokens is None else tokens
+    return plan.ranks * round(
+        sum(
+            stored_bytes(plan, s.matrix, s.matrix.rows, s.matrix.cols)
+            * (experts_used(s.routed, count) if s.routed else 1)
+            for s in pass_stages(plan)
+            if s.matrix
+        )
     )
+
+
+def experts_used(routed: Routed, tokens: int) -> float:
+    """Experts of a layer that some of the tokens choose, where all are as likely."""
+    return routed.total * (1 - (1 - routed.top_k / routed.total) ** tokens)
 
 
 @lru_cache(maxsize=64)
 def prompt_of(plan: Plan) -> Prompt:
     """Sizes and offsets of a plan."""
-    options, chunk = plan.options, plan.options.prompt_chunk
+    chunk = plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
     if tensor_pass(plan):
         own = plan.kernel_attention()
         columns["queries"] = own.heads * own.head_dim
+    feed = experts_of(plan)
+    if feed:
+        columns |= {"choices": 2 * feed.top_k, "entries": feed.top_k * plan.shard.hidden}
     names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
     columns |= {name: width for name, width in names if name}
     at, offsets = 0, {"": -1}
     for name, width in columns.items():
         offsets[name] = at
         at += chunk * up(width, LINE_FLOATS)
+    router = at
+    at += router_floats(plan)
     decoded, (normed, summed) = at, decoded_floats(plan)
     at += plan.blocks * (normed + summed)
     end = max(s.index for s in pass_stages(plan)) + 1
-    attention = attention_bytes(
-        plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes
-    )
-    chip = max(
-        attention // 4,
-        MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix),
-    )
+    chip, order = _chip_floats(plan)
     values = tuple(offsets[name] for name, _ in names)
     return Prompt(
         at,
@@ -119,27 +145,128 @@ def prompt_of(plan: Plan) -> Prompt:
         offsets.get("queries", 0),
         values,
         end,
-        up(chip, LINE_FLOATS),
+        chip,
         decoded,
         normed,
         summed,
+        offsets.get("choices", 0),
+        router,
+        offsets.get("entries", 0),
+        order,
+        _lot(plan),
+        _owners(plan),
     )
+
+
+def _chip_floats(plan: Plan) -> tuple[int, int]:
+    """(floats of a block, where among them entries lie that are sorted by expert)."""
+    options, chunk = plan.options, plan.options.prompt_chunk
+    attention = attention_bytes(
+        plan.kernel_attention(), chunk=chunk, blocks=plan.blocks, kv_bytes=options.kv_dtype.bytes
+    )
+    used = [
+        attention // 4,
+        MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix),
+    ]
+    feed = experts_of(plan)
+    if feed:
+        used.append(routing_floats(feed, plan.shard.hidden, MOST_WARPS))
+    order = up(max(used), LINE_FLOATS)
+    return order + (up(feed.experts + 1 + chunk * feed.top_k, LINE_FLOATS) if feed else 0), order
+
+
+# ---- experts -------------------------------------------------------------------------------------
+
+
+def experts_of(plan: Plan) -> ExpertFeed | None:
+    """The experts of a plan that the kernel runs."""
+    return plan.spec.experts if plan.spec and has_experts(plan) else None
+
+
+def routing_floats(feed: ExpertFeed, hidden: int, warps: int) -> int:
+    """What a block needs on the chip while it chooses experts: a token of each warp; `Routing` in
+    native/monokernel/prompt_experts.cuh.
+    """
+    return LINE_FLOATS + warps * (hidden + feed.experts + 2 * feed.top_k)
+
+
+def routed_chip_bytes(feed: ExpertFeed | None, chunk: int) -> int:
+    """NVIDIA: 16-bit entries sorted by expert, and where each expert's begin; ChunkShared in
+    cuda_prompt.cuh.
+    """
+    return up(2 * chunk * feed.top_k + 4 * (feed.experts + 1), 16) if feed else 0
+
+
+def router_floats(plan: Plan) -> int:
+    """A rank's rows of a layer's router."""
+    rows = max((s.matrix.rows for s in _of_kind(plan, StageKind.ROUTER) if s.matrix), default=0)
+    return up(rows * plan.shard.hidden * plan.options.weight_dtype.bytes // 4, LINE_FLOATS)
+
+
+def routed_bytes(plan: Plan) -> int:
+    """What experts take of a GPU's memory during passes, beside what they decode."""
+    feed = experts_of(plan)
+    if feed is None or plan.options.prompt_chunk == 1:
+        return 0
+    widest = max(
+        width
+        for name, width in (_row(plan, plan.stages[v.stage]) for v in plan.values)
+        if name == "routed_up"
+    )
+    columns = sum(up(c, LINE_FLOATS) for c in (2 * feed.top_k, feed.top_k * plan.shard.hidden))
+    tokens = plan.options.prompt_chunk * (columns + up(widest, LINE_FLOATS))
+    return 4 * plan.ranks_per_gpu * (tokens + router_floats(plan))
+
+
+def _of_kind(plan: Plan, kind: StageKind) -> list[Stage]:
+    return [stage for stage in plan.stages if stage.kind is kind and has_experts(plan)]
+
+
+def _lot(plan: Plan) -> int:
+    if not plan.limits.teams or not has_experts(plan):
+        return 0
+    return DECODED_ROWS if plan.coded else ROUTED_ROWS
+
+
+def _owners(plan: Plan) -> int:
+    if not plan.coded:
+        return 1
+    shares = [largest_share(stage) for stage in _of_kind(plan, StageKind.ROUTED_DOWN)]
+    return max(1, min(_lot(plan) // max([1, *shares]), plan.blocks))
+
+
+def lot_of(plan: Plan, stage: Stage) -> tuple[int, int]:
+    """(rows of an expert that a block multiplies together, at most; lots of an expert);
+    `lot` in native/monokernel/lots.cuh.
+    """
+    assert stage.matrix is not None
+    if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
+        owners = _owners(plan)
+        return owners * largest_share(stage), -(-plan.blocks // owners)
+    high = stage.matrix.tile_rows
+    rows = max(1, _lot(plan) // high) * high
+    return min(rows, stage.matrix.rows), -(-stage.matrix.rows // rows)
+
+
+# ---- decoded rows --------------------------------------------------------------------------------
 
 
 def decoded_floats(plan: Plan) -> tuple[int, int]:
     """Floats in which one block keeps a stage's decoded rows: of stages that multiply the normed
     residual, and of those whose output is added to it. Both are zero where nothing is decoded
     before it is multiplied: on a CPU, and of a plan whose weights are not coded.
+
+    A block's lot of an expert lies where rows of the first kind do: no neighbour reads it.
     """
     if not plan.coded or not plan.limits.teams or plan.options.prompt_chunk == 1:
         return 0, 0
     size = plan.options.weight_dtype.bytes
     widest = [0, 0]
     for stage in pass_stages(plan):
-        if stage.matrix:
-            floats = up(largest_share(stage) * stage.matrix.cols * size // 4, LINE_FLOATS)
-            kind = int(ROWS[stage.kind].summed)
-            widest[kind] = max(widest[kind], floats)
+        if stage.matrix and stage.kind is not StageKind.ROUTER:
+            rows = lot_of(plan, stage)[0] if stage.routed else largest_share(stage)
+            kind = int(ROWS[stage.kind].summed and not stage.routed)
+            widest[kind] = max(widest[kind], up(rows * stage.matrix.cols * size // 4, LINE_FLOATS))
     return widest[0], widest[1]
 
 
@@ -169,7 +296,13 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
         case StageKind.ATTENTION:
             own = plan.kernel_attention()
             return made.kind.value, own.heads * own.head_dim
-        case StageKind.O_PROJ | StageKind.DOWN:
+        case StageKind.ROUTED_UP:
+            assert made.matrix is not None
+            assert made.routed is not None
+            # rows of entries: whole lines each, as the columns of other values
+            width = up(made.matrix.rows // made.matrix.unit, LINE_FLOATS)
+            return made.kind.value, made.routed.top_k * width
+        case StageKind.O_PROJ | StageKind.DOWN | StageKind.ROUTED_DOWN:
             return (
                 f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}",
                 plan.shard.hidden,
@@ -223,6 +356,7 @@ def chip_bytes(plan: Plan) -> int:
     if options.prompt_chunk == 1 or plan.spec is None:
         return 0
     return pass_bytes(
+        plan.spec,
         plan.kernel_attention(),
         chunk=options.prompt_chunk,
         blocks=plan.blocks,
@@ -231,32 +365,45 @@ def chip_bytes(plan: Plan) -> int:
     )
 
 
-def pass_bytes(own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int) -> int:
-    """What attention needs, or products. `blocks` of a rank; `kv_bytes` of a cached number."""
+def pass_bytes(
+    spec: ModelSpec, own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int
+) -> int:
+    """What attention needs, or products, or a choice of experts. `blocks` of a rank; `kv_bytes` of
+    a cached number.
+    """
     if tensor_heads(own, kv_bytes):
         # PassScan::bytes in cuda_attend.cuh
         attention = SCAN_TILES * 2 * SCAN_POSITIONS * (own.head_dim * kv_bytes + 16)
     else:
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
-    return max(products, up(attention, 256)) + ROWS_BYTES
+    feed = spec.experts
+    routing = 4 * routing_floats(feed, spec.hidden, TEAM_WARPS) if feed else 0
+    most = max(products, up(attention, 256), up(routing, 256))
+    return most + ROWS_BYTES + routed_chip_bytes(feed, chunk)
 
 
-def fitting_chunk(own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int) -> int:
+def fitting_chunk(
+    spec: ModelSpec, own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int
+) -> int:
     """The most tokens a pass that fit `room` bytes of a block's shared memory, else 1: blocks with
     less of it than a Hopper's read prompts by ordinary steps.
     """
-    chunks = possible_chunks(own, dtype, kv_bytes)
+    chunks = possible_chunks(spec, own, dtype, kv_bytes)
     fitting = (
         c
         for c in chunks
-        if pass_bytes(own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
+        if pass_bytes(spec, own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
     )
     return max(fitting, default=1)
 
 
-def possible_chunks(own: Attention, dtype: DType, kv_bytes: int) -> tuple[int, ...]:
-    """Tokens of a pass that an NVIDIA GPU can make."""
+def possible_chunks(
+    spec: ModelSpec, own: Attention, dtype: DType, kv_bytes: int
+) -> tuple[int, ...]:
+    """Tokens of a pass that an NVIDIA GPU can make: experts are for tensor cores alone."""
+    if spec.experts and dtype is DType.FP32:
+        return ()
     return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
 
 
@@ -269,12 +416,13 @@ def sharing(tokens: int, chunk: int) -> tuple[int, int]:
     return -(-tokens // together), together
 
 
-def batch_of(rows: int, together: int) -> tuple[int, int]:
+def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:
     """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in
     cuda_prompt.cuh.
     """
     wide = min(
-        WIDTHS, key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width))
+        (width for width in WIDTHS if width <= most),
+        key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width)),
     )
     return wide, 2 if wide <= GROUP_TOKENS else 1
 
@@ -284,7 +432,15 @@ def check_tensor_cores(plan: Plan) -> None:
     options = plan.options
     if options.prompt_chunk == 1:
         return
-    chunks = possible_chunks(plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes)
+    assert plan.spec is not None
+    chunks = possible_chunks(
+        plan.spec, plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes
+    )
+    if not chunks:
+        raise PlanError(
+            f"prompt_chunk={options.prompt_chunk}: passes multiply experts of 16 bits or fewer; "
+            f"use prompt_chunk=1 with {options.weight_dtype.value}"
+        )
     if options.prompt_chunk not in chunks:
         allowed = ", ".join(map(str, chunks))
         raise PlanError(

@@ -11,7 +11,7 @@ from twin.errors import PlanError, TwinError
 from twin.hardware.load import load_node, node_names
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.prompt import decoded_bytes
+from twin.kernel.prompt import decoded_bytes, routed_bytes
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.units import format_quantity
@@ -103,5 +103,7 @@ def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
 
 
 def _needed_bytes(plan: Plan) -> int:
-    """Of one GPU: weights, caches and exchanged words, and where passes decode weights."""
-    return plan.memory_bytes() + decoded_bytes(plan)
+    """Of one GPU: weights, caches and exchanged words, where passes decode weights, and what they
+    keep of experts.
+    """
+    return plan.memory_bytes() + decoded_bytes(plan) + routed_bytes(plan)

@@ -36,8 +36,7 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
     norms = spec.variant.norms.after or spec.variant.whole_qk_norm
-    # they have no code for such norms, nor for experts
-    passes = on_kernel(spec, options) and not (norms or spec.layout)
+    passes = on_kernel(spec, options) and not norms  # they have no code for such norms
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -63,6 +63,8 @@ OF_THE_CODE = {
     "its slice of a sliced residual",
     "pass": "the weights of all layers, once, for the tokens of a chunk",
     "chunk": "the tokens of a prompt that one pass reads",
+    "entry": "a token of a chunk and one of the experts that it chose",
+    "lot": "rows of an expert that a block multiplies together in a pass",
     "pack": "neighbouring elements that one thread loads or stores together",
     "portion": "a column slice that a team of warps takes; with more slices than teams it takes "
     "several in turn",

@@ -21,11 +21,15 @@ from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
 from twin.kernel.coded import stored_bytes
 from twin.kernel.prompt import (
+    DECODED_ROWS,
+    ROUTED_ROWS,
     SCAN_POSITIONS,
     SCAN_ROWS,
     STEP_COLUMNS,
     batch_of,
+    experts_used,
     largest_share,
+    lot_of,
     pass_stages,
     pass_weight_bytes,
     passes,
@@ -35,7 +39,7 @@ from twin.kernel.prompt import (
 from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Stage
+from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
 from twin.sim.consume import unpacking_s
 from twin.sim.cost import weight_rate
 
@@ -61,6 +65,12 @@ HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
 # a few-bit weight decoded to 16 bits by a block: about six instructions of 128 in a cycle. A
 # division of a load's number, scales and stores included; no pass of such a plan has been timed
 DECODE_CYCLES = 0.05
+# A router's logits: experts and columns of a warp's step, whose loads are under way together, and
+# multiply-adds of a block in a cycle. Entries sorted by expert: cycles of a thread for each of its
+# entries, and for the counts of all threads before it. No pass with experts has been timed
+SCORED_EXPERTS, SCORED_COLUMNS, BLOCK_MULTIPLY_ADDS = 4, 512, 128
+SORT_CYCLES_AN_ENTRY, SORT_CYCLES = 150, 5000
+ENTRIES_AT_ONCE, SUMMED_AT_ONCE, SUMMED_COLUMNS = 8, 4, 8
 # without tensor cores: a warp's look at as many positions a thread for one query head
 LOOK_CYCLES, POSITIONS = 1500, 4
 # the load that slows a pass depends on its time; it settles to 0.1 % in as many
@@ -100,15 +110,19 @@ def prompt_time(plan: Plan, node: Node, tokens: int) -> PromptTime:
             "prompt_chunk=1 reads prompts by ordinary steps; multiply the step's time, or choose "
             "a larger prompt_chunk"
         )
-    count, size = passes(plan, tokens), pass_weight_bytes(plan)
+    chunk = plan.options.prompt_chunk
+    sizes = [
+        pass_weight_bytes(plan, min(chunk, tokens - 1 - first))
+        for first in range(0, tokens - 1, chunk)
+    ]
+    count, size = passes(plan, tokens), sum(sizes)
     # seconds, at the pipe's rate
-    streamed = count * size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
+    streamed = size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
     seconds, waits = _all_passes(plan, node, tokens, 0.0)
     for _ in range(UTILISATION_ROUNDS if count else 0):
         seconds, waits = _all_passes(plan, node, tokens, streamed / seconds)
-    return PromptTime(
-        tokens, count, seconds, floor_s(node.device, node.gpus, count * size), size, waits
-    )
+    each = sizes[0] if sizes else pass_weight_bytes(plan)
+    return PromptTime(tokens, count, seconds, floor_s(node.device, node.gpus, size), each, waits)
 
 
 def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float, dict[str, float]]:
@@ -133,13 +147,16 @@ class _Passes:
             self.costs.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
         )
         self.warps = teams_of(plan).warps
-        # each with the rows of its largest share
-        self.stages = tuple((stage, largest_share(stage)) for stage in pass_stages(plan))
+        # each with the rows of its largest share; of experts nobody has a share
+        self.stages = tuple(
+            (stage, 0 if stage.routed else largest_share(stage)) for stage in pass_stages(plan)
+        )
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
             node.device.memory.stream_bytes_per_s.value / resident,
             self.costs.load_bytes_per_s.value,
         )
+        self.held = node.device.l2.capacity_bytes.value * node.device.structure.dies.value
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
@@ -148,9 +165,57 @@ class _Passes:
             for name, seconds in self._waits(stage, first, tokens).items():
                 waits[name] = waits.get(name, 0.0) + seconds
                 now += seconds
-            if stage.matrix:
+            if stage.matrix and stage.routed:
+                now += self._routed_s(stage, stage.matrix, stage.routed, tokens)
+            elif stage.matrix and stage.kind is not StageKind.ROUTER:
                 now += self._consume(stage.matrix, rows, tokens)
         return now
+
+    def _routed_s(self, stage: Stage, matrix: Matrix, routed: Routed, tokens: int) -> float:
+        """Seconds for a block's lots of all experts that some token chooses, one after the
+        other. Tokens choose all experts alike.
+        """
+        used = experts_used(routed, tokens)
+        entries = tokens * routed.top_k / used  # of an expert
+        rows, lots = lot_of(self.plan, stage)
+        if not self.tensor_cores:  # entry by entry
+            share = used * matrix.rows / self.plan.blocks
+            size, weights = self._stored(matrix, share), share * matrix.cols
+            if matrix.format is None:
+                dtype = self.plan.options.weight_dtype
+                rate = weight_rate(self.costs, dtype)
+                return max(size / self.stream, entries * weights * dtype.bytes / rate)
+            return max(
+                size / self.stream, entries * unpacking_s(self.costs, matrix.format, round(weights))
+            )
+        own = max(1, round(used * lots / self.plan.blocks + 0.5))  # of a block, at most
+        start = START_CYCLES / self.costs.clock_hz.value + self.latency
+        return own * (start + self._lot_s(matrix, rows, entries))
+
+    def _lot_s(self, matrix: Matrix, rows: int, entries: float) -> float:
+        """Seconds for so many rows of an expert. Few-bit weights come towards the block while it
+        multiplies the lot before, and are decoded within the second-level cache.
+        """
+        resident = self.plan.blocks * self.plan.ranks_per_gpu
+        streamed, decoded = self._stored(matrix, rows) / self.stream, 0.0
+        together = 64 if entries <= 64 else 128
+        wide, at_once = batch_of(rows, together, DECODED_ROWS if self.plan.coded else ROUTED_ROWS)
+        batches = -(-rows // wide) * max(1.0, entries / together)
+        steps = batches * -(-matrix.cols // STEP_COLUMNS)
+        fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows) + min(entries, together))
+        if self.plan.coded:
+            weights = rows * matrix.cols
+            decoded = weights * DECODE_CYCLES / self.costs.clock_hz.value + self.latency
+            made = weights * self.plan.options.weight_dtype.bytes
+            fetched += made
+            if made * resident > self.held:  # to memory and back
+                streamed += 2 * made / self.stream
+        turns = steps / at_once * TURN_CYCLES / self.costs.clock_hz.value
+        return max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), decoded + turns)
+
+    def _stored(self, matrix: Matrix, rows: float) -> float:
+        """Bytes of so many of an expert's rows."""
+        return stored_bytes(self.plan, matrix, matrix.rows, matrix.cols) * rows / matrix.rows
 
     def _consume(self, matrix: Matrix, rows: int, tokens: int) -> float:
         """Seconds for so many rows of a matrix."""
@@ -193,10 +258,25 @@ class _Passes:
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
         plan = self.plan
+        own = -(-tokens // plan.blocks)  # tokens of a block
+        if stage.kind is StageKind.ROUTE:
+            return {"choices": self._sort_s(stage, tokens)}
+        if stage.kind is StageKind.ROUTER:
+            return {
+                "barriers": self._barrier_s(),
+                "norms": self._norm_s(stage, own),
+                "choices": self._score_s(stage, own),
+            }
+        if stage.routed:
+            down = stage.kind is StageKind.ROUTED_DOWN
+            return {
+                "barriers": (1 + down) * self._barrier_s(),
+                "sums": self._sum_s(stage.routed, own) if down else 0.0,
+            }
         normed = ROWS[stage.kind].norm
         waits = {"barriers": (1 + normed) * self._barrier_s()}
         if normed:
-            waits["norms"] = self._norm_s(stage, -(-tokens // plan.blocks))
+            waits["norms"] = self._norm_s(stage, own)
         if stage.matrix:
             start = START_CYCLES / self.costs.clock_hz.value if self.tensor_cores else 0.0
             # the rest comes while the first products are made
@@ -220,6 +300,42 @@ class _Passes:
         )
         loads = 2 + sum(-(-count // PARTS_AT_ONCE) for count in parts)
         return max(rounds * loads * self.latency, 4 * elements / self.cache) + costs.stage_s.value
+
+    def _score_s(self, stage: Stage, tokens: int) -> float:
+        """A router's logits of a block's tokens, one of each warp together, in FP32."""
+        costs, experts = self.costs, self._routed_of(stage).total
+        hidden = self.plan.shard.hidden
+        if not self.tensor_cores:
+            return tokens * experts * hidden * costs.element_s.value
+        together = min(tokens, self.warps)
+        rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * self.warps))
+        loads = rounds * -(-hidden // SCORED_COLUMNS) * self.latency
+        cycles = rounds * SCORED_EXPERTS * self.warps * hidden * together / BLOCK_MULTIPLY_ADDS
+        size = -(-tokens // together) * experts * hidden * self.plan.options.weight_dtype.bytes
+        return max(loads + cycles / costs.clock_hz.value, size / self.cache)
+
+    def _sort_s(self, stage: Stage, tokens: int) -> float:
+        """All entries sorted by expert, by every block for itself."""
+        entries = tokens * self._routed_of(stage).top_k
+        if not self.tensor_cores:
+            return entries * self.costs.element_s.value
+        own = -(-entries // (WARP * self.warps))
+        cycles = own * SORT_CYCLES_AN_ENTRY + SORT_CYCLES
+        return -(-own // ENTRIES_AT_ONCE) * self.latency + cycles / self.costs.clock_hz.value
+
+    def _sum_s(self, routed: Routed, tokens: int) -> float:
+        """What a block's tokens' experts made, added up."""
+        hidden = self.plan.shard.hidden
+        elements = tokens * routed.top_k * hidden
+        if not self.tensor_cores:
+            return elements * self.costs.element_s.value
+        rounds = tokens * -(-hidden // (SUMMED_COLUMNS * WARP * self.warps))
+        waits = rounds * -(-routed.top_k // SUMMED_AT_ONCE) * self.latency
+        return max(waits, 4 * elements / self.cache)
+
+    def _routed_of(self, stage: Stage) -> Routed:
+        """The experts of a stage's layer."""
+        return next(s.routed for s, _ in self.stages if s.routed and s.layer == stage.layer)
 
     def _barrier_s(self) -> float:
         """Arrivals of all blocks queue at one counter of each GPU."""

@@ -1,0 +1,147 @@
+// Experts in a prompt pass. The block that norms a token sums its router logits in FP32 and chooses
+// its experts. Then each block takes some rows of an expert at a time, one expert after the other,
+// for the tokens that chose it: entries (token, place of the choice), sorted by expert. What each
+// entry's down projection makes is added up for its token at the end, in the order of the choice,
+// so that a prompt gives the same bits every time.
+#pragma once
+
+#include "biases.cuh"
+
+namespace twin {
+
+// What a block needs on the chip while it chooses, for a token of each warp at once; routing_floats
+// in twin/kernel/prompt.py counts the same.
+struct Routing {
+  float* rows;     // [warps][hidden] normed, FP32
+  float* logits;   // [warps][COUNT]
+  float* choices;  // [warps][experts, weights][TOP_K]
+
+  // behind the sums of squares of as many warps
+  __device__ Routing(const Plan& plan, int warps, float* chip)
+      : rows(chip + facts::LINE_FLOATS),
+        logits(rows + long(warps) * plan.hidden),
+        choices(logits + warps * Experts::COUNT) {}
+  __device__ Choice of(int token) const {
+    float* const at = choices + token * 2 * Experts::TOP_K;
+    return {reinterpret_cast<int*>(at), at + Experts::TOP_K, nullptr};
+  }
+};
+
+// Where a token's choice lies in the memory of a pass: [experts, weights][TOP_K].
+__device__ __forceinline__ float* pass_choice(const Block& b, int token) {
+  return b.memory.prompt + b.plan.prompt_choices + long(token) * 2 * Experts::TOP_K;
+}
+
+// ---- the choice ---------------------------------------------------------------------------------
+
+// A router's rows of a rank, [rows][hidden] of the weight type: each block has put its own there,
+// since in the stream they lie among its other weights.
+__device__ __forceinline__ u8* pass_router(const Block& b, const RankMemory& of, int row) {
+  return reinterpret_cast<u8*>(of.prompt + b.plan.prompt_router) +
+         long(row) * b.plan.hidden * type_bytes(WEIGHT);
+}
+
+// Whose row an expert's is, and its number there: ranks that push their logits have a part each.
+struct Scored {
+  const RankMemory& of;
+  int row;
+
+  __device__ Scored(const Block& b, const Stage& stage, int expert)
+      : of(stage.rows < Experts::COUNT ? b.launch.ranks[expert / stage.rows] : b.memory),
+        row(stage.rows < Experts::COUNT ? expert % stage.rows : expert) {}
+};
+
+// Logits and choices of `together` tokens whose normed rows lie on the chip: the block's from
+// number `done` on.
+__device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, int tokens, int done,
+                                               int together, const Routing& chip) {
+  Chunk::score(b, chip.rows, together, chip.logits, [&](int expert) {
+    const Scored scored(b, stage, expert);
+    return static_cast<const u8*>(pass_router(b, scored.of, scored.row));
+  });
+  b.core.barrier();
+  if (stage.bias >= 0) {
+    TWIN_ONCE
+    TWIN_EACH(i, together * Experts::COUNT) {
+      const Scored scored(b, stage, i % Experts::COUNT);
+      chip.logits[i] += scored.of.constants[stage.bias + scored.row];
+    }
+    b.core.barrier();
+  }
+  TWIN_ONCE
+  TWIN_EACH(i, together * Experts::COUNT) {
+    const int token = i / Experts::COUNT, expert = i % Experts::COUNT;
+    const int place = place_of(chip.logits + token * Experts::COUNT, expert);
+    if (place < Experts::TOP_K) chip.of(token).expert[place] = expert;
+  }
+  b.core.barrier();
+  TWIN_ONCE
+  TWIN_EACH(i, together * Experts::TOP_K) {
+    const int of = i / Experts::TOP_K, place = i % Experts::TOP_K,
+              token = b.block + (done + of) * b.plan.blocks;
+    if (token >= tokens) continue;
+    const Choice choice = chip.of(of);
+    float* const to = pass_choice(b, token);
+    store_shared(to + place, bits_as<float>(choice.expert[place]));
+    store_shared(to + Experts::TOP_K + place,
+                 weight_of(chip.logits + of * Experts::COUNT, choice, place));
+  }
+  b.core.barrier();
+}
+
+// ---- the stages ---------------------------------------------------------------------------------
+
+// The stage ROUTED_UP: what each entry hands to its down projection.
+template <class Stage>
+__device__ __forceinline__ void routed_up_chunk(Block& b, Chunk& chunk, const Stage& stage,
+                                                const Pass& pass) {
+  float* const out = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
+  chunk.sort(b, pass_choice(b, 0), pass.tokens);
+  multiply_experts<2>(
+      b, chunk, stage, b.memory.prompt + b.plan.prompt_normed,
+      [&](int entry, int i, float gate, float up) {
+        const float made =
+            CLAMPED ? through_gate(gate, up)
+                    : gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up;
+        Chunk::store(out, Experts::WIDTH, entry, i, made);
+      });
+}
+
+// The stage ROUTED_DOWN: rows of each entry, then of each token, whole tokens by one block each.
+template <class Stage, class Ready>
+__device__ __forceinline__ bool routed_down_chunk(Block& b, Chunk& chunk, const Stage& stage,
+                                                  const Pass& pass, Ready ready) {
+  constexpr int PACK = 8;
+  static_assert(PACK == Chunk::PACK, "a matrix has whole packs of columns");
+  const int hidden = b.plan.hidden;
+  const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  float* const rows = b.memory.prompt + b.plan.prompt_entries;
+  multiply_experts<1>(b, chunk, stage, b.memory.prompt + from.prompt,
+                      [&](int entry, int row, float sum, float) {
+                        store_shared(rows + long(entry) * hidden + row, sum);
+                      });
+  if (!ready()) return false;
+  float* const out = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
+  TWIN_ONCE
+  for (int token = b.block; token < pass.tokens; token += b.plan.blocks) {
+    const float* const weights = pass_choice(b, token) + Experts::TOP_K;
+    TWIN_ONCE
+    TWIN_EACH(i, hidden / PACK) {
+      Pack<PACK> sum = {};
+#pragma unroll 4  // whose loads are under way together
+      for (int k = 0; k < Experts::TOP_K; ++k) {
+        const float weight = load_shared(weights + k);
+        const Pack<PACK> got = load_pack<PACK, 16>(
+            rows + (long(token) * Experts::TOP_K + k) * hidden + i * PACK);
+        TWIN_UNROLL
+        for (int j = 0; j < PACK; ++j) sum.at[j] += weight * got.at[j];
+      }
+      TWIN_UNROLL
+      for (int j = 0; j < PACK; ++j)
+        store_shared(out + long(token) * hidden + i * PACK + j, sum.at[j]);
+    }
+  }
+  return true;
+}
+
+}  // namespace twin
