@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.models.codes import CODES, Coded
-from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
+from twin.models.formats import FP4, PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan.catalogue import BY_INPUT
 from twin.plan.partition import BYTE_BITS
@@ -35,7 +35,7 @@ STORAGE: dict[DType, Any] = {
     DType.FP32: np.float32,
 }
 NUMBERS = {name: at for at, name in enumerate(CODES, start=1)}
-TENSOR = ("mxfp4", "nvfp4")  # formats that NVIDIA's tensor cores multiply
+TENSOR = FP4  # formats that NVIDIA's tensor cores multiply
 
 
 def tensor_products(matrix: Matrix) -> bool:

@@ -273,6 +273,8 @@ def wide_ffn(plan: Plan) -> bool:
     if not plan.coded or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
         return False
     found = [s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"]]
+    if any(matrix.format and matrix.format.zero_bytes for matrix in found):
+        return False  # missed its bound on an H200
     names = {matrix.format.name if matrix.format else "" for matrix in found}
     taken = has_experts(plan) or any(map(tensor_products, found))
     return len(names) == 1 and "" not in names and taken

@@ -116,6 +116,7 @@ INT4 = tuple(
     for zero in ("", "-zp")
     for scale in ("", "-fp16")
 )
+FP4 = (MXFP4.name, NVFP4.name)
 FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
 STORED = {f.name: f for f in FORMATS}
 INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
