@@ -26,7 +26,7 @@ from twin.study.outcome import Bars, Series
 HERE = Path(__file__).resolve().parent
 PREDICTIONS = HERE / "predictions.json"
 NODE = "1xh100-sxm"
-RUNS, PROBES = "2026-11-22T232135-engine", "2026-11-22T232025-probes"
+RUNS, PROBES = "2026-11-24T032254-engine", "2026-11-22T232025-probes"
 Row = tuple[str, float, float]  # name, predicted and measured seconds of a step
 
 
