@@ -5,6 +5,7 @@ beside a fresh simulation: `python studies/drawn-shapes/page.py`.
 from __future__ import annotations
 
 import json
+import runpy
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-SHAPES, SEED = 24, 95029
+FORETOLD = runpy.run_path(str(HERE / "predict.py"))
+SHAPES, SEED = FORETOLD["SHAPES"], FORETOLD["SEED"]
 NODES = ("1xh200", "1xh100")
 CARRIED = HERE / "predictions-h100-by-h200.json"
 TRACED = "2026-11-24T031851-shapes-traced"  # seed 77031's, on an H200

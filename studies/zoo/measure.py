@@ -36,8 +36,9 @@ from twin.plan.types import Plan
 from twin.proof.prove import prove
 
 CHECKED = 3  # positions of which the reference's logits are computed
-# small models at once, ahead of the one that runs: NumPy keeps about two cores of each busy
-PREPARING = max(1, (os.cpu_count() or 1) // 2)
+# small models at once, ahead of the one that runs: NumPy keeps about two cores of each busy, and
+# each takes some GB
+PREPARING = min(8, max(1, (os.cpu_count() or 1) // 2))
 WHOLE = "whole"  # what the timed plan is for
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -279,3 +280,15 @@ def test_every_split_that_is_looked_at_is_weighed() -> None:
     """Four at once, also where fewer are left."""
     took = {splits: gathered_splits_us(splits, split_s=1e-6) for splits in (1, 4, 6, 8)}
     assert took == pytest.approx({1: 4.0, 4: 4.0, 6: 8.0, 8: 8.0})
+
+
+def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:
+    """Numbers that the twin counts by stand in the kernel's source."""
+    native = Path(__file__).resolve().parents[2] / "native" / "platform"
+    rows = cost.LOOPED_ROWS  # a step of four-bit weights takes pairs of them
+    for file, said in (
+        ("cuda_core.cuh", f"PAIR == 1 ? {rows} : Vector::PORTIONS > 1 ? {rows // 2} : {2 * rows})"),
+        ("cuda_fragments.cuh", f"CHAIN = {cost.CHAIN_GROUPS} * UNITS;"),
+        ("cuda_vector.cuh", f"VECTOR < {cost.PACK_ELEMENTS} ? VECTOR : {cost.PACK_ELEMENTS};"),
+    ):
+        assert said in (native / file).read_text(encoding="utf-8"), file

@@ -174,7 +174,7 @@ def _stored(spec: ModelSpec, name: str) -> ModelSpec | None:
     return in_few_bits(spec, name)
 
 
-def one_of(values: Sequence[int], share: float) -> int:
+def one_of(values: Sequence[Card], share: float) -> Card:
     return values[int(share * len(values))]
 
 

@@ -7,16 +7,14 @@ because a computer that only measures has no SciPy; `design` makes it, and a tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from twin.calibrate.drawn_kinds import log_between
+from twin.calibrate.drawn_kinds import log_between, one_of
 from twin.calibrate.gpu_layers import Question, chain_plan, chain_spec
 from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Limits, Options
-
-T = TypeVar("T")
 
 PREFIX = "design-"
 COUNT, SEED = 40, 20261124
@@ -151,7 +149,7 @@ def _shape(
     handoff: float,
 ) -> Shape:
     hidden = GRAIN * round(log_between(*HIDDEN, size) / GRAIN)
-    head_dim = _one_of(HEAD_DIMS, wide)
+    head_dim = one_of(HEAD_DIMS, wide)
     of_group = 1 + int(group * GROUPS)
     kv_heads = max(1, round(hidden * log_between(*ATTENDED, attended) / (head_dim * of_group)))
     ffn = 2 * GRAIN * round(hidden * log_between(*FEED, feed) / (2 * GRAIN))
@@ -167,13 +165,9 @@ def _shape(
         kv_heads,
         head_dim,
         ffn,
-        _one_of(DTYPES, dtype),
-        _one_of(FAMILIES, family),
+        one_of(DTYPES, dtype),
+        one_of(FAMILIES, family),
         positions,
-        max(1, min(_one_of(SPLITS, split), pages)),
-        _one_of(HANDOFFS, handoff),
+        max(1, min(one_of(SPLITS, split), pages)),
+        one_of(HANDOFFS, handoff),
     )
-
-
-def _one_of(choices: Sequence[T], share: float) -> T:
-    return choices[int(share * len(choices))]
