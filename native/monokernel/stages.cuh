@@ -110,7 +110,8 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
 
 // Do a stage's rows come in pairs, of a gate and of what passes it?
 __device__ __forceinline__ bool makes_pairs(int kind) {
-  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP));
+  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||
+         (Beside::SHARED && kind == int(StageKind::SHARED_UP));
 }
 
 // The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
@@ -256,8 +257,8 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
-  Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
-  auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
+  Core::Dense x = Core::Dense::in(b.input, stage.cols);
+  auto ahead = b.core.take_ahead<Core::Dense>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);

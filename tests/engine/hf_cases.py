@@ -153,6 +153,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "num_hidden_layers": 2,
     },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        **_SIZES,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 96,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],  # intermediate_size wide, which is another width
+    },
     "mixtral": {
         "model_type": "mixtral",
         **_SIZES,

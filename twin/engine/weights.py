@@ -72,6 +72,7 @@ CODED_PARTS = ("codes", "scales", "zeros", "outer")  # of a coded matrix, behind
 _ROLES = {
     Role.ATTENTION: ("q", "k", "v", "o"),
     Role.DENSE: ("gate", "up", "down"),
+    Role.SHARED: ("shared_gate", "shared_up", "shared_down"),
     Role.HEAD: ("lm_head",),
     Role.EMBED: ("embed",),
 }
@@ -464,6 +465,6 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
         # A tied table is also the LM head: rows of length 2 keep its logits within reach of
         # sampling.
         return 0.0, 2 * spec.hidden**-0.5 if spec.tied else 1.0
-    if leaf in ("o", "down"):
+    if leaf in ("o", "down", "shared_down"):
         return 0.0, float((2 * spec.layers * shape[1]) ** -0.5)
     return 0.0, float((2 if leaf == "lm_head" else 1) * shape[1] ** -0.5)

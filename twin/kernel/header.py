@@ -21,6 +21,7 @@ from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
 from twin.models.spec import DType
 from twin.models.variant import Activation
+from twin.plan.catalogue import ALWAYS
 from twin.plan.types import HandOffKind, Parts, Plan, Sampling, StageKind
 
 MAX_RANKS = 16
@@ -217,15 +218,23 @@ def _codes(plan: Plan, embedded: bool) -> list[str]:
 
 
 def _codes_by_input(plan: Plan) -> list[str]:
-    return [
-        f"constexpr u32 {name.upper()}_CODES = {bits}u;  // of matrices that multiply this input\n"
-        for name, bits in codes_by_input(plan).items()
+    beside, found = experts.beside(plan), codes_by_input(plan)
+    said = "// of matrices that multiply this input\n"
+    always = [f"constexpr u32 {name.upper()}_CODES = {found[name]}u;  {said}" for name in ALWAYS]
+    others = [name.upper() for name in found if name not in ALWAYS and beside[name.upper()]]
+    return always + [
+        f"#define TWIN_{name}_CODES\nconstexpr u32 {name}_CODES = {found[name.lower()]}u;  {said}"
+        for name in others
     ]
 
 
 def _experts(plan: Plan) -> list[str]:
     """What a router does; native/platform/experts.h stands in for models without one."""
-    return _constants("Experts", experts.constants(plan))
+    beside = experts.beside(plan)
+    return [
+        *_constants("Experts", experts.constants(plan)),
+        *([] if beside == experts.NO_BESIDE else _constants("Beside", beside)),
+    ]
 
 
 def _additions(plan: Plan) -> list[str]:

@@ -27,7 +27,14 @@ from twin.kernel.fields import (
     record,
     up,
 )
-from twin.kernel.layout import LINE_FLOATS, choice_floats, sizes_of, whole_floats, whole_units
+from twin.kernel.layout import (
+    LINE_FLOATS,
+    choice_floats,
+    kept_floats,
+    sizes_of,
+    whole_floats,
+    whole_units,
+)
 from twin.kernel.prompt import prompt_of
 from twin.kernel.streams import places, starts
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
@@ -131,8 +138,10 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": placed.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
-    behind = int(sizes["scratch_floats"]) - choice_floats(plan)
+    kept = kept_floats(plan)
+    behind = int(sizes["scratch_floats"]) - choice_floats(plan) - kept
     sizes |= {"choice": behind} if routed else {}
+    sizes |= {"kept": int(sizes["scratch_floats"]) - kept} if kept else {}
     if whole := whole_floats(plan):
         sizes |= {"whole": behind - whole, "whole_units": whole_units(plan)}
     return Layout(

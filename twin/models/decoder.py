@@ -126,7 +126,7 @@ def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Te
             yield name, Tensor(tensor.name, dense or tensor.shape)
     if isinstance(feed, DenseFeed):
         return
-    stored = {"router": names.router}
+    stored = names.beside(feed)
     for expert in range(feed.experts):
         stored |= names.of(expert)
     for name, called in stored.items():

@@ -11,6 +11,7 @@ from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention
 
+SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
 
 
@@ -74,8 +75,13 @@ def _feed_runs(feed: Feed) -> bool:
         limit=feed.limit,
         gain=feed.gain,
         offset=feed.offset,
+        shared_width=feed.shared_width,
+        shared_gate=feed.shared_gate,
     )
-    return feed == known and feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+    # shared experts have the plain gate: no family gives them another
+    shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
+    chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+    return feed == known and shared and chooses
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -90,6 +96,19 @@ class Names:
     gate: str
     up: str
     down: str
+    shared: str = ""  # of all shared experts together
+    shared_gate: str = ""  # the row that gates them
+
+    def beside(self, feed: ExpertFeed) -> dict[str, str]:
+        """Canonical name -> name, of the router and the shared experts."""
+        names = {"router": self.router}
+        if feed.shared_width:
+            names |= {
+                "shared_gate": f"{self.shared}.{self.gate}",
+                "shared_up": f"{self.shared}.{self.up}",
+                "shared_down": f"{self.shared}.{self.down}",
+            }
+        return names | ({SHARED_GATE: self.shared_gate} if feed.shared_gate else {})
 
     def of(self, expert: int) -> dict[str, str]:
         """Canonical name -> name, of one expert's matrices."""
@@ -102,10 +121,17 @@ class Names:
 
 def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
-    if name == "router" and isinstance(feed, ExpertFeed):
-        return (feed.experts, hidden)
-    if name == "router_bias" and isinstance(feed, ExpertFeed):
-        return (feed.experts,)
+    if isinstance(feed, ExpertFeed):
+        if name == "router":
+            return (feed.experts, hidden)
+        if name == SHARED_GATE:
+            return (1, hidden)
+        if name == "router_bias":
+            return (feed.experts,)
+        if name in ("shared_gate", "shared_up"):
+            return (feed.shared_width, hidden)
+        if name == "shared_down":
+            return (hidden, feed.shared_width)
     leaf = name.rpartition(".")[2]
     if leaf in ("gate_bias", "up_bias"):
         return (feed.width,)

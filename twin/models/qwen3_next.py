@@ -5,20 +5,20 @@ beside a gated shared one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
-from twin.models.qwen3_moe import MODULES, dense_layers, routed
+from twin.models.qwen2_moe import SHARED_MODULE, with_shared
+from twin.models.qwen3_moe import MODULES, dense_layers
 from twin.models.spec import ModelSpec
 
 _MODULES = MODULES | {
     Role.ATTENTION: "model.layers.0.linear_attn.in_proj_qkvz",
     Role.SMALL: "model.layers.0.linear_attn.in_proj_ba",
-    Role.SHARED: "model.layers.0.mlp.shared_expert.gate_proj",
+    Role.SHARED: SHARED_MODULE,
 }
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
@@ -35,12 +35,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     full, linear = _full(fields), _linear(fields)
     kinds = _kinds(fields)
     mixers: dict[str, Mixer] = {_FULL: full, _LINEAR: linear}
-    experts = replace(
-        routed(fields),
-        shared_width=fields.count("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
-    check_experts(fields, experts, "num_experts", "num_experts_per_tok")
+    experts = check_experts(fields, with_shared(fields), "num_experts", "num_experts_per_tok")
     feed = feed_of(
         fields,
         experts,

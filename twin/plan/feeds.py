@@ -59,11 +59,10 @@ def _experts(
     The shared experts' stages stand where a block would otherwise wait: for the logits, and for the
     first weights of the chosen experts.
     """
-    router = [weights["router"]] + [w for w in (weights.get("shared_expert_gate"),) if w]
     logits = b.rows(
         StageKind.ROUTER,
         layer,
-        [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in router],
+        _router(b, weights),
         reads=reads,
         vector=vector(b),
         operations=("add_norm", "router", "top_k"),
@@ -84,6 +83,17 @@ def _experts(
     return _routed(b, layer, kind, weights, EMBED_STAGE if kind.hashed else gate)
 
 
+def _router(b: Builder, weights: Weights) -> list[Piece]:
+    """The router, and the row that gates shared experts: to the kernel one matrix, whose last logit
+    is the gate's.
+    """
+    router, gate = weights["router"], weights.get("shared_expert_gate")
+    if gate is None or b.attention is None:
+        matrices = [router] if gate is None else [router, gate]
+        return [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in matrices]
+    return [Piece(common_rows(b, router.rows + gate.rows), router.cols, stored(b, router))]
+
+
 def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Value:
     width, up = (
         share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width),
@@ -94,7 +104,7 @@ def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Va
         layer,
         [Piece(width, up.cols, stored(b, up), unit=2)],
         reads=(),
-        vector=0,
+        vector=_normed_again(b),
         operations=("shared_gate_up_proj", "silu_mul"),
     )
 
@@ -141,14 +151,12 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     act = b.value(
         "routed_up", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned
     )
-    # by the kernel once more: its vectors stay in registers for one stage
-    normed = b.shard.hidden if b.attention else 0
     b.stage(
         StageKind.ROUTED_UP,
         layer,
         reads=(),
         publishes=act.id,
-        vector=normed,
+        vector=_normed_again(b),
         operations=("permute", "grouped_gate_up_proj", "silu_mul"),
         matrix=matrix,
         routed=routed,
@@ -166,6 +174,11 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         routed=routed,
         gate=gate,
     )
+
+
+def _normed_again(b: Builder) -> int:
+    """Elements that the kernel norms once more: its vectors stay in registers for one stage."""
+    return b.shard.hidden if b.attention else 0
 
 
 def _check_tiles(b: Builder, matrix: Matrix) -> None:

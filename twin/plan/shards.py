@@ -72,11 +72,24 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
         case StageKind.ROUTER:
-            return padded(weights[f"{layer}.router"], rank * matrix.rows, matrix.rows)
+            return padded(_router(weights, layer), rank * matrix.rows, matrix.rows)
+        case StageKind.SHARED_UP:
+            halves = [weights[f"{layer}.shared_{half}"][outputs] for half in ("gate", "up")]
+            return np.stack(halves, axis=1).reshape(matrix.rows, matrix.cols)
+        case StageKind.SHARED_DOWN:
+            return weights[f"{layer}.shared_down"][:, columns]
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
             raise PlanError(f"{stage.name} has no weights of a model")
+
+
+def _router(weights: Weights, layer: str) -> Array:
+    """A row of each expert; the one that gates shared experts comes last."""
+    router, spec = weights[f"{layer}.router"], weights.spec
+    if spec.experts is None or not spec.experts.shared_gate:
+        return router
+    return np.concatenate([router, weights[f"{layer}.shared_expert_gate"]])
 
 
 def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Coded:
@@ -102,6 +115,10 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
             return paired(named("gate").rows(own), named("up").rows(own))
         case StageKind.DOWN:
             return named("down").columns(first, first + matrix.cols)
+        case StageKind.SHARED_UP:
+            return paired(named("shared_gate").rows(own), named("shared_up").rows(own))
+        case StageKind.SHARED_DOWN:
+            return named("shared_down").columns(first, first + matrix.cols)
         case _:
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
@@ -199,7 +216,9 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     match stage.kind:
         case StageKind.QKV if before:
             name = f"layers.{stage.layer}.attn_norm"
-        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.ROUTED_UP if before:
+        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.SHARED_UP | StageKind.ROUTED_UP if (
+            before
+        ):
             name = f"layers.{stage.layer}.ffn_norm"
         case StageKind.LANE_MEAN if mean:
             name = "final_norm"

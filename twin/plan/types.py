@@ -22,7 +22,7 @@ from typing import Any
 
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
-from twin.plan.catalogue import ENGINE_OPTIONS, ROWS
+from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
 from twin.plan.kinds import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
@@ -478,6 +478,16 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.options.tokens
+
+    @property
+    def routed(self) -> bool:
+        """Have some layers chosen experts?"""
+        return any(stage.routed for stage in self.stages)
+
+    @property
+    def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:
+        """The stages whose matrices multiply each input of the kernel."""
+        return kinds_by_input(routed=self.routed)
 
     @property
     def coded(self) -> bool:

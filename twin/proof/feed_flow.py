@@ -28,10 +28,14 @@ def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> Value:
 
 def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
     walk, hidden = layer.walk, layer.walk.spec.hidden
-    scored = [
-        (layer.common(kind.experts), "router"),
-        *([(layer.common(1), "shared_expert_gate")] if kind.shared_gate else []),
-    ]
+    gates = int(kind.shared_gate)
+    if layer.plan.attention is not None:  # the engine's router has the gate's row behind its own
+        scored = [(layer.common(kind.experts + gates), "router")]
+    else:
+        scored = [
+            (layer.common(kind.experts), "router"),
+            *([(layer.common(1), "shared_expert_gate")] if gates else []),
+        ]
     logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
     act = (
         layer.rows(StageKind.SHARED_UP, [], [(layer.share(kind.shared_width), "shared_up")], unit=2)

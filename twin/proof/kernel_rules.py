@@ -16,7 +16,7 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.kernel.teams import taken_ahead
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import input_of
 from twin.plan.types import (
     MOST_BATCH_ROWS,
     Execution,
@@ -140,12 +140,6 @@ def _experts(plan: Plan) -> Iterator[Violation]:
                 "two experts at most"
             )
             yield Violation("kernel", stage.name, message)
-    if routed and plan.limits.teams and any(stage.kind is StageKind.DOWN for stage in plan.stages):
-        message = (
-            "some layers have no experts; an NVIDIA block's warps are divided for one width of "
-            "feed-forward layers"
-        )
-        yield Violation("kernel", THE_PLAN, message)
 
 
 def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
@@ -168,7 +162,7 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
         ("a gate for its weights", stage.gate is not None and not routed),
         ("a scan of its own", stage.scan),
         ("several matrices", stage.more),
-        ("sums that stay in the block", stage.kept),
+        ("sums that stay in the block", stage.kept and not routed),
     ):
         if there:
             yield Violation("kernel", stage.name, f"has {what}, which can be simulated only")
@@ -225,6 +219,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
     """Beside few-bit weights all matrices of an input share its layout: a thread has as many
     elements of it in a row as one load brings of 8-bit weights."""
     coded = any(m.format is not None for stage in plan.stages for m in stage.matrices)
+    routed = plan.routed
     pack = UNIT_BYTES if coded else 0
     shapes: dict[object, tuple[str, int, int]] = {}
     for stage in plan.stages:
@@ -237,7 +232,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
-        first = shapes.setdefault(ROWS[stage.kind].input, (stage.name, cols, tile))
+        first = shapes.setdefault(input_of(stage.kind, routed=routed), (stage.name, cols, tile))
         if pack and first[1:] != (cols, tile):
             message = (
                 f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"

@@ -417,8 +417,10 @@ def _known(layer: Layer) -> bool:
     if isinstance(feed, DenseFeed):
         return feed.limit is None
     plain = feed.groups == feed.top_groups == 1 and feed.scoring is not Scoring.SQRT_SOFTPLUS
-    extra = (feed.shared_width, feed.hashed, feed.shared_gate)
-    return plain and not any(extra) and 0 < feed.top_k <= feed.experts
+    # shared experts have no gate but silu
+    other = (feed.bias, feed.limit is not None, feed.gain != 1.0, feed.offset != 0.0)
+    shared = not any(other) if feed.shared_width else not feed.shared_gate
+    return plain and shared and not feed.hashed and 0 < feed.top_k <= feed.experts
 
 
 def _cache(layer: Layer) -> tuple[object, ...]:

@@ -82,6 +82,9 @@ class Reference:
         # [n, hidden] that a router and its experts see
         self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
         self.choices: list[Choices] = [()] * plan.ranks  # of the last router
+        # [n, 1] how much of the shared experts tokens want; [n, hidden] these experts' rows
+        self.gates: list[Array] = [np.ones((1, 1), dtype)] * plan.ranks
+        self.kept: list[Array] = [np.zeros((1, 1), dtype)] * plan.ranks
         self._embedding = weights["embed"]
         self._matrices: dict[tuple[int, int], Array] = {}
         self._vectors: dict[tuple[str, int, int], Any] = {}
@@ -181,16 +184,26 @@ class Reference:
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.ROUTE:
                 self.choices[rank] = self.experts.choose(inputs[0])
+                self.gates[rank] = self.experts.shared_gates(inputs[0])
                 return inputs[0]
+            case StageKind.SHARED_UP:
+                rows = self._rows(stage, rank, self.normed[rank])
+                return silu(rows[:, 0::2]) * rows[:, 1::2]
+            case StageKind.SHARED_DOWN:
+                sums = self._rows(stage, rank, inputs[0][:, 0])
+                self.kept[rank] = self.gates[rank] * sums
+                return self.kept[rank]
             case StageKind.ROUTED_UP:
                 return self.experts.up(stage, rank, self.normed[rank], self.choices[rank])
             case StageKind.ROUTED_DOWN:
-                return self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
+                routed = self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
+                kept, self.kept[rank] = self.kept[rank], np.zeros((1, 1), dtype=self.dtype)
+                return routed + kept
             case StageKind.COLLECTIVE:
                 return inputs[0][:, 0]
             case StageKind.REDUCE:
-                sums: Array = inputs[0].sum(axis=1)
-                return sums
+                reduced: Array = inputs[0].sum(axis=1)
+                return reduced
             case StageKind.LANE_MEAN:
                 return self._hidden(stage, rank, inputs)
             case StageKind.LM_HEAD:
