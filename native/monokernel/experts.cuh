@@ -84,6 +84,12 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
 // The stages of a layer of experts that no other layer has.
 template <class Stage>
 __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage& stage) {
+  if constexpr (Delta::ANY) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::DELTA: return delta(b, index, stage);
+      default: break;
+    }
+  }
   if constexpr (Beside::SHARED) {
     switch (StageKind(stage.kind)) {
       case StageKind::SHARED_DOWN: return shared_down(b, index, stage);

@@ -61,6 +61,7 @@ ROUTED = {
     "qwen1.5-moe-a2.7b",
     "qwen3-235b-a22b",
     "qwen3-30b-a3b",
+    "qwen3-coder-next",
 }
 
 
@@ -301,7 +302,7 @@ def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
 def test_an_unknown_family_is_told_which_ones_run() -> None:
     new = (
         "phi3, granite, smollm3, internlm3, olmo2, gemma, gemma2, gemma3_text, gemma3, mixtral, "
-        "qwen2_moe, qwen3_moe, gpt_oss"
+        "qwen2_moe, qwen3_moe, qwen3_next, gpt_oss"
     )
     runs = f"llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, {new}"
     with pytest.raises(ConfigError, match=f"the engine runs {runs}, the others"):

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from twin.kernel import experts
+from twin.kernel import experts, recurrent
 from twin.kernel.coded import codes_by_input, codes_of
+from twin.kernel.experts import has_experts
 from twin.kernel.fields import FIELDS, FLOATS
 from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
@@ -174,6 +175,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *_codes(plan, embedded),
         *_experts(plan),
         *_additions(plan),
+        *_delta(plan),
         *(_shapes(plan, made) if embedded else []),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
@@ -234,6 +236,17 @@ def _experts(plan: Plan) -> list[str]:
     return [
         *_constants("Experts", experts.constants(plan)),
         *([] if beside == experts.NO_BESIDE else _constants("Beside", beside)),
+    ]
+
+
+def _delta(plan: Plan) -> list[str]:
+    """Recurrent states and gates of attention's outputs; native/platform/delta.h says that there
+    are none.
+    """
+    gated = plan.spec is not None and has_experts(plan) and plan.spec.output_gate
+    return [
+        *_constants("Delta", recurrent.constants(plan)),
+        *(_constants("Outgoing", {"GATED": True}) if gated else []),
     ]
 
 

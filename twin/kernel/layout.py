@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from twin.kernel import experts
+from twin.kernel import experts, recurrent
 from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
@@ -206,6 +206,8 @@ def _scratch_floats(plan: Plan) -> int:
             # behind them the sinks of their queries
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)
+        if stage.kind is StageKind.DELTA:
+            wanted.append(recurrent.scratch_floats(plan, stage))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted += _sampler_floats(plan)
         if stage.kind is StageKind.EMBED and stage.reads:

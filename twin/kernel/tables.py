@@ -79,7 +79,7 @@ def layout(plan: Plan) -> Layout:
     routed = experts.fields_of(plan)
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     placed = places(plan)
-    kv = 0
+    kv = states = 0
     for stage in plan.stages:
         matrix = experts.multiplied(plan, stage)
         at = vectors.get(stage.index, {})
@@ -98,7 +98,7 @@ def layout(plan: Plan) -> Layout:
                     owned=sets.own(matrix.owned) if matrix else -1,
                     items=sets.own(stage.items) if stage.items else -1,
                     window=stage.window,
-                    kv=kv,
+                    kv=states if stage.kind is StageKind.DELTA else kv,
                     **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
                     pushes=int(_pushes(plan, stage)),
                     next=_next_stage(plan, stage),
@@ -109,6 +109,7 @@ def layout(plan: Plan) -> Layout:
             )
         )
         kv += stage.kind is StageKind.ATTENTION
+        states += stage.kind is StageKind.DELTA
         reads += [
             record(
                 "reads",

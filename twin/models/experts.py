@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from twin.models import linear
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import GroupedAttention
+from twin.models.mixers import DeltaNet, GroupedAttention
 
 SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
@@ -18,9 +19,11 @@ SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kern
 def runs(layout: Sequence[Layer]) -> bool:
     """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
 
-    Their attention is grouped, with one cache for all layers: only windows differ.
+    Their attention is grouped, with one cache for all layers: only windows differ. Some layers may
+    have gated DeltaNet instead.
     """
-    mixers = {_plain(layer.mixer) for layer in layout}
+    deltas = {layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)}
+    mixers = {_plain(layer.mixer) for layer in layout if not isinstance(layer.mixer, DeltaNet)}
     feeds = {layer.feed for layer in layout}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
     # a kernel has one kind of gate
@@ -28,7 +31,8 @@ def runs(layout: Sequence[Layer]) -> bool:
         {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
     alike = None not in mixers and len(mixers) == len(routed) == len(gates) == 1
-    return alike and all(map(_feed_runs, feeds))
+    known = len(deltas) < 2 and all(map(linear.runs, deltas))
+    return alike and known and all(map(_feed_runs, feeds))
 
 
 _PLAIN_GATE = (False, None, 1.0, 0.0)
@@ -56,8 +60,11 @@ def _plain(mixer: object) -> GroupedAttention | None:
         o_bias=mixer.o_bias,
         qk_norm=mixer.qk_norm,
         sinks=mixer.sinks,
+        output_gate=mixer.output_gate,
     )
-    return replace(mixer, window=0) if mixer == known else None
+    # no family has biases beside gates of the outputs
+    gated = mixer.output_gate and mixer.qkv_bias
+    return replace(mixer, window=0) if mixer == known and not gated else None
 
 
 def _feed_runs(feed: Feed) -> bool:

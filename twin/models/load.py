@@ -105,7 +105,13 @@ _FAMILIES = {  # by model_type
     "mixtral": _Family(mixtral.from_config, mixtral.tensors),
     "qwen2_moe": _Family(qwen2_moe.from_config, qwen2_moe.tensors),
     "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
-    "qwen3_next": _Family(qwen3_next.from_config),
+    "qwen3_next": _Family(
+        qwen3_next.from_config,
+        qwen3_next.tensors,
+        qwen3_next.canonical,
+        qwen3_next.BESIDE,
+        qwen3_next.stored,
+    ),
     "gpt_oss": _Family(
         gpt_oss.from_config,
         gpt_oss.tensors,

@@ -361,10 +361,12 @@ class Stage:
     @property
     def has_code(self) -> bool:
         """Does the kernel have code for the stage and decode its weights? It multiplies the plan's
-        own weight type, and attends keys and values that all layers cache alike.
+        own weight type, and attends keys and values that all layers cache alike, or updates
+        recurrent states.
         """
         own = all(matrix.format is None or matrix.format.coded for matrix in self.matrices)
-        return ROWS[self.kind].engine and own and self.scan is None
+        scans = self.scan is None or self.kind is StageKind.DELTA
+        return ROWS[self.kind].engine and own and scans
 
     @property
     def late(self) -> bool:
@@ -626,9 +628,10 @@ class Plan:
                 "residual=replicated"
             )
         stage = next((stage for stage in self.stages if not stage.has_code), None)
-        if stage is None:
+        if stage is None and (self.spec is None or self.attention is not None):
             return None
         model = self.spec.runnable_reason() if self.spec else None
+        stage = stage or self.stages[0]
         return (
             model
             or f"{stage.name} can be planned and simulated only; the engine runs dense models in "

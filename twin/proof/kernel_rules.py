@@ -36,6 +36,7 @@ HEAD_STEP = 4  # elements of a head that a thread gathers at once
 # a token's number is exchanged as an FP32, which holds every whole number up to here
 MOST_INDEX = 2**24
 SUMMARY = 4  # words of what a block publishes of its logits for the full sampler
+BLOCK_THREADS = 256  # of an NVIDIA block, that multiply
 MOST_NUMBER = 2**31 - 1  # tables hold 4-byte fields
 # (a matrix, reads, a publication); None: either
 PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {
@@ -55,6 +56,7 @@ def check_kernel(plan: Plan) -> list[Violation]:
         *_limits(plan),
         *_lanes(plan),
         *_experts(plan),
+        *_heads(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -142,6 +144,17 @@ def _experts(plan: Plan) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, message)
 
 
+def _heads(plan: Plan) -> Iterator[Violation]:
+    """An NVIDIA block's warps are divided for one width of what output projections multiply."""
+    wide = {s.matrix.cols: s.name for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ}
+    if plan.limits.teams and len(wide) > 1:
+        message = (
+            f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
+            "NVIDIA block's warps are divided for one width of heads' outputs"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+
+
 def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
     """Tiles of few-bit weights lie in memory with their scales: of rows that blocks share, a block
     has whole ones, which lie in one expert.
@@ -157,10 +170,11 @@ def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violatio
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     # the data flow says which stages are
     routed = plan.spec is not None and plan.spec.experts is not None
+    recurs = plan.spec is not None and plan.spec.delta is not None
     for what, there in (
         ("chosen experts", stage.routed and not routed),
         ("a gate for its weights", stage.gate is not None and not routed),
-        ("a scan of its own", stage.scan),
+        ("a scan of its own", stage.scan and not (recurs and stage.kind is StageKind.DELTA)),
         ("several matrices", stage.more),
         ("sums that stay in the block", stage.kept and not routed),
     ):
@@ -168,6 +182,12 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, f"has {what}, which can be simulated only")
     if stage.matrix is not None:
         yield from _matrix(plan, stage, stage.matrix)
+    if stage.scan and plan.limits.teams and stage.scan.page > BLOCK_THREADS:
+        message = (
+            f"items of {stage.scan.page} columns of a state; the {BLOCK_THREADS} threads of an "
+            "NVIDIA block have one each: use more blocks"
+        )
+        yield Violation("kernel", stage.name, message)
     if stage.kind is StageKind.SAMPLE:
         yield from _sample(plan, stage)
 
