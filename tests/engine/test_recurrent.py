@@ -132,7 +132,7 @@ def test_stored_types(dtype: DType) -> None:
 @pytest.mark.parametrize("blocks", [3, 20])
 def test_few_bits_beside_gates_in_the_plans_own_type(blocks: int) -> None:
     spec = requantized(recurrent(), format_named("fp8-128x128"))
-    spec = replace(spec, layout=tuple(_wide(layer) for layer in spec.layout), head_dim=16)
+    spec = replace(spec, layout=tuple(widened(layer) for layer in spec.layout), head_dim=16)
     plan = planned(spec, blocks=blocks, slot_bytes=4096)
     kinds = [stage.kind for stage in plan.stages]
     assert kinds.count(StageKind.DELTA_GATES) == kinds.count(StageKind.DELTA) == 3
@@ -140,7 +140,7 @@ def test_few_bits_beside_gates_in_the_plans_own_type(blocks: int) -> None:
     assert error(plan) < 1e-5
 
 
-def _wide(layer: Layer) -> Layer:
+def widened(layer: Layer) -> Layer:
     """Columns of few-bit weights are a multiple of 16."""
     attends = isinstance(layer.mixer, GroupedAttention)
     mixer = replace(layer.mixer, head_dim=16) if attends else layer.mixer
