@@ -287,8 +287,35 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 
 // ---- who reads it -------------------------------------------------------------------------------
 
-// x = the items' outputs, each head's divided by its length. All loads of a few items are under way
-// before the first is looked at.
+// A head's sum of squares, of AT_ONCE items from `first` on, or less of its last ones.
+template <int AT_ONCE>
+struct Squares {
+  Pack<1> item[AT_ONCE];
+
+  __device__ __forceinline__ void load(const float* head, int first) {
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int split = first + j < Recurrent::SPLITS ? first + j : Recurrent::SPLITS - 1;
+      item[j] = load_pack<1, 4>(head + split * Recurrent::WORDS + Recurrent::COLUMNS);
+    }
+  }
+  __device__ __forceinline__ bool late() const {
+    bool any = false;
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j) any |= missing(item[j]);
+    return any;
+  }
+  __device__ __forceinline__ float sum(int first) const {
+    float total = 0;
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j)
+      total += first + j < Recurrent::SPLITS ? item[j].at[0] : 0.0f;
+    return total;
+  }
+};
+
+// x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and of
+// the first sums of squares, are under way before the first is looked at.
 template <class Vector>
 __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
@@ -296,60 +323,66 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   if (source.lost) return false;
   const float* const base = source.at(0);  // a value of one part
   constexpr int COLUMNS = Recurrent::COLUMNS, SPLITS = Recurrent::SPLITS, WORDS = Recurrent::WORDS,
-                QUADS = Vector::PACK / 4, AT_ONCE = SPLITS < 4 ? SPLITS : 4;
+                QUADS = Vector::PACK / 4, AT_ONCE = SPLITS < 8 ? SPLITS : 8;
+  // of a pack: neighbours are of one head, or each quad is looked up
+  constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, APART = QUADS / HEADS;
   static_assert(Vector::PACK % 4 == 0, "quads of an item");
   Patience patience;
   return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int));
+    const auto head_of = [&](int r, int h) {
+      return base + (first[r] + 4 * APART * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
+    };
     Pack<4> part[PACKS][QUADS];
-    float squares[PACKS][QUADS] = {};
+    Squares<AT_ONCE> squares[PACKS][HEADS];
+    float total[PACKS][HEADS];
     bool good = true;
-    TWIN_ONCE
-    for (int s = 0; s < SPLITS && good && valid[0]; s += AT_ONCE) {
-      Pack<1> end[PACKS][QUADS][AT_ONCE];
-      for (;;) {
-        bool late = false;
+    while (good && valid[0]) {  // a thread without a first pack has none
+      bool late = false;
+      TWIN_UNROLL
+      for (int r = 0; r < PACKS; ++r) {
+        if (r > 0 && !valid[r]) continue;
         TWIN_UNROLL
-        for (int r = 0; r < PACKS; ++r)
-          TWIN_UNROLL
-          for (int e = 0; e < QUADS; ++e) {
-            if (r > 0 && !valid[r]) continue;
-            const int element = first[r] + 4 * e, item = element / COLUMNS;
-            const float* const head = base + item / SPLITS * SPLITS * WORDS;
-            if (s == 0) part[r][e] = load_pack<4, 16>(base + item * WORDS + element % COLUMNS);
-            TWIN_UNROLL
-            for (int j = 0; j < AT_ONCE; ++j) {
-              const int split = s + j < SPLITS ? s + j : SPLITS - 1;
-              end[r][e][j] = load_pack<1, 4>(head + split * WORDS + COLUMNS);
-            }
-          }
+        for (int e = 0; e < QUADS; ++e) {
+          const int element = first[r] + 4 * e;
+          part[r][e] = load_pack<4, 16>(base + element / COLUMNS * WORDS + element % COLUMNS);
+        }
         TWIN_UNROLL
-        for (int r = 0; r < PACKS; ++r)
-          TWIN_UNROLL
-          for (int e = 0; e < QUADS; ++e) {
-            if (r > 0 && !valid[r]) continue;
-            late |= s == 0 && missing(part[r][e]);
-            TWIN_UNROLL
-            for (int j = 0; j < AT_ONCE; ++j) late |= missing(end[r][e][j]);
-          }
-        if (!late || !source.polled) break;
-        good = keep_waiting(b, patience, {index, read.value, 0, s * WORDS + first[0]});
-        if (!good) break;
+        for (int h = 0; h < HEADS; ++h) squares[r][h].load(head_of(r, h), 0);
       }
       TWIN_UNROLL
-      for (int r = 0; r < PACKS; ++r)
+      for (int r = 0; r < PACKS; ++r) {
+        if (r > 0 && !valid[r]) continue;
         TWIN_UNROLL
-        for (int e = 0; e < QUADS; ++e)
-          TWIN_UNROLL
-          for (int j = 0; j < AT_ONCE; ++j)
-            squares[r][e] += s + j < SPLITS ? end[r][e][j].at[0] : 0.0f;
+        for (int e = 0; e < QUADS; ++e) late |= missing(part[r][e]);
+        TWIN_UNROLL
+        for (int h = 0; h < HEADS; ++h) late |= squares[r][h].late();
+      }
+      if (!late || !source.polled) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, first[0] / COLUMNS * WORDS});
     }
+    TWIN_UNROLL
+    for (int r = 0; r < PACKS; ++r)
+      TWIN_UNROLL
+      for (int h = 0; h < HEADS; ++h) {
+        total[r][h] = squares[r][h].sum(0);
+        TWIN_ONCE
+        for (int s = AT_ONCE; s < SPLITS && good && valid[r]; s += AT_ONCE) {
+          Squares<AT_ONCE> more;
+          more.load(head_of(r, h), s);
+          while (good && source.polled && more.late()) {
+            good = keep_waiting(b, patience, {index, read.value, 0, first[r] / COLUMNS * WORDS});
+            more.load(head_of(r, h), s);
+          }
+          total[r][h] += more.sum(s);
+        }
+      }
     TWIN_UNROLL
     for (int r = 0; r < PACKS; ++r)
       TWIN_UNROLL
       for (int e = 0; e < QUADS; ++e) {
         const float by =
-            inverse_root(squares[r][e] / float(Delta::VALUE_DIM) + b.plan.norm_eps);
+            inverse_root(total[r][e / APART] / float(Delta::VALUE_DIM) + b.plan.norm_eps);
         TWIN_UNROLL
         for (int d = 0; d < 4; ++d) out[r][4 * e + d] = part[r][e].at[d] * by;
       }

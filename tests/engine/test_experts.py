@@ -133,14 +133,17 @@ def test_shared_experts_add_to_the_chosen_ones_in_every_plan(more: dict[str, Any
         routed(replace(SHARED, shared_width=32), dense=(0,)),
         routed(replace(SHARED, scoring=Scoring.SIGMOID, scaling=2.5), dense=(1, 2)),
         routed(replace(SHARED, shared_width=2064)),
+        routed(replace(SHARED, shared_width=72)),
     ],
-    ids=("ungated", "narrow", "sigmoid", "wide"),
+    ids=("ungated", "narrow", "sigmoid", "wide", "uneven"),
 )
 def test_kinds_of_shared_experts(spec: ModelSpec) -> None:
     chosen: list[dict[str, Any]] = [
         {"blocks": 3},
         {"gpus": 2, "blocks": 2, "slot_bytes": 256, "tile_rows": 4},
     ]
+    if all(isinstance(layer.feed, ExpertFeed) for layer in spec.layout):
+        chosen.append({"gpus": 4, "blocks": 2})  # the last rank's columns may be filled up
     for more in chosen:
         plan = planned(spec, **more)
         prove(plan)

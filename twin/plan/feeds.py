@@ -95,10 +95,11 @@ def _router(b: Builder, weights: Weights) -> list[Piece]:
 
 
 def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Value:
-    width, up = (
-        share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width),
-        weights["shared_up"],
-    )
+    up, down = weights["shared_up"], weights["shared_down"]
+    if b.attention is None:
+        width = share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width)
+    else:
+        width = _slice(b, kind.shared_width, down.format, b.ranks)
     return b.rows(
         StageKind.SHARED_UP,
         layer,
@@ -133,7 +134,7 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     """
     groups, tokens = b.options.expert_ranks, b.options.tokens
     up, down = weights["up"], weights["down"]
-    width = _slice(b, kind.width, down.format)
+    width = _slice(b, kind.width, down.format, b.ranks // groups)
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
     matrix = cut(
@@ -203,11 +204,10 @@ def _shares(routed: Routed, width: int, blocks: int, step: int) -> tuple[Span, .
     return tuple((block * most, (block + 1) * most) for block in range(blocks))
 
 
-def _slice(b: Builder, width: int, format: Format) -> int:
-    """Columns of an expert on one rank of its group; slices are whole groups of a format's scales,
-    so the last may be padded.
+def _slice(b: Builder, width: int, format: Format, ranks: int) -> int:
+    """Columns of an expert on one of the ranks that divide it; slices are whole groups of a
+    format's scales, so the last may be padded.
     """
-    ranks = b.ranks // b.options.expert_ranks
     grain = COLUMN_STEP
     if b.coding:
         grain = max(grain, b.coding.share)

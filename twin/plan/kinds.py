@@ -37,6 +37,6 @@ class StageKind(Enum):
     ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
     # their weighted rows of the down projection, and those that were kept
     ROUTED_DOWN = "routed_down"
-    # between DELTA_IN and DELTA: norm once more; rows of write strengths and decays, where these are
-    # stored otherwise
+    # between DELTA_IN and DELTA: norm once more; rows of write strengths and decays, where these
+    # are stored otherwise
     DELTA_GATES = "delta_gates"

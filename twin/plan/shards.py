@@ -80,10 +80,14 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.ROUTER:
             return padded(_router(weights, layer), rank * matrix.rows, matrix.rows)
         case StageKind.SHARED_UP:
-            halves = [weights[f"{layer}.shared_{half}"][outputs] for half in ("gate", "up")]
+            width = matrix.rows // matrix.unit
+            halves = [
+                padded(weights[f"{layer}.shared_{half}"], rank * width, width)
+                for half in ("gate", "up")
+            ]
             return np.stack(halves, axis=1).reshape(matrix.rows, matrix.cols)
         case StageKind.SHARED_DOWN:
-            return weights[f"{layer}.shared_down"][:, columns]
+            return padded(weights[f"{layer}.shared_down"].T, columns.start, matrix.cols).T
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
@@ -148,9 +152,12 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
         case StageKind.DOWN:
             return named("down").columns(first, first + matrix.cols)
         case StageKind.SHARED_UP:
-            return paired(named("shared_gate").rows(own), named("shared_up").rows(own))
+            halves = [named(f"shared_{half}") for half in ("gate", "up")]
+            rows = (rank * outputs, (rank + 1) * outputs)
+            return paired(*(_within(half, rows, (0, matrix.cols)) for half in halves))
         case StageKind.SHARED_DOWN:
-            return named("shared_down").columns(first, first + matrix.cols)
+            cols = (first, first + matrix.cols)
+            return _within(named("shared_down"), (0, matrix.rows), cols)
         case _:
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
