@@ -18,7 +18,7 @@ from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import stream_probe
-from twin.plan.types import Execution, Options, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, Options, Plan, Sampling
 from twin.proof.prove import prove
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
@@ -74,6 +74,8 @@ def make_plans(
         "max_context": positions,
         "context": context + tokens // 2,
         "sampling": Sampling.GREEDY,
+        # graphs, too: no other collective exchanges between NVIDIA GPUs
+        **({"collective": CollectiveKind.PUSH} if node.gpus > 1 else {}),
         **chosen,
     }
     if "weight_dtype" in chosen and "kv_dtype" not in chosen:

@@ -59,9 +59,14 @@ class Rank:
     def answer(self, made: Mapping[str, Any]) -> None:
         """What the caller gets, from rank 0; the last answer counts."""
         if self.number == 0:
-            whole = self.folder / f"{ANSWER}.part"
-            whole.write_text(json.dumps(made, allow_nan=False))
-            whole.replace(self.folder / ANSWER)
+            _write(self.folder / ANSWER, json.dumps(made, allow_nan=False))
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole, or not yet there."""
+    part = file.with_name(f"part-{file.name}")
+    part.write_text(text)
+    part.replace(file)
 
 
 # ---- the caller ----------------------------------------------------------------------------------
@@ -130,9 +135,10 @@ def _wait(
     parting = False
     while True:
         codes = [one.poll() for one in started]
-        for number, code in enumerate(codes):
-            if code:
-                return _reason(folder, number) or f"{module} ended with {code}"
+        failed = next((number for number, code in enumerate(codes) if code), None)
+        # one that failed may wait for the others while it leaves NCCL
+        if failed is not None or any(folder.glob("failed-*")):
+            return _reason(folder, failed or 0) or f"{module} ended with {codes[failed or 0]}"
         if None not in codes:
             return ""
         if not parting and all((folder / f"done-{n}").exists() for n in range(len(started))):
@@ -192,7 +198,7 @@ def main(work: Callable[[Rank, dict[str, Any]], None], words: list[str]) -> int:
     except Exception as error:
         said = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {said[0] if said else 'no reason given'}"
-        (rank.folder / f"failed-{rank.number}").write_text(text)
+        _write(rank.folder / f"failed-{rank.number}", text)
         raise
     return 0
 

@@ -27,7 +27,8 @@ from twin.models.spec import DType
 NCCL = tuple(f"nccl-{name}" for name in nccl.TYPES)
 NCCL_TIMEOUT_S, HF_TIMEOUT_S = 60.0, 90.0
 LOADED_BYTES_PER_S = 2.5e8  # a checkpoint written and read: slower than any disk that serves
-HF_TOKENS, HF_REPEATS = 64, 3  # at most: a step takes 10 to 40 ms
+NCCL_REPEATS = 10  # at most, as the following
+HF_TOKENS, HF_REPEATS = 64, 3  # a step takes 10 to 40 ms
 SPARE = 1.05  # of a disk, over the checkpoint's size
 
 
@@ -59,7 +60,7 @@ def time_nccl(elements: int, gpus: int, repeats: int, *, backend: str, into: Int
             gpus,
             {
                 "elements": elements,
-                "repeats": repeats,
+                "repeats": min(repeats, NCCL_REPEATS),
                 "times": nccl.IN_A_GRAPH,
                 "replays": nccl.REPLAYS,
             },
