@@ -402,7 +402,7 @@ class Bench:
         elements = self.source.spec.hidden
         about = {
             IDLE: f"the kernel's all-reduce of {elements} FP32, nothing else running",
-            LOADED: f"the same while every block streams: with {UNDISTURBED} taken off",
+            LOADED: f"the same while every block streams; less {UNDISTURBED} it is the all-reduce",
             UNDISTURBED: f"what {LOADED} streams, without an all-reduce",
         }
         if self.plans.gpus > 1 and LOADED not in self.plans.exchanges:

@@ -84,7 +84,7 @@ def _repeated(rank: Rank, call: Callable[[], object], times: int) -> Callable[[]
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # other threads of torch's ask for events meanwhile, which a global capture forbids
+    # NCCL's watchdog asks for events meanwhile, which a global capture forbids
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         calls()
 

@@ -121,9 +121,9 @@ def _variant(name: str, about: str, summary: dict[str, Any]) -> dict[str, Any]:
 def _all_reduce(by_variant: dict[str, dict[str, Any]], source: Source) -> dict[str, Any]:
     """us of one all-reduce of the model's size, each way that was measured."""
     us = {name: found["us_per_token"] for name, found in by_variant.items() if name in UNITS}
-    made = {name: us[name] for name in (IDLE, *NCCL, nccl.EDGE) if name in us}
     if LOADED in us:
-        made[LOADED] = us[LOADED] - us[UNDISTURBED]
+        us[LOADED] -= us[UNDISTURBED]
+    made = {name: us[name] for name in (IDLE, LOADED, *NCCL, nccl.EDGE) if name in us}
     return {"elements": source.spec.hidden, "us": made}
 
 
