@@ -117,7 +117,7 @@ def test_nccl_s_sums_in_a_graph_are_exact_and_timed(gpus: int) -> None:
     request = {"elements": 2048, "repeats": 2, "times": 100, "replays": 5}
     made = run_ranks(nccl.__name__, gpus, request, backend="nccl", timeout_s=60)
     assert (made["captured"], "failed" in made) == (True, False)
-    assert 1000 < min(min(spans) for spans in made["ns"]["nccl-bf16"])
+    assert min(min(spans) for spans in made["ns"]["nccl-bf16"]) > 1000
     assert max(max(spans) for spans in made["ns"]["nccl-fp32"]) < 10**6
 
 
