@@ -228,7 +228,12 @@ def nodes(
         )
     hop = draw(st.sampled_from((0.0, 5e-7, 2e-6)))
     return node_of(
-        device, count, topology=topology, hop_s=hop, loaded_hop_s=hop * draw(st.sampled_from(loads))
+        device,
+        count,
+        topology=topology,
+        hop_s=hop,
+        loaded_hop_s=hop * draw(st.sampled_from(loads)),
+        spread_s=draw(st.sampled_from([0.0, 3e-7])),
     )
 
 
