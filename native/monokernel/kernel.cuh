@@ -16,6 +16,19 @@ __device__ __forceinline__ bool has(const Block& b, StageKind kind) {
 // Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB
 // of a layer of GPT-OSS.
 __device__ __forceinline__ StageKind way_of(int kind) {
+  if constexpr (Delta::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::DELTA_IN:
+      case StageKind::DELTA_GATES: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (Beside::SHARED) {
+    switch (StageKind(kind)) {
+      case StageKind::SHARED_UP: return StageKind::QKV;
+      default: break;
+    }
+  }
   if constexpr (Experts::ANY) {
     switch (StageKind(kind)) {
       case StageKind::ROUTER:

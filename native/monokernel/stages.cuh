@@ -3,6 +3,7 @@
 
 #include "biases.cuh"
 #include "combine.cuh"
+#include "delta.cuh"
 #include "logits.cuh"
 #include "sampling.cuh"
 
@@ -110,7 +111,8 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
 
 // Do a stage's rows come in pairs, of a gate and of what passes it?
 __device__ __forceinline__ bool makes_pairs(int kind) {
-  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP));
+  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||
+         (Beside::SHARED && kind == int(StageKind::SHARED_UP));
 }
 
 // The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
@@ -243,12 +245,24 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   return true;
 }
 
+// The input of an output projection: what attention made, or a recurrent state. A stage that reads
+// the latter follows it.
+template <class Vector>
+__device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
+  if constexpr (Delta::ANY)
+    if (b.plan.stages_at(index - 1).kind == int(StageKind::DELTA))
+      return take_states(b, index, stage, x);
+  if (!combine(b, index, stage, x)) return false;
+  if constexpr (Outgoing::GATED) return gate_heads(b, index, stage, x);
+  return true;
+}
+
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
   auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
-  if (!combine(b, index, stage, x)) return false;
+  if (!take_heads(b, index, stage, x)) return false;
   begin(b, index, stage);
   return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
     publish(b, work.out, row, bias.added(row, sum));
@@ -256,8 +270,8 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
-  Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
-  auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
+  Core::Dense x = Core::Dense::in(b.input, stage.cols);
+  auto ahead = b.core.take_ahead<Core::Dense>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);

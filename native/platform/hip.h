@@ -71,6 +71,7 @@ __device__ __forceinline__ void unpack(u32 word, float& first, float& second) {
 
 __device__ __forceinline__ float infinity() { return __builtin_inff(); }
 __device__ __forceinline__ float exp32(float x) { return __builtin_expf(x); }
+__device__ __forceinline__ float log32(float x) { return __builtin_logf(x); }
 __device__ __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 
@@ -293,6 +294,8 @@ struct Core {
   using Residual = MemoryResidual;
   using Heads = MemoryVector;
   using Ffn = MemoryVector;
+  using Shared = MemoryVector;
+  using Dense = MemoryVector;
   using Piece = twin::Piece;
 
   Ring ring;

@@ -24,7 +24,6 @@ from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
     Generation,
     Session,
-    kv_bytes,
     probe_seconds,
     random_pattern,
 )
@@ -41,6 +40,7 @@ from twin.kernel.header import (
     request_type,
 )
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
+from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
@@ -226,7 +226,7 @@ class CudaEngine(Session):
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
         memory.kv, memory.shelves = (
-            gpu.allocate(kv_bytes(plan)),
+            gpu.allocate(cache_bytes(plan)),
             gpu.allocate_exchanged(shelves_floats(plan) * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)

@@ -8,7 +8,7 @@ from twin.hardware.types import Device
 from twin.kernel.experts import multiplied
 from twin.kernel.teams import WIDE_AT_ONCE, wide_ffn
 from twin.models.spec import DType
-from twin.plan.catalogue import BY_INPUT, ROWS
+from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -212,7 +212,7 @@ class Gathers:
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self.splits(stage, read))
-            if stage.kind in BY_INPUT["ffn"] and self.wide_ffn:
+            if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
