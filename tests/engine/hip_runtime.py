@@ -8,7 +8,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine import code_object
 from twin import toolchain
-from twin.engine.cuda import GreedyLaunch
+from twin.engine.cuda import DrawingLaunch, GreedyLaunch, Launch
 from twin.kernel.header import Control
 
 HERE = Path(__file__).resolve().parent
@@ -31,12 +32,14 @@ COHERENT = 0x40000000  # hipHostMallocCoherent
 POISON = 0xA5  # of memory that nobody has written
 # of hipDeviceProp_tR0600, in bytes from its start
 NAME_AT, MEMORY_AT, UNITS_AT, ARCH_AT = 0, 288, 388, 1160
-# (offset, bytes) of the kernel's arguments
-ARGUMENTS = (
-    (0, ctypes.sizeof(GreedyLaunch)),
-    (ctypes.sizeof(GreedyLaunch), 4),
-    (ctypes.sizeof(GreedyLaunch) + 8, 8),
-)
+LAUNCHES: tuple[type[Launch], ...] = (GreedyLaunch, DrawingLaunch)
+
+
+def arguments_after(launch: type[Launch]) -> tuple[tuple[int, int], ...]:
+    """(offset, bytes) of the arguments of a kernel that is given such a launch."""
+    size = ctypes.sizeof(launch)
+    return (0, size), (size, 4), (size + 8, 8)
+
 
 Handler = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int
@@ -55,18 +58,28 @@ class Started:
     arguments: NDArray[np.uint8]
 
     @property
-    def launch(self) -> Any:
-        return GreedyLaunch.from_buffer(self.arguments)
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """(offset, bytes) of the arguments, as the code object says; an empty one stands for a
+        greedy plan's.
+        """
+        return code_object.arguments(self.image) or arguments_after(GreedyLaunch)
+
+    @property
+    def launch(self) -> Launch:
+        """What the kernel is given: a plan that draws has more words than a greedy one."""
+        size = self.layout[0][1]
+        kind = next(one for one in LAUNCHES if ctypes.sizeof(one) == size)
+        return kind.from_buffer(self.arguments)
 
     @property
     def first_rank(self) -> int:
-        at = ARGUMENTS[1][0]
+        at = self.layout[1][0]
         return int(self.arguments[at : at + 4].view(np.int32)[0])
 
     @property
     def dies(self) -> NDArray[np.int32]:
         """[blocks] where the kernel says on which dies they run."""
-        at = ARGUMENTS[2][0]
+        at = self.layout[2][0]
         where = int(self.arguments[at : at + 8].view(np.uint64)[0])
         return np.ctypeslib.as_array((ctypes.c_int32 * self.blocks).from_address(where))
 
@@ -347,14 +360,15 @@ class Runtime:
             return TOO_LARGE
         if (blocks_y, blocks_z, threads_y, threads_z, size) != (1, 1, 1, 1, 0):
             return INVALID_VALUE
-        packed = np.zeros(ARGUMENTS[-1][0] + ARGUMENTS[-1][1], np.uint8)
-        for n, (at, count) in enumerate(ARGUMENTS):
+        started = Started(
+            self._device, blocks, threads, stream, self._images[module], np.zeros(0, np.uint8)
+        )
+        packed = np.zeros(sum(started.layout[-1]), np.uint8)
+        for n, (at, count) in enumerate(started.layout):
             where = ctypes.c_void_p.from_address(arguments + 8 * n).value
             assert where
             packed[at : at + count] = np.frombuffer(ctypes.string_at(where, count), np.uint8)
-        self._started.append(
-            Started(self._device, blocks, threads, stream, self._images[module], packed)
-        )
+        self._started.append(replace(started, arguments=packed))
         return 0
 
     def _hipStreamQuery(self, stream: int) -> int:
