@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 METADATA = 32  # type of the note, of the owner AMDGPU
 NOTES = 4  # PT_NOTE
+HEADER_BYTES, PROGRAM_BYTES = 64, 56
 
 
 def arguments(image: bytes) -> tuple[tuple[int, int], ...]:
-    """(offset, bytes) of each argument of the only kernel, without those that the compiler adds.
-    Empty of an empty image.
-    """
-    if not image:
-        return ()
+    """(offset, bytes) of each argument of the only kernel, without those that the compiler adds."""
     found = [one for note in _notes(image) for one in note["amdhsa.kernels"][0][".args"]]
     shown = (one for one in found if not one[".value_kind"].startswith("hidden_"))
     return tuple((one[".offset"], one[".size"]) for one in shown)
+
+
+def pretended(wanted: Sequence[tuple[int, int]]) -> bytes:
+    """A code object that says no more than this."""
+
+    def number(value: int) -> bytes:
+        return b"\xcd" + struct.pack(">H", value)
+
+    def text(value: str) -> bytes:
+        return bytes([0xA0 | len(value)]) + value.encode()
+
+    args = b"".join(
+        b"\x83"
+        + text(".offset")
+        + number(at)
+        + text(".size")
+        + number(size)
+        + text(".value_kind")
+        + text("by_value")
+        for at, size in wanted
+    )
+    kernel = b"\x81" + text(".args") + bytes([0x90 | len(wanted)]) + args
+    content = b"\x81" + text("amdhsa.kernels") + b"\x91" + kernel
+    note = struct.pack("<III", 7, len(content), METADATA) + b"AMDGPU\0\0" + content
+    at = HEADER_BYTES + PROGRAM_BYTES
+    program = struct.pack("<IIQQQQQQ", NOTES, 4, at, at, at, len(note), len(note), 4)
+    header = bytearray(HEADER_BYTES)
+    struct.pack_into("<QQ", header, 32, HEADER_BYTES, at + len(note))  # no sections behind it
+    struct.pack_into("<HH", header, 54, PROGRAM_BYTES, 1)
+    return bytes(header) + program + note
 
 
 def _notes(image: bytes) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ answers as this module says. Device memory is the host's, a kernel is a function
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,10 +60,8 @@ class Started:
 
     @property
     def layout(self) -> tuple[tuple[int, int], ...]:
-        """(offset, bytes) of the arguments, as the code object says; an empty one stands for a
-        greedy plan's.
-        """
-        return code_object.arguments(self.image) or arguments_after(GreedyLaunch)
+        """(offset, bytes) of the arguments, as the code object says."""
+        return code_object.arguments(self.image)
 
     @property
     def launch(self) -> Launch:
@@ -137,7 +136,11 @@ class Runtime:
         kernel: Kernel = answers_at_once,
         fit: int = 1,
         peers: bool = True,
+        contents: bool = True,
     ) -> None:
+        """`contents`: device memory holds what was written there. Without, it takes none of this
+        computer's, and only the host's words are kept: for a kernel that reads nothing else.
+        """
         self.calls: list[tuple[Any, ...]] = []  # (name, arguments)
         self.held: dict[int, Held] = {}
         self.handles: dict[int, tuple[str, int]] = {}  # streams and modules: kind, device
@@ -145,7 +148,7 @@ class Runtime:
         self.mistakes: list[str] = []  # what a real runtime need not notice
         self._refused: dict[str, tuple[int, int]] = {}
         self._gpus, self._arch, self.kernel = gpus, arch, kernel
-        self._fit, self._peers = fit, peers
+        self._fit, self._peers, self._contents = fit, peers, contents
         self._device = 0
         self._started: list[Started] = []
         self._images: dict[int, bytes] = {}
@@ -251,7 +254,10 @@ class Runtime:
     # ---- memory ----------------------------------------------------------------------------------
 
     def _allocate(self, out: int, size: int, kind: str) -> int:
-        array = np.full(size + 256, POISON, np.uint8)
+        if self._contents or kind == "host":
+            array = np.full(size + 256, POISON, np.uint8)
+        else:  # pages that nobody touches
+            array = np.frombuffer(mmap.mmap(-1, size + 256), np.uint8)
         lead = -array.ctypes.data % 256
         array = array[lead : lead + size]
         self.held[array.ctypes.data] = Held(array, kind, self._device)
@@ -302,12 +308,15 @@ class Runtime:
     def _hipMemsetD8(self, to: int, value: int, count: int) -> int:
         if not self._inside(to, count):
             return INVALID_VALUE
-        ctypes.memset(to, value, count)
+        if self._contents:
+            ctypes.memset(to, value, count)
         return 0
 
     def _hipMemsetD32Async(self, to: int, value: int, count: int, stream: int) -> int:
         if not self._inside(to, 4 * count) or not self._own(stream):
             return INVALID_VALUE
+        if not self._contents:
+            return 0
         region = np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(to))
         region[:] = value & 0xFFFFFFFF
         return 0
@@ -315,7 +324,8 @@ class Runtime:
     def _hipMemcpyHtoD(self, to: int, at: int, size: int) -> int:
         if not self._inside(to, size):
             return INVALID_VALUE
-        ctypes.memmove(to, at, size)
+        if self._contents:
+            ctypes.memmove(to, at, size)
         return 0
 
     def _hipMemcpyDtoD(self, to: int, at: int, size: int) -> int:

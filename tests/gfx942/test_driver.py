@@ -138,10 +138,12 @@ def test_memory_that_the_driver_did_not_allocate_ends_the_run(install: Any) -> N
     assert "belong to nobody" in runtime.fault
 
 
+BENCH = ("bench", "--context", "2", "--tokens", "2", "--repeats", "1", "--check", "2")
 COMMANDS = (
     ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--json"),
     ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--random", "1", "--json"),
-    ("bench", "--context", "2", "--tokens", "2", "--repeats", "1", "--check", "2", "--json"),
+    (*BENCH, "--json"),
+    (*BENCH, "--random", "1", "--json"),
 )
 
 
