@@ -12,6 +12,18 @@
 #define TWIN_KEEP(x) asm volatile("" : "+v"(x))  // computed here, not kept from before
 #define TWIN_HOLDS(what)
 #define TWIN_ONCE _Pragma("unroll 1")
+#define TWIN_GLOBAL(at) in_memory(at)
+#define TWIN_SAME(number) __builtin_amdgcn_readfirstlane(number)
+
+namespace twin {
+// The compiler would take generic loads and stores, which count as those of local memory as well and
+// end in no order: every wait for one load would be a wait for all. A number between the two
+// pointers, else it undoes the casts.
+template <class T>
+__device__ __forceinline__ T* in_memory(T* at) {
+  return (T*)(__attribute__((address_space(1))) T*)(unsigned long long)at;
+}
+}  // namespace twin
 
 #include "plan.h"
 #include "source.h"
@@ -191,6 +203,7 @@ struct Ring {
   const u8* at;
   u32 tile;
   u32 wave;
+  const u8* weights;  // of the rank: where there are 16 bytes, whatever the block has
 
   __device__ bool mine() const { return tile % u32(WAVES) == wave; }
   __device__ const u8* acquire() const { return at; }
@@ -201,9 +214,6 @@ struct Ring {
   }
   __device__ void rewind() { at = stream; }
 };
-
-typedef u32 quad_words __attribute__((ext_vector_type(4)));
-typedef _Float16 half_pair __attribute__((ext_vector_type(2)));
 
 // Moves between the threads of a row of 16, and of a row's last value into later rows: the codes of
 // DPP.
@@ -223,14 +233,14 @@ struct Piece {  // a thread's part of a cached key or value
 
   template <class Core>
   __device__ void load(const Core& core, const u8* row) {
+    load_near(core, in_memory(row));
+  }
+  template <class Core>
+  __device__ void load_near(const Core& core, const u8* row) {
     for (int d = 0; d < SIZE; ++d) {
       const int from = core.warp_thread() % THREADS * SIZE + d;
       at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
     }
-  }
-  template <class Core>
-  __device__ void load_near(const Core& core, const u8* from) {
-    load(core, from);
   }
   __device__ void clear() {
     for (int d = 0; d < SIZE; ++d) at[d] = 0.0f;
@@ -240,53 +250,11 @@ struct Piece {  // a thread's part of a cached key or value
   }
 };
 
-// A thread's 16 bytes of columns of a stage's input, to be multiplied with the same columns of
-// several rows.
-template <Type T>
-struct Columns {
-  const float* at;
+}  // namespace twin
 
-  __device__ explicit Columns(const float* from) : at(from) {}
-  __device__ float dot(quad_words words, float sum) const {
-    for (int i = 0; i < 4; ++i) {
-      const u32 word = words[i];
-      if constexpr (T == Type::FP32) {
-        sum += bits_as<float>(word) * at[i];
-      } else {  // BF16: gfx942 has no dot product of it with an FP32 sum
-        float a, b;
-        unpack<T>(word, a, b);
-        sum += a * at[2 * i];
-        sum += b * at[2 * i + 1];
-      }
-    }
-    return sum;
-  }
-};
+#include "hip_stream.h"
 
-// FP16 weights: two products and their sum in FP32 take one instruction. The input is there twice,
-// rounded to FP16 and what rounding lost, so sums are those of FP32 inputs. An element beyond
-// 65,504 becomes infinite, so that a run ends with an error.
-template <>
-struct Columns<Type::FP16> {
-  half_pair rounded[4], lost[4];
-
-  __device__ explicit Columns(const float* from) {
-    for (int i = 0; i < 4; ++i) {
-      rounded[i] = half_pair{_Float16(from[2 * i]), _Float16(from[2 * i + 1])};
-      lost[i] = half_pair{_Float16(from[2 * i] - float(rounded[i][0])),
-                          _Float16(from[2 * i + 1] - float(rounded[i][1]))};
-    }
-  }
-  __device__ float dot(quad_words words, float sum) const {
-    for (int i = 0; i < 4; ++i) {
-      const u32 word = words[i];
-      const half_pair weights = bits_as<half_pair>(word);
-      sum = __builtin_amdgcn_fdot2(weights, rounded[i], sum, false);
-      sum = __builtin_amdgcn_fdot2(weights, lost[i], sum, false);
-    }
-    return sum;
-  }
-};
+namespace twin {
 
 struct Core {
   using Hidden = MemoryVector;
@@ -297,6 +265,7 @@ struct Core {
 
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
+  const float* nothing;  // [STEP] zeros: the input of lanes beyond a tile's last column
   int me;
 
   // with 2, eight threads needed 39 registers more than the 256 there are
@@ -394,14 +363,63 @@ struct Core {
   __device__ static void begin() {}
   __device__ static void cleared() {}
   __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
-  template <class Vector>
-  __device__ Nothing take_ahead(const Stage&, Span, bool) {
-    return {};
+
+  // ---- weights ----------------------------------------------------------------------------------
+
+  // The wave's first strips of a stage, on their way from here on. Polls come behind them.
+  template <class Vector, class Stage>
+  __device__ auto take_ahead(const Stage& stage, Span own, bool wanted) {
+    if constexpr (CODED) {
+      return Nothing{};
+    } else {
+      if constexpr (Experts::ANY) wanted = wanted && !stage.expert_rows;
+      if (!wanted) own.hi = own.lo;
+      Strips ahead(stage, same(ring.at), same(ring.weights), {same(own.lo), same(own.hi)},
+                   same(int(ring.wave)));
+#pragma unroll
+        for (int k = 0; k < STRIPS; ++k) ahead.load(stage, k, warp_thread());
+      return ahead;
+    }
   }
-  __device__ static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  template <class Ahead>
+  __device__ static void become_whole(const Stage&, const MemoryVector&, Ahead&) {}
+
   __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
                             int batch, Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+  }
+  // The strips of rows lo..hi-1; in the place of each, once it is multiplied, comes the one that
+  // lies STRIPS further, of whatever batch.
+  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
+                            int batch, Strips& ahead) {
+    ahead.keep_same();
+    const int from = same(lo) - ahead.own, to = same(hi) - ahead.own, lane = warp_thread();
+    float sum[STRIP_ROWS] = {};
+    while (ahead.strip[0].row < to)
+#pragma unroll
+      for (int k = 0; k < STRIPS; ++k) {
+        const Strip strip = ahead.strip[k];
+        // zeros times an empty one, too: with a condition, the compiler would wait for all strips
+        const bool holds = lane * STEP < strip.cols;
+        const Columns<WEIGHT> seen(holds ? x.at + strip.col + lane * STEP : nothing);
+#pragma unroll
+        for (int r = 0; r < STRIP_ROWS; ++r) {
+          sum[r] = seen.dot(ahead.words[k][r], sum[r]);
+          TWIN_KEEP(sum[r]);
+        }
+        in_this_order();  // else the next strip gets other registers, and is waited for to be moved
+        ahead.load(stage, k, lane);
+        in_this_order();
+        if (!strip.ends()) continue;
+        float* const at = sums + strip.part * batch + strip.row - from;
+#pragma unroll
+        for (int r = 0; r < STRIP_ROWS; ++r) {
+          const float total = warp_sum(sum[r]);
+          if (lane == r && r < strip.rows) at[r] = total;
+          sum[r] = 0;
+        }
+      }
+    ring.at += u32((hi - lo) * stage.cols) * type_bytes(WEIGHT);
   }
 
   template <class Wins>

@@ -9,6 +9,7 @@ struct Shared {
   alignas(16) float input[Plan::input_floats];
   alignas(16) float scratch[Plan::scratch_floats];
   u64 meeting[WAVES];
+  alignas(16) float nothing[STEP];
   Progress progress;
 };
 static_assert(
@@ -28,12 +29,16 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS)
   const int rank = first_rank + block_index() / Plan::blocks, block = block_index() % Plan::blocks;
   const RankMemory& memory = launch.ranks[rank];
   const u8* stream = memory.stream + u64(launch.plan.streams_at(block).page) * PAGE_BYTES;
+  if (thread_index() < STEP) shared.nothing[thread_index()] = 0;
   if (thread_index() == 0) {
     shared.progress = {};
     if (dies) dies[block_index()] = die();
   }
   __syncthreads();
-  Block b = {{{stream, stream, 0, u32(thread_index() / WAVE)}, shared.meeting, thread_index()},
+  Block b = {{{stream, stream, 0, u32(wave_index()), memory.stream},
+              shared.meeting,
+              shared.nothing,
+              thread_index()},
              launch,
              launch.plan,
              launch.control,

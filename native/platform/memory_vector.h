@@ -58,14 +58,14 @@ struct MemoryVector {
   template <class Core>
   __device__ void scaled(Core& core, const MemoryVector& x, float by, Factors factor) {
     for (int i = core.thread(); i < count; i += core.threads())
-      at[i] = factor ? x.at[i] * by * factor[i] : x.at[i];
+      at[i] = factor ? x.at[i] * by * TWIN_GLOBAL(factor)[i] : x.at[i];
     core.barrier();
   }
 
   template <class Core>
   __device__ void load_row(Core& core, const u8* row) {
     for (int i = core.thread(); i < count; i += core.threads())
-      at[i] = load_element<WEIGHT>(row + i * type_bytes(WEIGHT));
+      at[i] = load_element<WEIGHT>(TWIN_GLOBAL(row) + i * type_bytes(WEIGHT));
   }
 
   template <class Core, class Each>

@@ -163,4 +163,5 @@ def test_commands_reach_an_amd_gpu(
         assert found["logit_difference"] < CLOSE
     elif "--random" not in words:
         on_cpu = twin(words[0], checkpoint, *words[1:], "--blocks", 4)
+        assert on_cpu.code == 0, on_cpu.err
         assert found["tokens"] == json.loads(on_cpu.out)["tokens"]
